@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.engines.constraint import GrammarConstraint
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.errors import BadGrammarError
+from pilotfish.wire.errors import BadGrammarError, BusyError
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -24,10 +24,13 @@ class Advice:
     """Constrains drafts until its parser gives up; of a device alone, raises `BadGrammarError`.
 
     Two ends may have different versions of the parser: what this one cannot follow, the other may.
-    constraint: None, and why, where it cannot even begin.
+    constraint: None, and why, where it cannot even begin. Where this machine was too busy to, a
+    device alone raises `BusyError`.
     """
 
-    def __init__(self, constraint: GrammarConstraint | None, why: str = "") -> None:
+    def __init__(
+        self, constraint: GrammarConstraint | None, why: GrammarError | None = None
+    ) -> None:
         self._constraint = constraint
         self._why = why
         self.alone = False  # no edge decides
@@ -40,9 +43,10 @@ class Advice:
             try:
                 return self._constraint.forbid(logits, answer, paths)
             except GrammarError as error:
-                self._give_up(str(error))
+                self._give_up(error)
         if self.alone:
-            raise BadGrammarError(f"This device cannot keep to the grammar alone: {self._why}")
+            refused = BusyError if isinstance(self._why, GrammarBusyError) else BadGrammarError
+            raise refused(f"This device cannot keep to the grammar alone: {self._why}")
         return ()
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
@@ -51,10 +55,10 @@ class Advice:
             try:
                 return self._constraint.forced(answer, path)
             except GrammarError as error:
-                self._give_up(str(error))
+                self._give_up(error)
         return ()
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: GrammarError) -> None:
         _log.info("drafts are not constrained any more: %s", why)
         self._constraint, self._why = None, why
 
@@ -67,4 +71,4 @@ def advice(plan: Plan, target: Vocabulary) -> Advice | None:
         return Advice(target.grammars.constraint(grammar))
     except GrammarError as error:
         _log.info("drafts are not constrained: %s", error)
-        return Advice(None, str(error))
+        return Advice(None, error)

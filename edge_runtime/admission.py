@@ -1,26 +1,39 @@
-"""Limit each client's messages a second and its share of the loop's time.
+"""Limit each client's messages a second, its share of the serving thread's time, and the bytes that
+it is sent without a pass.
 
-Each client has two buckets, in bounded memory. A client that is alone may use all the time; time
-beyond its share counts against it as soon as another client sends messages.
+Each client has three buckets, in bounded memory. A client that is alone may use all the time. While
+others send messages, too, those that cost much can have half of it, in equal parts, and all of it
+if there are no others: what a message costs is owed whole, however much it is, and its client is
+refused until it is paid. Bytes likewise: what a pass has made is paid by that; but what only
+repeats it, or tells of the target, is not.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import inf
 
 from pilotfish.wire.errors import RateLimitedError
 
 _CLIENTS = 1024  # most clients; beyond these the one silent longest is forgotten
-_SHARE = 0.5  # of the loop's time, for one client, while others send messages
-_AT_ONCE_S = 0.1  # of the loop's time that a client may use in a burst, and owe afterwards
+_SHARE = 0.5  # of the serving thread's time, for all costly clients together beside others
+_AT_ONCE_S = 0.1  # of its time that a client may use in a burst
+_COSTLY = 0.1  # of its time, with which a client is one of the costly
+_REPLIES_AT_ONCE = 16 << 20  # bytes of replies without a pass, in a burst
+_REPLIES_BPS = 4 << 20  # and a second
 _SPARE = 0.5  # of a second's messages, which hints leave to requests
 _WANTED_S = 1.0  # after its last message, during which another client counts as present
+_COUNTED_S = 0.1  # how often those are counted
 
 
 @dataclass(slots=True)
 class _Buckets:
     messages: float
     seconds: float
+    bytes: float
     at_s: float  # when they were looked at
+    present_s: float  # likewise, on the clock that stands still while others are served
+    beside: int = 0  # other clients that sent messages then
+    used_s: float = 0.0  # of the serving thread's time, since all clients were looked at
 
 
 class Admission:
@@ -28,37 +41,87 @@ class Admission:
 
     def __init__(self, messages_per_s: float) -> None:
         self.rate = messages_per_s
-        self._buckets: OrderedDict[bytes, _Buckets] = OrderedDict()
-        self._speaking = b""  # the client of the last message, and the time of another's last one
-        self._another_s = self._spoke_s = -_WANTED_S
+        self._buckets: OrderedDict[bytes, _Buckets] = OrderedDict()  # the last to speak is last
+        self._present: set[bytes] = set()  # the clients that have sent messages lately
+        self._costly: set[bytes] = set()  # those of them whose messages cost much
+        self._count_s = -inf  # when they are counted again
+        self._spent_s = 0.0  # on all clients: meanwhile nobody was heard
 
     def admit(self, owner: bytes, now_s: float, *, spared: bool = False) -> None:
         """Count one message of ``owner``; `RateLimitedError` if it came too soon.
 
         spared: it can be done without, and so must not use up what others of the owner's need.
         """
-        if owner != self._speaking:
-            self._speaking, self._another_s = owner, self._spoke_s
-        self._spoke_s = now_s
+        present_s = now_s - self._spent_s
+        self._look(owner, now_s, present_s)
+        others = len(self._present) - 1
         most = max(1.0, self.rate)
-        buckets = self._buckets.pop(owner, None) or _Buckets(most, _AT_ONCE_S, now_s)
+        buckets = self._buckets.pop(owner, None) or _Buckets(
+            most, _AT_ONCE_S, _REPLIES_AT_ONCE, now_s, present_s
+        )
         self._buckets[owner] = buckets
         if len(self._buckets) > _CLIENTS:
-            self._buckets.popitem(last=False)
+            self._forget(now_s)
         gone_s = now_s - buckets.at_s
-        buckets.at_s = now_s
+        buckets.at_s, buckets.present_s, buckets.beside = now_s, present_s, others
         buckets.messages = min(most, buckets.messages + gone_s * self.rate)
-        buckets.seconds = min(_AT_ONCE_S, buckets.seconds + gone_s * _SHARE)
+        buckets.bytes = min(_REPLIES_AT_ONCE, buckets.bytes + gone_s * _REPLIES_BPS)
+        share = _SHARE if len(self._present) > len(self._costly) else 1.0
+        paid_s = gone_s * share / max(1, len(self._costly))
+        buckets.seconds = min(_AT_ONCE_S, buckets.seconds + paid_s)
         if buckets.messages < 1.0 + (_SPARE * most if spared else 0.0):
             raise RateLimitedError("Too many messages in this second; slow down.")
-        if buckets.seconds < 0.0 and now_s - self._another_s < _WANTED_S:
+        if buckets.seconds < 0.0 and others:
             raise RateLimitedError(
                 "These messages cost more time than one key may take while others wait; slow down."
             )
         buckets.messages -= 1.0
 
     def charge(self, owner: bytes, spent_s: float) -> None:
-        """Count the time spent on an admitted message."""
+        """Count the processor's time spent on a client's message, or on a rule of its rounds.
+
+        A client that is alone then owes for one message at most: nobody waited for the others.
+        """
+        self._spent_s += spent_s
         buckets = self._buckets.get(owner)
         if buckets is not None:
-            buckets.seconds = max(-_AT_ONCE_S, buckets.seconds - spent_s)
+            buckets.used_s += spent_s
+            owed_s = buckets.seconds - spent_s
+            least_s = owed_s if buckets.beside else min(buckets.seconds, -spent_s)
+            buckets.seconds = max(owed_s, least_s)
+
+    def may_repeat(self, owner: bytes) -> bool:
+        """Whether an admitted client may be sent a reply that no pass has made."""
+        buckets = self._buckets.get(owner)
+        return buckets is None or buckets.bytes >= 0.0
+
+    def repeated(self, owner: bytes, size: int) -> None:
+        """Count the bytes of such a reply."""
+        buckets = self._buckets.get(owner)
+        if buckets is not None:
+            buckets.bytes -= size
+
+    def _look(self, owner: bytes, now_s: float, present_s: float) -> None:
+        """Look now and then who has sent messages lately, and whose cost much."""
+        if now_s >= self._count_s:
+            least_s = _COSTLY * min(now_s - self._count_s + _COUNTED_S, _WANTED_S)
+            self._count_s = now_s + _COUNTED_S
+            self._present.clear()
+            self._costly.clear()
+            for client, buckets in self._buckets.items():
+                if present_s - buckets.present_s < _WANTED_S:
+                    self._present.add(client)
+                    if buckets.used_s > least_s or buckets.seconds < 0.0:
+                        self._costly.add(client)
+                buckets.used_s = 0.0
+        self._present.add(owner)
+
+    def _forget(self, now_s: float) -> None:
+        """Forget the client that is silent longest, of those that owe nothing if there are some."""
+        clients = (
+            client
+            for client, buckets in self._buckets.items()
+            if buckets.seconds + (now_s - buckets.at_s) * _SHARE / _CLIENTS >= 0.0
+        )
+        client = next(clients, next(iter(self._buckets)))
+        del self._buckets[client]

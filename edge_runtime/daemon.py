@@ -18,6 +18,7 @@ from pilotfish.edge_runtime.metrics import MetricsServer, MetricsSources
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
+from pilotfish.edge_runtime.rounds import Send
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.serving import duties
@@ -201,12 +202,14 @@ def _handshakes(listener: Listener) -> Iterator[None]:
         receiver.end()
 
 
-def _sender(listener: Listener, tally: Tally) -> Callable[[bytes, Reply, Sequence[Buffer]], None]:
-    def send(client: bytes, message: Reply, frames: Sequence[Buffer]) -> None:
+def _sender(listener: Listener, tally: Tally) -> Send:
+    def send(client: bytes, message: Reply, frames: Sequence[Buffer]) -> bool:
         try:
             tally.bytes_out += listener.send(client, message, frames)
         except zmq.ZMQError as error:  # the device does not read or is gone; it may ask again
             tally.drops += 1
             _log.debug("a reply was not taken: %s", error)
+            return False
+        return True
 
     return send

@@ -36,14 +36,19 @@ class EdgeLoop(ServingLoop):
         inspection: Inspection,
         lifeline: int | None = None,
     ) -> None:
-        super().__init__(listener, service.handle, signals, supervisor, inspection, lifeline)
+        compiled = {service.compiler.descriptor: service.deliver}
+        super().__init__(
+            *(listener, service.handle, signals, supervisor, inspection, lifeline), compiled
+        )
         self._scheduler = scheduler
         self._target = target
         self._service = service
         self._settings = settings
         self._model = model
         messages = int(listener.socket.fd)
-        self._receiver = BackgroundReceiver({messages: self._receive, **duties(listener)})
+        self._receiver = BackgroundReceiver(
+            {messages: self._receive, **compiled, **duties(listener)}
+        )
         self._receiver.start()
         self._watch(target.sources)
         self._leave_s: float | None = None  # when a drain ends; None: no signal asked for an end

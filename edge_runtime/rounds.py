@@ -18,21 +18,21 @@ from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.constraint import DEAD_END
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.shaping import Shaper, behind_nodes
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.errors import BadGrammarError, InternalError, PilotfishError
+from pilotfish.wire.errors import BadGrammarError, BusyError, InternalError, PilotfishError
 from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 from pilotfish.wire.protocols.exchange import Ids
 
 _SCORED = (
     48  # rows of a pass over a prompt whose log-probabilities are wanted; wider than a window's
 )
-Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
+Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # whether it was taken
 Submit = Callable[[Job], None]
 
 
@@ -114,10 +114,10 @@ class Rounds:
         taken: Taken = NOTHING,
         accepted: int = 0,
         logprobs: m.Buffer | None = None,
-    ) -> None:
-        """Send tokens of a stream, from position ``start`` on; taken: the drafts of their pass.
+    ) -> int:
+        """Send tokens of a stream, from position ``start`` on; returns the bytes of their frames.
 
-        logprobs: their frame, if they were asked for.
+        taken: the drafts of their pass. logprobs: their frame, if they were asked for.
         """
         assert session.stream is not None
         tokens = m.Tokens(
@@ -131,8 +131,28 @@ class Rounds:
         )
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
         told = () if logprobs is None else (logprobs,)
-        frames = (frame, *told, *_of_prompt(session, start))
-        self._send(session.stream.client, tokens, frames)
+        return self.send_telling(session, session.stream.client, tokens, (frame, *told))
+
+    def send_telling(
+        self,
+        session: SessionState,
+        client: bytes,
+        reply: m.Verdict | m.Tokens,
+        frames: Sequence[m.Buffer],
+    ) -> int:
+        """Send a reply, with the prompt's log-probabilities if they are due; returns the bytes.
+
+        They go with the first reply, once: again only over another connection, or if they were not
+        taken. What was sent over the same one is on its way.
+        """
+        told = session.prompt_logprobs
+        due = told is not None and told.start == reply.start and session.prompt_told_to != client
+        if told is not None and due:
+            frames = (*frames, told.frame)
+        taken = self._send(client, reply, frames)
+        if due and taken:
+            session.prompt_told_to = client
+        return sum(map(len, frames))
 
     def stop(self, session: SessionState) -> None:
         """Cancel the session's jobs; keeps the committed tokens."""
@@ -207,8 +227,8 @@ class Rounds:
         frames = [*ruling.frames]
         if session.logprobs is not None:
             frames.append(session.logprobs.commit())
-        frames += _of_prompt(session, round_.start)
-        self._send(round_.client, verdict, frames)  # first of all: the device waits for it
+        # first of all: the device waits for it
+        self.send_telling(session, round_.client, verdict, frames)
         draft = round_.draft
         round_.settle(verdict, frames)
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
@@ -264,12 +284,6 @@ class Rounds:
                 start=start,
             )
             self._send(waiting.client, failure, ())
-
-
-def _of_prompt(session: SessionState, start: int) -> Sequence[m.Buffer]:
-    """Return the frame of the prompt's log-probabilities, if a reply from ``start`` on has one."""
-    told = session.prompt_logprobs
-    return () if told is None or told.start != start else (told.frame,)
 
 
 class _HintRider:
@@ -336,10 +350,10 @@ def _shape(
 ) -> Sequence[int]:
     try:
         return shaper.shape(logits, text, paths)
+    except GrammarBusyError as error:
+        raise BusyError(str(error)) from error
     except GrammarError as error:
-        refused = BadGrammarError(str(error))
-        refused.costly = error.costly
-        raise refused from error
+        raise BadGrammarError(str(error)) from error
 
 
 def _stream_rule(

@@ -83,6 +83,7 @@ class Job:
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
+    rule_s: float = 0.0  # of the processor, that the rule has taken
     ruling: Ruling | Wanted | None = None
     error: Exception | None = None
     cancelled: bool = False
@@ -323,6 +324,7 @@ class Scheduler:
 
     def _decide(self, job: Job, span: Span, output: Output) -> None:
         """Rule on a job; an error does not affect the pass's other jobs."""
+        begun_s = time.thread_time()
         try:
             job.ruling = None if job.rule is None else job.rule(output.logits, output.hidden)
             if span.nodes and isinstance(job.ruling, Ruling):
@@ -333,6 +335,8 @@ class Scheduler:
             job.error = error
             if span.nodes:
                 self.target.keep_path(job.slot, [])
+        finally:
+            job.rule_s = time.thread_time() - begun_s
 
     def _keep_path(self, job: Job, span: Span, ruling: Ruling) -> None:
         """Keep a tree's accepted path in the slot."""

@@ -7,17 +7,16 @@ in a typed failure for that client only.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 
 from pilotfish import wire
 from pilotfish.edge_runtime.admission import Admission
-from pilotfish.edge_runtime.beside import Beside, Trail
+from pilotfish.edge_runtime.beside import Beside
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.hints import hints_of
+from pilotfish.edge_runtime.generation_start import GenerationStarter
+from pilotfish.edge_runtime.grammar_compiler import GrammarCompiler
 from pilotfish.edge_runtime.lexicon import Lexicon
-from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs, expect_tellable
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
@@ -29,11 +28,8 @@ from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
-from pilotfish.wire.codecs.ids import count_ids, decode_ids
-from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import (
     AccessDeniedError,
-    BadGrammarError,
     ConflictError,
     DivergedError,
     DrainingError,
@@ -41,16 +37,18 @@ from pilotfish.wire.errors import (
     MalformedError,
     PairMismatchError,
     PilotfishError,
-    PromptTooLongError,
+    RateLimitedError,
     TooLargeError,
     UnknownSessionError,
     VersionMismatchError,
 )
-from pilotfish.wire.protocols import STREAM, Draft, Law, exchange_named
+from pilotfish.wire.protocols import STREAM, Draft
 from pilotfish.wire.protocols.exchange import expect_frames
 from pilotfish.wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
+
+_REPLY_BYTES = 256  # of a reply's header, about
 
 
 class Service:
@@ -81,7 +79,6 @@ class Service:
         manifest = self._manifest = artifact.manifest
         vocabulary = vocabulary or Vocabulary.of(artifact)
         self._lexicon = Lexicon(vocabulary)
-        self._shapers = Shapers(vocabulary, shapes=target.shapes)
         self._vocab = manifest.vocab_size
         self._digest = target.digest
         self._message_bytes = limits.message_mib * MEBIBYTE
@@ -94,7 +91,6 @@ class Service:
         )
         self._send = send
         self._passes, self._drafts = list(passes), list(drafts)
-        self._beside = beside
         self._supplies = supplies or Supplies()
         self._allowed = allowed
         self._tally = tally or Tally()
@@ -112,6 +108,19 @@ class Service:
         self._expire_s = limits.expire_s
         self.sessions = Sessions(
             limits.sessions, limits.sessions_per_client, limits.idle_s, tally=self._tally
+        )
+        self.compiler = GrammarCompiler(vocabulary.grammars)
+        self._starter = GenerationStarter(
+            self.sessions,
+            self._rounds,
+            Shapers(vocabulary, shapes=target.shapes),
+            self.compiler,
+            supplies=self._supplies,
+            beside=beside,
+            limits=self._limits,
+            vocab_size=manifest.vocab_size,
+            serve=self._serve,
+            refuse=self._refuse,
         )
 
     # Called by the daemon
@@ -136,6 +145,7 @@ class Service:
         """Refuse new work, and finish only the windows under way."""
         self._draining = True
         for session in self.sessions:
+            self._starter.forget(session, _draining())
             if not session.undecided:
                 self._rounds.stop(session)
 
@@ -154,7 +164,6 @@ class Service:
     def handle(self, envelope: Envelope) -> None:
         """Serve one message of a device."""
         received_ns = time.monotonic_ns()
-        request: m.Request | None = None
         self._tally.bytes_in += envelope.size
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
@@ -163,24 +172,34 @@ class Service:
             self._admission.admit(envelope.owner, received_ns * 1e-9, spared=spared)
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
+        except PilotfishError as error:  # refusing a message unread costs next to nothing
+            self._refuse(envelope, None, error)
+            return
+        self._serve(request, envelope, received_ns)
+
+    def deliver(self) -> bool:
+        """Go on with the generations whose grammars have been compiled; False: with all of them."""
+        return self.compiler.deliver()
+
+    def _serve(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
+        """Serve an admitted request; its client owes for the time that it takes."""
+        begun_s = time.thread_time()
+        try:
             self._dispatch(request, envelope, received_ns)
         except PilotfishError as error:
-            if m.is_hint(envelope.header):
-                self._tally.hints["refused"] += 1  # no hint is answered
-            else:
-                self._refuse(envelope.client, request, error)
+            self._refuse(envelope, request, error)
         except Exception:
             _log.exception("a message could not be served")
-            self._refuse(
-                envelope.client, request, InternalError("The edge failed at this; see its log.")
-            )
-        if request is not None:  # refusing a message unread costs next to nothing
-            self._admission.charge(envelope.owner, (time.monotonic_ns() - received_ns) * 1e-9)
+            failed = InternalError("The edge failed at this; see its log.")
+            self._refuse(envelope, request, failed)
+        self._admission.charge(envelope.owner, time.thread_time() - begun_s)
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
         heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close
         if self._draining and not isinstance(request, heeded):
-            raise DrainingError("This edge is about to stop; go on at another, or when it is back.")
+            raise _draining()
+        if self._starter.holds(request, envelope, received_ns):
+            return
         match request:
             case m.Window():
                 self._window(request, envelope, received_ns)
@@ -191,22 +210,42 @@ class Service:
             case m.Pull():
                 self._pull(request, envelope, received_ns)
             case m.Begin():
-                self._begin(request, envelope)
+                self._starter.begin(request, envelope)
             case m.Ping():
                 self._ping(request, envelope, received_ns)
             case m.Hello():
                 self._hello(request, envelope, received_ns)
             case m.Fetch():
                 expect_frames(envelope.frames, 0)
-                self._send(envelope.client, *self._lexicon.answer(request))
-            case m.Cancel():
+                self._expect_room_for_replies(envelope)
+                self._reply(envelope, *self._lexicon.answer(request))
+            case m.Cancel() | m.Close():
                 with suppress(UnknownSessionError):
-                    session = self.sessions.find(request.session, envelope.owner)
-                    if session.generation == request.generation:
-                        self._rounds.stop(session)
-            case m.Close():
-                with suppress(UnknownSessionError):
-                    self.sessions.close(self.sessions.find(request.session, envelope.owner))
+                    self._end(request, self.sessions.find(request.session, envelope.owner))
+
+    def _end(self, request: m.Cancel | m.Close, session: SessionState) -> None:
+        """Stop a generation, or forget the session."""
+        queued = session.queued
+        if isinstance(request, m.Close):
+            self._starter.forget(session)
+            self.sessions.close(session)
+        elif session.generation == request.generation:
+            self._rounds.stop(session)
+        elif queued is not None and queued.begin.generation == request.generation:
+            self._starter.forget(session)
+
+    def _expect_room_for_replies(self, envelope: Envelope) -> None:
+        """Raise `RateLimitedError` if the client has been sent too much that no pass has made."""
+        if not self._admission.may_repeat(envelope.owner):
+            raise RateLimitedError(
+                "This key asks for more bytes than an edge sends for nothing; slow down."
+            )
+
+    def _reply(self, envelope: Envelope, reply: m.Reply, frames: Sequence[m.Buffer] = ()) -> None:
+        """Send a reply that no pass has made."""
+        self._send(envelope.client, reply, frames)
+        size = _REPLY_BYTES + sum(map(len, frames))
+        self._admission.repeated(envelope.owner, max(0, size - envelope.size))
 
     def _hello(self, hello: m.Hello, envelope: Envelope, received_ns: int) -> None:
         if hello.version != m.VERSION:
@@ -239,100 +278,15 @@ class Service:
             vocabulary_bytes=self._lexicon.size,
             drafts=self._drafts,
         )
-        self._send(envelope.client, welcome, ())
+        self._expect_room_for_replies(envelope)
+        self._reply(envelope, welcome)
 
     def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:
         if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:
             raise MalformedError(f"A ping has at most one frame, and {m.MAX_PROBE} bytes.")
         self._tally.pings += 1
         pong = m.Pong(nonce=ping.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
-        self._send(envelope.client, pong, envelope.frames)
-
-    def _begin(self, begin: m.Begin, envelope: Envelope) -> None:
-        constrained = begin.shape is not None and begin.shape.grammar != ""
-        expect_frames(envelope.frames, 1 + constrained)
-        frame = envelope.frames[0]
-        length = begin.keep + count_ids(frame, self._vocab)
-        if length >= self._limits.context:  # before so many ids are decoded
-            raise PromptTooLongError(
-                f"The prompt has {length} tokens; this edge takes at most "
-                f"{self._limits.context - 1}."
-            )
-        new = decode_ids(frame, self._vocab)
-        exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
-        shaping = begin.shaping(envelope.frames[1] if constrained else None)
-        law = Law(sampling=begin.sampling, seed=begin.seed, shaping=shaping)
-        if exchange is not None:
-            exchange.check(law.sampling)
-            exchange = self._supplies.exchange(exchange, begin)
-        if length == 0:
-            raise MalformedError("A generation needs at least one token to go on from.")
-        if begin.prompt_logprobs is not None:
-            self._shapers.expect_unshaped()
-            expect_tellable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
-        # last: a grammar may take long
-        shaper = self._shapers.of(begin, law, length, envelope.owner)
-        session = self._session_for(begin, envelope.owner)
-        self._rounds.stop(session)
-        session.committed.truncate(begin.keep)
-        session.committed.extend(new)
-        session.generation, session.law, session.exchange = begin.generation, law, exchange
-        session.shaper = shaper
-        session.logprobs = (
-            None if begin.logprobs is None else Logprobs(begin.logprobs, len(session.committed))
-        )
-        session.prompt_logprobs = (
-            None
-            if begin.prompt_logprobs is None
-            else PromptLogprobs(session.committed.ids, begin.prompt_logprobs)
-        )
-        session.hints = hints_of(
-            exchange,
-            session.committed,
-            self._limits.window,
-            self._follower(session, begin, law),
-            session.hints,
-        )
-        session.round = session.stream = None
-        session.awaits_pending = session.ended = False
-        if session.prompt_logprobs is not None:
-            self._rounds.score(session, session.prompt_logprobs)
-        elif len(new) > 1:  # read the prompt while the device drafts
-            self._rounds.read(session)
-
-    def _follower(
-        self, session: SessionState, begin: m.Begin, law: Law
-    ) -> Callable[[], Trail] | None:
-        if self._beside is None:
-            return None
-        length = len(session.committed)
-        shaper = self._shapers.of(begin, law, length, session.owner)  # of its own thread
-        ids = session.committed.ids
-        return partial(self._beside.follow, session.id, session.slot, ids, law, shaper)
-
-    def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
-        try:
-            session = self.sessions.use(begin.session, owner)
-        except UnknownSessionError:
-            if begin.keep:
-                raise
-            self._expect_kept(begin, Committed())
-            return self.sessions.open(begin.session, owner)
-        if begin.generation <= session.generation:
-            raise DivergedError(
-                f"The edge is at generation {session.generation} of this session already, and "
-                f"generation {begin.generation} does not come after it."
-            )
-        self._expect_kept(begin, session.committed)
-        return session
-
-    @staticmethod
-    def _expect_kept(begin: m.Begin, committed: Committed) -> None:
-        if begin.keep > len(committed) or committed.hash_of(begin.keep) != begin.hash:
-            raise DivergedError(
-                f"The edge holds {len(committed)} tokens of this session, and the first "
-                f"{begin.keep} are not those of the device: begin again with all tokens."
-            )
+        self._reply(envelope, pong, envelope.frames)
 
     def _window(self, window: m.Window, envelope: Envelope, received_ns: int) -> None:
         session = self._generation(window, envelope.owner)
@@ -368,9 +322,17 @@ class Service:
         if not last.came_as(envelope.frames):
             raise ConflictError(f"Another window at start {last.start} is already decided on.")
         last.client = envelope.client
-        reply = last.verdict or last.inquiry
-        if reply is not None:
-            self._send(last.client, reply, last.answer)
+        self._repeat(session, last, envelope)
+
+    def _repeat(self, session: SessionState, last: EdgeRound, envelope: Envelope) -> None:
+        """Send the answer to a window once more, if there is one."""
+        if last.verdict is not None:
+            self._expect_room_for_replies(envelope)
+            size = self._rounds.send_telling(session, last.client, last.verdict, last.answer)
+            self._admission.repeated(envelope.owner, _REPLY_BYTES + size)
+        elif last.inquiry is not None:
+            self._expect_room_for_replies(envelope)
+            self._reply(envelope, last.inquiry, last.answer)
 
     def _states(self, states: m.States, envelope: Envelope, received_ns: int) -> None:
         """Take the states that an inquiry asked for, or repeat the verdict if it was lost."""
@@ -382,7 +344,7 @@ class Service:
             raise MalformedError("No hidden states of this window were asked for.")
         last.client = envelope.client
         if last.verdict is not None:
-            self._send(last.client, last.verdict, last.answer)
+            self._repeat(session, last, envelope)
         else:
             self._rounds.resolve(session, envelope.frames, received_ns)
 
@@ -394,6 +356,8 @@ class Service:
         held = len(session.committed)
         if pull.start > held or session.committed.hash_of(pull.start) != pull.hash:
             raise DivergedError(f"The edge holds {held} other tokens of this session.")
+        if pull.start < held:
+            self._expect_room_for_replies(envelope)
         ahead = session.committed.ids[pull.start :]
         remaining = pull.count - len(ahead)
         running = session.stream is not None
@@ -405,7 +369,8 @@ class Service:
             missed = ahead.tolist()
             log = session.logprobs
             told = None if log is None else log.of(pull.start, len(missed))
-            self._rounds.send_tokens(session, pull.start, missed, times, logprobs=told)
+            size = self._rounds.send_tokens(session, pull.start, missed, times, logprobs=told)
+            self._admission.repeated(envelope.owner, _REPLY_BYTES + size)
         if not running and not session.ended:
             self._rounds.stream(session)
 
@@ -456,15 +421,20 @@ class Service:
     def answer(self, job: Job) -> None:
         """Apply a finished job to its session and send the reply."""
         session = self.sessions.get(job.session)
+        self._admission.charge(job.owner, job.rule_s)
         if session is not None and not job.cancelled:
             self._rounds.finish(session, job)
-            if isinstance(job.error, BadGrammarError) and job.error.costly:
-                self._shapers.bar(session.owner)
             if self._allowed is not None:
                 self._tally.work[self._allowed[session.owner]] += 1
 
-    def _refuse(self, client: bytes, request: m.Request | None, error: PilotfishError) -> None:
+    def _refuse(self, envelope: Envelope, request: m.Request | None, error: PilotfishError) -> None:
+        if m.is_hint(envelope.header):
+            self._tally.hints["refused"] += 1  # no hint is answered
+            return
         self._tally.refusals[error.code] += 1
+        if not self._admission.may_repeat(envelope.owner):  # of many bytes, by few
+            self._tally.drops += 1
+            return
         about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None
         failure = m.Failure(
             code=error.code,
@@ -473,4 +443,8 @@ class Service:
             generation=about.generation if about else None,
             start=about.start if isinstance(about, m.Window | m.States | m.Pull) else None,
         )
-        self._send(client, failure, ())
+        self._reply(envelope, failure)
+
+
+def _draining() -> DrainingError:
+    return DrainingError("This edge is about to stop; go on at another, or when it is back.")

@@ -9,7 +9,7 @@ import math
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import zmq
@@ -42,7 +42,7 @@ class ServingLoop(ABC):
     """Does each socket's duty, heeds signals and the parent's end, and keeps the watchdog fed.
 
     handle: serves one message. lifeline: a descriptor; when it closes at its other end, or says
-    anything, the loop ends.
+    anything, the loop ends. more: further duties, by the descriptor that tells.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class ServingLoop(ABC):
         supervisor: Supervisor,
         inspection: Inspection | None,
         lifeline: int | None,
+        more: Mapping[int, Duty] | None = None,
     ) -> None:
         self._listener = listener
         self._handle = handle
@@ -65,6 +66,7 @@ class ServingLoop(ABC):
         self._tick_s = 0.0
         # of the others the descriptors are polled, which costs a turn less than their sockets
         self._duties: dict[object, Callable[[], object]] = dict(duties(listener).items())
+        self._duties.update((more or {}).items())
         self._duties[listener.socket] = self._receive
         self._duties[signals.descriptor] = signals.clear
         if lifeline is not None:

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from pilotfish.edge_runtime.hints import Hints
@@ -25,6 +25,9 @@ from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import TooManySessionsError, UnknownSessionError
 from pilotfish.wire.messages import Buffer, Inquiry, Verdict
 from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
+
+if TYPE_CHECKING:
+    from pilotfish.edge_runtime.generation_start import QueuedGeneration
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class SessionState:
     law: Law | None = None
     logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
     prompt_logprobs: PromptLogprobs | None = None  # likewise, of those that it began with
+    prompt_told_to: bytes = b""  # the connection that took them
     shaper: Shaper | None = None  # of its logits; None: they are sampled from as they are
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     hints: Hints | None = None  # of a generation under `ahead`
@@ -94,6 +98,7 @@ class SessionState:
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
     ended: bool = False  # a stream of this generation has come to an end token
+    queued: "QueuedGeneration | None" = None  # it waits for its grammar, and comes next
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 
@@ -105,7 +110,12 @@ class SessionState:
     @property
     def busy(self) -> bool:
         """Whether the session has jobs, or a window that is not decided on."""
-        return bool(self.jobs) or self.undecided
+        return self.waits or self.undecided
+
+    @property
+    def waits(self) -> bool:
+        """Whether the session waits for a pass, or for a grammar: then it is not idle."""
+        return bool(self.jobs) or self.queued is not None
 
     def cancel_jobs(self) -> None:
         """Cancel the session's jobs."""
@@ -193,6 +203,7 @@ class Sessions:
 
     def _free_slot(self, session: SessionState) -> None:
         session.cancel_jobs()
+        session.queued = None
         del self._by_id[session.id]
         self._free.append(session.slot)
 
@@ -200,15 +211,15 @@ class Sessions:
         """Close the sessions that have been idle for ``after_s``."""
         now = self._clock()
         for session in self:
-            if not session.jobs and now - session.touched_s >= after_s:
+            if not session.waits and now - session.touched_s >= after_s:
                 self.close(session)
                 self._tally.ended["expired"] += 1
 
     def _idle(self, candidates: Iterable[SessionState]) -> list[SessionState]:
         """Return the sessions that have been idle for ``idle_s``."""
-        # a session that waits for a pass is not idle, however long it waits
+        # a session that waits for the edge is not idle, however long it waits
         before = self._clock() - self.idle_s
-        return [each for each in candidates if not each.jobs and each.touched_s <= before]
+        return [each for each in candidates if not each.waits and each.touched_s <= before]
 
     def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
         """Return the sessions that ``owner``, with ``mine`` of them, may displace.

@@ -48,7 +48,6 @@ class BadGrammarError(PilotfishError):
 
     code = "bad-grammar"
     exit_code = 65
-    costly = False  # finding that out has taken long
 
 
 class TooLargeError(PilotfishError):
@@ -110,6 +109,13 @@ class RateLimitedError(PilotfishError):
     """More messages per second than the edge takes from one client."""
 
     code = "rate-limited"
+    exit_code = 75
+
+
+class BusyError(PilotfishError):
+    """The edge's machine cannot do this now; it says nothing of the request."""
+
+    code = "busy"
     exit_code = 75
 
 

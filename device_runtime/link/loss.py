@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pilotfish.device_runtime.record import Recovery, Round
 from pilotfish.wire.errors import (
     AccessDeniedError,
+    BusyError,
     DrainingError,
     EdgeLostError,
     InterruptedGenerationError,
@@ -40,7 +41,7 @@ GRACE_S = 1.0  # the same under `local`, where the drafter can go on at once
 RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
 SILENT_S = 120.0  # after so long an overdue reply is given up
 
-BUSY = (DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
+BUSY = (BusyError, DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
 # Under `local` the drafter goes on alone: no edge, none that takes work, or none that suits.
 AWAY: tuple[type[PilotfishError], ...] = (
     EdgeLostError,

@@ -12,6 +12,7 @@ from pilotfish.engines.errors import EngineError, TemplateError
 from pilotfish.wire.errors import (
     AccessDeniedError,
     BadGrammarError,
+    BusyError,
     DrainingError,
     EdgeLostError,
     EdgeUnreachableError,
@@ -45,6 +46,7 @@ _FAULTS: dict[type[Exception], str] = {
 # No request can be answered now; a later try may succeed.
 _ABSENT = (
     AccessDeniedError,
+    BusyError,
     DrainingError,
     EdgeLostError,
     EdgeUnreachableError,

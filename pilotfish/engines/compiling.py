@@ -6,12 +6,13 @@ In:  a `Grammar` and a vocabulary as llguidance reads it. Out: a matcher, or a `
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from pilotfish.engines.constraint import short
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families.outline import KIND as TURN
 from pilotfish.engines.families.outline import Controls, read_outline
 from pilotfish.engines.families.outline import source as turn_source
@@ -37,6 +38,8 @@ NO_CONTROLS = Controls({})
 _REFUSED = re.compile(r"%(json|regex|ignore)|\b(max_tokens|stop|temperature)\s*=|<[\[|]|‹")
 # Rules of 64 KiB refer to each other some 10,000 deep, and take 4 KiB of stack at each step.
 _STACK = 256 * 1024 * 1024
+_STACK_SIZE = threading.Lock()
+T = TypeVar("T")
 
 
 def compiled(
@@ -114,24 +117,36 @@ def _expect_small_divisors(schemas: Iterable[str]) -> None:
             raise GrammarError(f"The schema's multipleOf multiply to more than {_DIVISORS:,}.")
 
 
-def on_deep_stack(work: Callable[[], Any]) -> Any:
-    """Do something that may recurse deeply; returns its result, or raises its error."""
-    found: list[Any] = []
+def on_deep_stack(work: Callable[[], T]) -> tuple[T, float]:
+    """Do something that may recurse deeply; returns its result and its seconds of a processor.
+
+    Raises its error, or `GrammarBusyError` where there is no memory for such a stack.
+    """
+    found: list[T] = []
+    failed: list[BaseException] = []
+    spent_s = 0.0
 
     def run() -> None:
+        nonlocal spent_s
         try:
-            found.extend((True, work()))
+            found.append(work())
         except BaseException as error:
-            found.extend((False, error))
+            failed.append(error)
+        spent_s = time.thread_time()
 
-    usual = threading.stack_size(_STACK)
-    try:
-        thread = threading.Thread(target=run, name="grammar", daemon=True)
-        thread.start()
-    finally:
-        threading.stack_size(usual)
+    with _STACK_SIZE:  # it is the process's: another thread that starts now would have it, too
+        usual = threading.stack_size(_STACK)
+        try:
+            thread = threading.Thread(target=run, name="grammar", daemon=True)
+            thread.start()
+        except RuntimeError as error:
+            raise GrammarBusyError(
+                "This machine has no memory or no threads left to compile a grammar: try again "
+                "later."
+            ) from error
+        finally:
+            threading.stack_size(usual)
     thread.join()
-    fine, result = found
-    if not fine:
-        raise result
-    return result
+    if failed:
+        raise failed[0]
+    return found[0], spent_s

@@ -34,11 +34,20 @@ class TextTooLongError(EngineError):
 class GrammarError(EngineError):
     """A grammar does not compile, is too complex, or leaves no token.
 
-    costly: finding that out has taken long.
+    costly: finding that out has taken long. lasting: it is the grammar's own doing, and will be so
+    each time; else it may have been the machine's.
     """
 
     exit_code = 65  # EX_DATAERR
     costly = False
+    lasting = True
+
+
+class GrammarBusyError(GrammarError):
+    """The machine cannot try or compile a grammar now; it says nothing of the grammar."""
+
+    exit_code = 75  # EX_TEMPFAIL
+    lasting = False
 
 
 class CapacityError(EngineError):

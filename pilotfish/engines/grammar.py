@@ -9,7 +9,6 @@ What a hostile grammar costs is bounded: by a trial in a process of its own, and
 """
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -19,7 +18,7 @@ from pilotfish.engines.compiling import compiled, on_deep_stack
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.families.outline import Controls
-from pilotfish.engines.trial import LIMIT_S, TOO_LONG, TRIAL, too_costly
+from pilotfish.engines.trial import TOO_LONG, TRIAL
 from pilotfish.speculation.shaping import Grammar
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 * 1024
 _KEPT = 256  # verdicts of trials
+_MOST_CPU_S = 1.0  # of a processor, to compile what has passed a trial
 _CONTROL = b"\xff"  # for llguidance, what begins so is no text
 
 
@@ -118,23 +118,33 @@ class Grammars:
             compiled(Grammar("json", '{"type": "object"}'), self._words).compute_bitmask()
         return self._words
 
+    def refusal(self, grammar: Grammar) -> str:
+        """Return what is wrong with a grammar that was tried before; "": nothing is known."""
+        with self._lock:
+            return self._tried.get(grammar, "")
+
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
-        """Make the constraint of one generation; `GrammarError` says what is wrong with it."""
+        """Make the constraint of one generation; `GrammarError` says what is wrong with it.
+
+        `GrammarBusyError` says what is wrong with the machine.
+        """
         with self._lock:
             words = self._read()
-            self._try(grammar)
+        self._try(grammar)
         _, size, ends = self._vocabulary
-        begun_s = time.monotonic()
         parser = partial(compiled, grammar, words, self._controls)
         made = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
-        if time.monotonic() - begun_s > LIMIT_S:  # more than in the trial
+        if made.cpu_s > _MOST_CPU_S:  # more than in the trial
             self._note(grammar, TOO_LONG)
-            raise too_costly(TOO_LONG)
+            error = GrammarError(TOO_LONG)
+            error.costly = True
+            raise error
         return made
 
     def _try(self, grammar: Grammar) -> None:
         """Try a grammar, unless it is one of the last that were."""
-        wrong = self._tried.pop(grammar, None)
+        with self._lock:
+            wrong = self._tried.get(grammar)
         if wrong is None:
             if len(grammar.text.encode("utf-8", "replace")) > MOST_BYTES:
                 raise GrammarError(f"The grammar is longer than {MOST_BYTES:,} bytes.")
@@ -142,13 +152,17 @@ class Grammars:
             try:
                 TRIAL.attempt(grammar)
             except GrammarError as error:
-                self._note(grammar, str(error))
+                if error.lasting:
+                    self._note(grammar, str(error))
                 raise
         self._note(grammar, wrong)
         if wrong:
             raise GrammarError(wrong)
 
     def _note(self, grammar: Grammar, wrong: str) -> None:
-        self._tried[grammar] = wrong  # the newest is last
-        if len(self._tried) > _KEPT:
-            self._tried.popitem(last=False)
+        """Keep the verdict of a trial, which must be the grammar's own doing."""
+        with self._lock:
+            self._tried.pop(grammar, None)
+            self._tried[grammar] = wrong  # the newest is last
+            if len(self._tried) > _KEPT:
+                self._tried.popitem(last=False)

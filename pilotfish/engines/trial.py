@@ -1,44 +1,58 @@
 """Try a grammar in a process of its own first, which can be ended: its cost has no bound.
 
-In:  a `Grammar`. Out: nothing, or a `GrammarError`: it does not compile, takes too long, or too
-     much memory. What has passed is about as cheap to compile again: control tokens that a turn
-     names are plain text here.
+In:  a `Grammar`. Out: nothing, or a `GrammarError`: it does not compile, takes too much time of a
+     processor, or too much memory. What has passed is about as cheap to compile again: control
+     tokens that a turn names are plain text here.
 
 The process is shared by all of this one, reads grammars from its stdin, and ends with it. It knows
-no vocabulary but bytes: what explodes does so before tokens matter.
+no vocabulary but bytes: what explodes does so before tokens matter. Time on the clock says nothing
+of a grammar: a process that stands still, or was ended by somebody else, is replaced, and the
+grammar tried once more; after that it is a `GrammarBusyError`.
 """
 
 import atexit
 import json
+import os
 import resource
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from pilotfish.engines.compiling import compiled, on_deep_stack
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.speculation.shaping import Grammar
 
-CPU_S, LIMIT_S = 0.25, 1.0  # of a grammar; the latter on the clock, of a busy machine
-TOO_LONG = "The grammar takes too long to compile, or too much memory."
+CPU_S: Final = 0.25  # that a grammar may take, of a processor
+TOO_LONG: Final = "The grammar takes too long to compile, or too much memory."
 _MEMORY = 1 << 30
-_START_S = 10.0
-_ORPHANED_S = 5
+# On the clock: for a process to start, for an answer of one that computes, and without any
+# computing, after which it counts as standing still.
+_START_S, _PATIENCE_S, _STILL_S = 10.0, 10.0, 2.0
+_ORPHANED_S = 30
+_STARTED_CPU_S = 0.3  # what it takes to start another process, about
 _FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
+# What ends the process by a grammar's own doing: its time, its depth, its memory.
+_OWN_DOING = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 
 
 class Trial:
-    """The process, started when it is first needed. Thread-safe."""
+    """The process, started when it is first needed. Thread-safe.
+
+    cpu_s: seconds of a processor that trials have taken, about.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
+        self.cpu_s = 0.0
 
     def warm(self) -> None:
         """Start the process, and wait until it is ready."""
@@ -48,34 +62,55 @@ class Trial:
     def attempt(self, grammar: Grammar) -> None:
         """Try a grammar; `GrammarError` says why it cannot be used."""
         with self._lock:
-            process = self._started()
-            if not self._await(process):
-                raise GrammarError("Grammars cannot be tried: the process for it does not start.")
-            assert process.stdin is not None
-            try:
-                process.stdin.write(json.dumps(grammar).encode() + b"\n")
-                process.stdin.flush()
-            except OSError:
-                self.end()
-                raise GrammarError("The grammar could not be tried; try again.") from None
-            line = _line(process, LIMIT_S)
-            if not line:
-                self.end()
-                self._started()  # it is ready by the time that the next one comes
-                raise too_costly(TOO_LONG)
-        if error := json.loads(line):
-            raise GrammarError(error)
+            if not (self._passes(grammar) or self._passes(grammar)):
+                raise GrammarBusyError(
+                    "This machine is too busy to try the grammar: try again later."
+                )
+
+    def _passes(self, grammar: Grammar) -> bool:
+        """Whether the grammar passes; False: nothing can be said. Raises `GrammarError`."""
+        process = self._started()
+        if not self._await(process):
+            self.end()
+            return False
+        line = _answer(process, json.dumps(grammar).encode() + b"\n")
+        if not line:
+            ended = process.poll() if line is None else process.wait()
+            self.end()
+            self.cpu_s += _STARTED_CPU_S
+            if ended is None or -ended not in _OWN_DOING:
+                return False
+            self.cpu_s += CPU_S
+            self._started()  # it is ready by the time that the next one comes
+            error = GrammarError(TOO_LONG)
+            error.costly, error.lasting = True, -ended == signal.SIGPROF
+            raise error
+        said, lasting, cpu_s = json.loads(line)
+        self.cpu_s += cpu_s
+        if said:
+            error = GrammarError(said)
+            error.lasting = lasting
+            raise error
+        return True
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.end()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pilotfish.engines.trial"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C is its parent's affair
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "pilotfish.engines.trial"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # a Ctrl-C is its parent's affair
+                )
+            except OSError as error:  # no descriptors, no memory, no processes left
+                raise GrammarBusyError(
+                    f"The process that tries grammars cannot start: {error.strerror}. "
+                    "Try again later."
+                ) from error
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
         return self._process
 
     def _await(self, process: "subprocess.Popen[bytes]") -> bool:
@@ -92,18 +127,44 @@ class Trial:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()
-
-
-def too_costly(why: str) -> GrammarError:
-    """Make the error of a grammar that has cost much."""
-    error = GrammarError(why)
-    error.costly = True
-    return error
+                    with suppress(OSError):
+                        pipe.close()
 
 
 TRIAL = Trial()
 atexit.register(TRIAL.end)
+
+
+def _answer(process: "subprocess.Popen[bytes]", asked: bytes) -> bytes | None:
+    """Ask a process, and return its line; b"": it has ended; None: it stands still, or is too slow.
+
+    It may take its time as long as it computes.
+    """
+    assert process.stdin is not None
+    until_s, moved_s, spent = time.monotonic() + _PATIENCE_S, time.monotonic(), b""
+    line: bytes | None = None
+    while line is None and time.monotonic() < until_s:
+        if asked:
+            _, writable, _ = select.select([], [process.stdin], [], _STILL_S / 4)
+            try:
+                asked = asked[os.write(process.stdin.fileno(), asked) if writable else 0 :]
+            except OSError:  # the process has ended
+                return b""
+        else:
+            line = _line(process, _STILL_S / 4)
+        if (now := _cpu_time(process.pid)) != spent:
+            spent, moved_s = now, time.monotonic()
+        elif time.monotonic() - moved_s > _STILL_S:
+            break
+    return line
+
+
+def _cpu_time(pid: int) -> bytes:
+    """Return the processor's time of a process as the kernel writes it; b"" where it does not."""
+    with suppress(OSError):
+        told = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return b" ".join(told[11:13])
+    return b""
 
 
 def _line(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes | None:
@@ -138,21 +199,21 @@ def _serve() -> None:
     print("ready", flush=True)
     for line in sys.stdin.buffer:
         grammar = Grammar(*json.loads(line))
-        said = ""
+        said, lasting, begun_s = "", True, time.process_time()
         # it ends by itself: at its limit, and if its parent cannot end it
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.alarm(_ORPHANED_S)
         try:
-            matcher = on_deep_stack(partial(compiled, grammar, words))
+            matcher, _ = on_deep_stack(partial(compiled, grammar, words))
             if len(matcher.compute_ff_bytes()) > _FORCED:
                 said = f"The grammar begins with a text of more than {_FORCED:,} bytes."
         except GrammarError as error:
-            said = str(error)
-        except BaseException as error:
-            said = f"The grammar cannot be used: {type(error).__name__}."
+            said, lasting = str(error), error.lasting
+        except BaseException as error:  # this machine may be short of something
+            said, lasting = f"The grammar cannot be used: {type(error).__name__}.", False
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.alarm(0)
-        print(json.dumps(said), flush=True)
+        print(json.dumps([said, lasting, time.process_time() - begun_s]), flush=True)
 
 
 if __name__ == "__main__":

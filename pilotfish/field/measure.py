@@ -25,6 +25,7 @@ from pilotfish.field.prompts import BUILT_IN
 from pilotfish.field.recording import Recorder
 from pilotfish.field.run import Answer, Cell, Settings
 from pilotfish.wire.errors import (
+    BusyError,
     EdgeLostError,
     EdgeUnreachableError,
     RateLimitedError,
@@ -34,7 +35,13 @@ from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.settings import setting
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 8.0
-_PASSING = (EdgeLostError, EdgeUnreachableError, RateLimitedError, TooManySessionsError)
+_PASSING = (
+    BusyError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    RateLimitedError,
+    TooManySessionsError,
+)
 
 
 class MeasureSettings(Struct, frozen=True, kw_only=True):

@@ -97,9 +97,10 @@ class Edge:
             self._keep, price=price, tally=self.tally,
         )  # fmt: skip
 
-    def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> None:
+    def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
         assert isinstance(reply, m.Tokens), reply
         self.sent[client].append((reply, decode_ids(frames[0], VOCAB).tolist()))
+        return True
 
     def take(self, client: bytes, message: m.Request, *frames: m.Buffer) -> None:
         header = m.encode(message)

@@ -55,6 +55,7 @@ def watched(
         yield daemon, systemd
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("candidates", "tokens"), [(255, 1), (1, 2040)])
 @pytest.mark.parametrize("start", [len(PROMPT), 777], ids=["in place", "out of place"])
 def test_another_device_is_served(
@@ -149,3 +150,54 @@ def test_a_client_that_is_alone_has_all_the_time_there_is() -> None:
                 served += 1
                 admission.charge(b"busy", 0.01)
         assert served == pytest.approx(500 if beside else 1000, rel=0.05)
+
+
+@pytest.mark.parametrize("cost_s", [0.01, 0.05, 0.2, 0.8, 5.0])
+@pytest.mark.parametrize("keys", [1, 2, 3])
+def test_costly_keys_together_have_half_of_the_time(cost_s: float, keys: int) -> None:
+    """However much one message costs, and however many keys send them; nobody waits for two."""
+    admission, now_s, used_s, worst_s = Admission(2000.0), 0.0, 0.0, 0.0
+    hostile = [b"hostile %d" % key for key in range(keys)]
+    until_s = 30.0 * max(1.0, cost_s)
+    while now_s < until_s:
+        assert not refused(admission, b"honest", now_s)
+        now_s += 0.002
+        turn_s = now_s
+        for key in hostile:
+            if not refused(admission, key, now_s):
+                now_s += cost_s
+                used_s += cost_s
+                admission.charge(key, cost_s)
+        worst_s = max(worst_s, now_s - turn_s)
+    assert worst_s <= keys * cost_s + 1e-9
+    assert used_s / now_s <= 0.5 + 0.2 * keys / until_s + 2 * keys * cost_s / until_s
+
+
+def test_a_debt_is_kept_while_it_lasts() -> None:
+    """By key, through silence, beside a crowd of others; and a client that is alone makes none."""
+    admission = Admission(1e9)
+    assert not refused(admission, b"honest", 0.0)
+    assert not refused(admission, b"costly", 0.0)
+    admission.charge(b"costly", 1000.0)
+    for number in range(3000):
+        assert not refused(admission, b"%d" % number, 1001.0)
+    assert not refused(admission, b"honest", 1500.0)
+    assert refused(admission, b"costly", 1500.0)
+    for tick in range(100):  # alone it is served, and pays no more than before
+        now_s = 1600.0 + tick
+        assert not refused(admission, b"costly", now_s)
+        admission.charge(b"costly", 0.5)
+    assert not refused(admission, b"honest", 1700.0)
+    assert refused(admission, b"costly", 1700.0)
+    assert not refused(admission, b"honest", 4000.0)
+    assert not refused(admission, b"costly", 4000.0)
+
+
+def test_a_client_alone_owes_for_one_message_at_most() -> None:
+    admission = Admission(1e9)
+    for tick in range(1000):
+        assert not refused(admission, b"busy", tick * 0.1)
+        admission.charge(b"busy", 0.1)
+    for now_s in (100.0, 100.3):
+        assert not refused(admission, b"another", now_s)
+    assert not refused(admission, b"busy", 100.31)

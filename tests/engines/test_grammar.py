@@ -370,7 +370,7 @@ def test_dead_ends_of_drafts_compile_nothing_anew(small: Grammars) -> None:
 
     def parser() -> Any:
         made.append(compiled(Grammar("lark", 'start: A | "ab" "c"\nA: /[ab]x/'), small._read()))
-        return made[-1]
+        return made[-1], 0.0
 
     constraint = GrammarConstraint(parser, END + 1, [END])
     for _ in range(20):

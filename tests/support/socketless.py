@@ -52,8 +52,9 @@ class SocketlessEdge:
             tally=self.tally,
         )
 
-    def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> None:
+    def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
         self.replies.append((client, reply, list(map(bytes, frames))))
+        return True
 
     def start(self) -> None:
         """Let the target make passes from now on."""
@@ -65,7 +66,8 @@ class SocketlessEdge:
         self.service.handle(Envelope(client, client, header, rest, sum(map(len, frames))))
 
     def turn(self) -> None:
-        """Make one pass, and apply the finished jobs."""
+        """Make one pass, and apply the finished jobs and grammars."""
+        self.service.deliver()
         for job in run(self.scheduler) if self._working else []:
             self.service.answer(job)
 
@@ -94,6 +96,7 @@ class SocketlessEdge:
     def close(self) -> None:
         """End the target."""
         self._working = False
+        self.service.compiler.close()
 
     def __enter__(self) -> SocketlessEdge:
         return self

@@ -1,0 +1,269 @@
+"""A generation waits for its grammar beside the serving thread, and so does what comes for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotfish import Device
+from pilotfish.edge_runtime.generation_start import _MOST_REQUESTS
+from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.shaping import Grammar
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.keys import DeviceKeys
+from tests.conftest import Pair
+from tests.support.daemons import Daemon, running
+from tests.support.hostile import RawClient, RawSession
+from tests.support.socketless import SocketlessEdge
+from tests.support.writing import writers
+
+assert writers  # a fixture
+
+PROMPT = [3, 1, 4]
+REGEX = b"(ab|cd){40}"
+
+
+def many(count: int) -> str:
+    """A schema that takes about 0.3 ms of a processor for each of so many bounded numbers."""
+    return json.dumps({"type": "array", "prefixItems": [
+        {"type": "integer", "minimum": at, "maximum": 10**9 + 7 * at} for at in range(count)
+    ]})  # fmt: skip
+
+
+def begin(session: RawSession, grammar: bytes, kind: str = "regex", **more: Any) -> list[bytes]:
+    shape = m.Shape(since=len(PROMPT), grammar=kind)
+    return [*session.begin(PROMPT, more.pop("protocol", "stream"), shape=shape, **more), grammar]
+
+
+@pytest.fixture
+def edge(writers: Pair) -> Iterator[SocketlessEdge]:
+    with SocketlessEdge(writers.target, sessions=3, sessions_per_client=2) as opened:
+        opened.start()
+        yield opened
+
+
+def compiled(edge: SocketlessEdge) -> None:
+    """Wait until all grammars are compiled, and go on with their generations."""
+    until_s = time.monotonic() + 30.0
+    while any(session.queued for session in edge.service.sessions) and time.monotonic() < until_s:
+        edge.service.deliver()
+        time.sleep(0.005)
+
+
+def tokens(edge: SocketlessEdge, count: int, client: bytes = b"me") -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        reply, frames = edge.reply_all(client)
+        assert isinstance(reply, m.Tokens), reply
+        found += decode_ids(frames[0], 2**16).tolist()
+    return found
+
+
+def test_what_comes_meanwhile_is_served_in_order(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(session.pull(6))
+    assert edge.replies == []
+    told = tokens(edge, 6)
+    again = RawSession()
+    edge.deliver(begin(again, REGEX))
+    compiled(edge)
+    edge.deliver(again.pull(6))
+    assert tokens(edge, 6) == told
+
+
+def test_hints_wait_too(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, REGEX, protocol="ahead", temperature=0.0))
+    edge.deliver(session.hint([5, 6]))
+    compiled(edge)
+    assert edge.tally.hints["kept"] == 1
+
+
+def test_the_last_generation_goes_on_until_then(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(session.begin(PROMPT))
+    old = session.window([1])
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(old)
+    reply = edge.reply()
+    assert isinstance(reply, m.Verdict)
+    assert reply.generation == 0
+
+
+@pytest.mark.parametrize("wrong", [b"(", b"a" * 70_000], ids=["no regex", "too large"])
+def test_a_refused_grammar_refuses_all_that_waits(edge: SocketlessEdge, wrong: bytes) -> None:
+    session, code = RawSession(), "bad-grammar" if len(wrong) < 2**16 else "too-large"
+    edge.deliver(begin(session, wrong))
+    edge.deliver(session.pull(6))
+    edge.fails(code)
+    edge.fails(code if code == "bad-grammar" else "unknown-session")
+    assert len(edge.service.sessions) == 0
+    edge.deliver(begin(session, wrong))  # now it is known, and refused at once
+    assert len(edge.service.sessions) == 0
+    edge.fails(code)
+
+
+def test_a_later_generation_takes_the_place(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, b"("))
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(session.pull(3))
+    assert len(tokens(edge, 3)) == 3
+    session.generation = 0
+    edge.deliver(begin(session, REGEX))
+    edge.fails("diverged")
+
+
+@pytest.mark.parametrize("message", [m.Cancel, m.Close])
+def test_it_can_be_given_up(edge: SocketlessEdge, message: Any) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(session.pull(3))
+    more = {} if message is m.Close else {"generation": session.generation}
+    edge.deliver([m.encode(message(session=session.id, **more))])
+    compiled(edge)
+    edge.turn()
+    assert edge.replies == []
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(session.pull(3))
+    assert len(tokens(edge, 3)) == 3
+
+
+def test_only_so_much_waits(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, REGEX))
+    for _ in range(_MOST_REQUESTS):
+        edge.deliver(session.pull(1))
+    assert edge.replies == []
+    edge.deliver(session.pull(1))
+    edge.fails("rate-limited")
+    assert len(tokens(edge, 1)) == 1
+
+
+def test_no_other_client_joins_it(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(session.pull(1), client=b"another")
+    assert isinstance(edge.reply(b"another"), m.Failure)
+    edge.deliver([m.encode(m.Close(session=session.id))], client=b"another")
+    edge.deliver(session.pull(1))
+    assert len(tokens(edge, 1)) == 1
+
+
+def test_it_holds_its_place(writers: Pair) -> None:
+    """A session that waits for a grammar is not idle, however long it waits."""
+    with SocketlessEdge(writers.target, sessions=1, idle_s=1e-9, expire_s=1e-9) as edge:
+        first, second = RawSession(), RawSession()
+        edge.deliver(begin(first, REGEX), client=b"one")
+        edge.service.expire()
+        edge.deliver(second.begin(PROMPT), client=b"two")
+        refused = edge.reply(b"two")
+        assert isinstance(refused, m.Failure)
+        assert refused.code == "too-many-sessions"
+
+
+def test_a_drain_refuses_what_waits(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(session.pull(1))
+    edge.service.drain()
+    edge.fails("draining")
+    edge.fails("draining")
+    assert edge.service.drained
+
+
+@pytest.fixture(scope="module")
+def compiler_words(writers: Pair) -> Vocabulary:
+    vocabulary = Vocabulary.of(Artifact.open(writers.target))
+    vocabulary.grammars.warm()
+    return vocabulary
+
+
+def order(vocabulary: Vocabulary, asked: Sequence[tuple[bytes, str]]) -> list[bytes]:
+    """Whose grammars are compiled, in which order, if all wait behind one that is under way."""
+    compiler = GrammarCompiler(vocabulary.grammars)
+    done: list[Compilation] = []
+    found: list[Compilation] = []
+    try:
+        for owner, text in ((b"first", many(300)), *asked):
+            done.append(Compilation(owner, Grammar("json", text), 1, found.append))
+            compiler.submit(done[-1])
+        until_s = time.monotonic() + 60.0
+        while len(found) < len(done) and time.monotonic() < until_s:
+            compiler.deliver()
+            time.sleep(0.002)
+        assert not any(one.error for one in found)
+        return [one.owner for one in found][1:]
+    finally:
+        compiler.close()
+
+
+def test_keys_take_turns(compiler_words: Vocabulary) -> None:
+    """Whoever has used least of the processor is next; numbers of grammars do not count."""
+    costly = [(b"bob", many(250) + " " * at) for at in range(4)]
+    cheap = [(b"alice", f'{{"const": "a{at}"}}') for at in range(4)]
+    assert order(compiler_words, [*costly, *cheap])[:5] == [b"bob", *[b"alice"] * 4]
+
+
+@pytest.fixture(scope="module")
+def daemon(writers: Pair, key_folders: dict[str, Path]) -> Iterator[Daemon]:
+    flags = ("--target", writers.target, "--threads", 1, "--keys", key_folders["edge"])
+    with running(*flags, "--rate", 1e6) as one:
+        yield one
+
+
+def trial_of(pid: int) -> int:
+    """The process in which this one tries grammars."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"pilotfish.engines.trial" in (path / "cmdline").read_bytes():
+                return int(path.name)
+        except OSError:
+            continue
+    raise AssertionError("there is none")
+
+
+def test_a_trial_that_stood_still_bars_nobody(
+    daemon: Daemon, writers: Pair, key_folders: dict[str, Path]
+) -> None:
+    schema = {"const": "ab"}
+    asked: dict[str, Any] = {"protocol": "stream", "schema": schema, "max_tokens": 12}
+    with (
+        Device(writers.draft, daemon.endpoint, key_folders["alice"], threads=1) as alice,
+        Device(writers.draft, daemon.endpoint, key_folders["bob"], threads=1) as bob,
+    ):
+        os.kill(trial_of(daemon.pid), signal.SIGSTOP)
+        for device in (alice, bob, alice):
+            assert device.generate(PROMPT, **asked).text == '"ab"'
+
+
+def test_grammars_of_one_key_delay_nobody_else(
+    daemon: Daemon, key_folders: dict[str, Path]
+) -> None:
+    """Beside them another key has all its rounds; they are long under way when these are over."""
+    alice, bob = (DeviceKeys.load(key_folders[name]) for name in ("alice", "bob"))
+    with RawClient(daemon.endpoint, alice) as honest, RawClient(daemon.endpoint, bob) as hostile:
+        session, theirs = RawSession(), [RawSession() for _ in range(8)]
+        honest.send(*session.begin(PROMPT))
+        session.go_on(honest, 2, [1])
+        for at, one in enumerate(theirs):
+            hostile.send(*begin(one, f"{many(400)}{' ' * at}".encode(), "json"))
+            hostile.send(*one.pull(1))
+        session.go_on(honest, 30, [1])
+        told = [reply for reply in hostile.settle() if isinstance(reply, m.Tokens | m.Failure)]
+        assert len(told) < 4
+        while len(told) < len(theirs):
+            told.append(hostile.receive(30.0))
+        assert all(isinstance(reply, m.Tokens) for reply in told), told
