@@ -10,7 +10,7 @@ repeats it, or tells of the target, is not.
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 
 from pilotfish.wire.errors import RateLimitedError
 
@@ -33,7 +33,7 @@ class _Buckets:
     at_s: float  # when they were looked at
     present_s: float  # likewise, on the clock that stands still while others are served
     beside: int = 0  # other clients that sent messages then
-    used_s: float = 0.0  # of the serving thread's time, since all clients were looked at
+    used_s: float = 0.0  # of the serving thread's time lately: what is older counts for less
 
 
 class Admission:
@@ -104,16 +104,16 @@ class Admission:
     def _look(self, owner: bytes, now_s: float, present_s: float) -> None:
         """Look now and then who has sent messages lately, and whose cost much."""
         if now_s >= self._count_s:
-            least_s = _COSTLY * min(now_s - self._count_s + _COUNTED_S, _WANTED_S)
+            kept = exp((self._count_s - _COUNTED_S - now_s) / _WANTED_S)
             self._count_s = now_s + _COUNTED_S
             self._present.clear()
             self._costly.clear()
             for client, buckets in self._buckets.items():
                 if present_s - buckets.present_s < _WANTED_S:
                     self._present.add(client)
-                    if buckets.used_s > least_s or buckets.seconds < 0.0:
+                    if buckets.used_s > _COSTLY * _WANTED_S or buckets.seconds < 0.0:
                         self._costly.add(client)
-                buckets.used_s = 0.0
+                buckets.used_s *= kept
         self._present.add(owner)
 
     def _forget(self, now_s: float) -> None:

@@ -152,7 +152,7 @@ def test_a_client_that_is_alone_has_all_the_time_there_is() -> None:
         assert served == pytest.approx(500 if beside else 1000, rel=0.05)
 
 
-@pytest.mark.parametrize("cost_s", [0.01, 0.05, 0.2, 0.8, 5.0])
+@pytest.mark.parametrize("cost_s", [0.01, 0.05, 0.1, 0.2, 0.8, 5.0])
 @pytest.mark.parametrize("keys", [1, 2, 3])
 def test_costly_keys_together_have_half_of_the_time(cost_s: float, keys: int) -> None:
     """However much one message costs, and however many keys send them; nobody waits for two."""
