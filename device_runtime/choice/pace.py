@@ -3,17 +3,25 @@
 A pass takes its time at start, times the factor by which the last rounds of any protocol took
 longer, times a factor of the protocol's own: so other work of the machines while one protocol ran
 does not count against it.
+
+A pause (a suspended or overloaded machine) is in one round, and must bar no protocol: medians are
+taken, and what a short answer has told is forgotten if no other one confirms it.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
 
+from pilotfish.device_runtime.record import Round
+
 _RECENT = 24  # rounds
+_PART = 16  # rounds, whose mean is taken: tokens come in bursts
 _OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
 _OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it averages; answers without, to forget it
+_HOPED = (1.0, 1.0)  # of the machine at first: a pause in a short answer is outvoted
 
 
 class Recent(deque[float]):
@@ -30,6 +38,11 @@ class Recent(deque[float]):
         """Return their mean, with ``weight`` further values of ``otherwise``."""
         count = weight + len(self)
         return (weight * otherwise + sum(self)) / count if count else otherwise
+
+    def fade(self) -> None:
+        """Note an answer without a new value: the oldest is forgotten."""
+        if self:
+            self.popleft()
 
 
 class PassPace:
@@ -55,7 +68,7 @@ class PassPace:
             self.fade()
             return
         if self._machine or beside:
-            self._own[name].append(median(factors) / self._machine.median(1.0))
+            self._own[name].append(median(factors) / self._machines)
         own = self._of(name)
         if beside:
             self.fade()
@@ -69,15 +82,25 @@ class PassPace:
 
     def fade(self) -> None:
         """Note an answer without such passes: the machine's factor gets older."""
-        if self._machine:
-            self._machine.popleft()
+        self._machine.fade()
 
     def factor(self, name: str) -> float:
         """Return the factor to expect now."""
-        return self._machine.median(1.0) * self._of(name)
+        return self._machines * self._of(name)
+
+    @property
+    def _machines(self) -> float:
+        return median((*_HOPED, *self._machine))
 
     def _of(self, name: str) -> float:
         return min(_OWN_MOST, max(1 / _OWN_MOST, median(self._own[name])))
+
+
+def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], float]) -> float:
+    """Return the median of a mean over parts of an answer, at least one round, in their order."""
+    parts = max(1, len(rounds) // _PART)
+    cuts = [len(rounds) * at // parts for at in range(parts + 1)]
+    return median(mean(rounds[begin:end]) for begin, end in pairwise(cuts))
 
 
 def pass_s(pace: Mapping[int, float], width: int) -> float:
