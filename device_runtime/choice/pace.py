@@ -9,7 +9,7 @@ taken, and what a short answer has told is forgotten if no other one confirms it
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -21,14 +21,15 @@ _RECENT = 24  # rounds
 _PART = 16  # rounds, whose mean is taken: tokens come in bursts
 _OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
 _OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it averages; answers without, to forget it
+_OWN_ALONE = 32  # answers in a row under one protocol, likewise
 _HOPED = (1.0, 1.0)  # of the machine at first: a pause in a short answer is outvoted
 
 
 class Recent(deque[float]):
     """The last values of one quantity."""
 
-    def __init__(self) -> None:
-        super().__init__(maxlen=_RECENT)
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        super().__init__(values, maxlen=_RECENT)
 
     def median(self, otherwise: float) -> float:
         """Return their median; ``otherwise`` if there are none."""
@@ -49,13 +50,15 @@ class PassPace:
     """Slowdown of passes against the start: a machine's factor times a protocol's own.
 
     The machine's follows the last rounds, since it changes soon; a protocol's own only whole
-    answers. Both fade without new values.
+    answers. Both fade without new values. What a protocol has shown beside others that ran before
+    it is forgotten, too, once it has run alone for long: the others may have met a busy machine.
     """
 
     def __init__(self) -> None:
         self._machine = Recent()
         self._own: dict[str, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_OWN_ANSWERS))
         self._idle: Counter[str] = Counter()
+        self._last, self._alone = "", 0  # the last one, and its answers in a row
 
     def add(self, name: str, factors: Sequence[float], *, beside: bool = False) -> None:
         """Add the factors of an answer's passes under this protocol.
@@ -73,7 +76,13 @@ class PassPace:
         if beside:
             self.fade()
         else:
+            self._alone = self._alone + 1 if self._last == name else 0
+            if self._alone % _OWN_ALONE == _OWN_ALONE - 1:  # the machine's is all that there is
+                self._machine = Recent(own * factor for factor in self._machine)
+                own = 1.0
+                del self._own[name]
             self._machine.extend(factor / own for factor in factors)
+        self._last = name
         self._idle = Counter({other: 1 + idle for other, idle in self._idle.items()})
         self._idle[name] = 0
         for other in [other for other, idle in self._idle.items() if idle > _OWN_IDLE]:
@@ -90,7 +99,7 @@ class PassPace:
 
     @property
     def _machines(self) -> float:
-        return median((*_HOPED, *self._machine))
+        return float(median([*_HOPED, *self._machine]))
 
     def _of(self, name: str) -> float:
         return min(_OWN_MOST, max(1 / _OWN_MOST, median(self._own[name])))

@@ -1,4 +1,4 @@
-"""What "auto" makes of a pause: nothing for long. A process that stood still is no slow protocol."""
+"""What "auto" makes of a pause: nothing for long. One that stood still is no slow protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from pilotfish.device_runtime.plan import Auto, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.exchange import Sizes
-from tests.device_runtime.test_choice import DRAFTER, SLOW_TARGET, VOCAB, evidence, plans, rounds, state
+from tests.device_runtime.test_choice import (
+    DRAFTER,
+    SLOW_TARGET,
+    VOCAB,
+    evidence,
+    plans,
+    rounds,
+    state,
+)
 from tests.device_runtime.test_choice_ahead import AHEAD, GPU, runs_of, streamed
 from tests.device_runtime.test_choice_ahead import evidence as ahead_evidence
 
@@ -36,7 +44,9 @@ def usual(wanted: Plan, count: int, accepted: int = 0) -> list[Round]:
     return rounds(wanted, [accepted] * count, **times)
 
 
-def answer(wanted: Plan, count: int, accepted: int = 0, stage: str = "", pause_s: float = 0.0) -> list[Round]:
+def answer(
+    wanted: Plan, count: int, accepted: int = 0, stage: str = "", pause_s: float = 0.0
+) -> list[Round]:
     """Rounds of an answer; its last one meets a pause in this stage."""
     found = usual(wanted, count, accepted)
     for one in found:
@@ -103,3 +113,18 @@ def test_a_pause_in_a_long_answer_of_ahead_is_no_outcome(at, pause_s):
     quiet, _ = after(0.0)
     paused, _ = after(pause_s)
     assert paused == pytest.approx(quiet, rel=0.03)
+
+
+def test_an_answer_while_others_worked_is_not_held_against_its_protocol_for_good():
+    """The machine was overloaded during one answer; since then another protocol has run alone."""
+    seen, link = untried(0.2), link_known(LINK)
+    slow, since = plan(protocol=STREAM), plan(protocol=GREEDY, window=8)
+    expected_s = plan_costs(slow, link, seen).token_s
+    told = answer(slow, 20)
+    for one in told:
+        one.pass_s *= 4.0
+        one.timings.downlink *= 4.0
+    seen.add(slow, told)
+    for _ in range(40):
+        seen.add(since, answer(since, 20))
+    assert plan_costs(slow, link, seen).token_s == pytest.approx(expected_s, rel=0.05)
