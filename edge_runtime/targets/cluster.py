@@ -315,6 +315,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             except Exception as error:  # Ray could not take the call
                 self._lost(lane, error)
         elif replica.joining and now_s > replica.joined_s + (replica.loading_s or _LOADING_S):
+            if replica.loading_s is not None:  # a disk may be slower than it was
+                replica.loading_s = min(2.0 * replica.loading_s, max(replica.loading_s, _LOADING_S))
             self._restart(replica)
         elif not replica.standing and replica.incarnation and not replica.joining:
             took_s = now_s - replica.joined_s
