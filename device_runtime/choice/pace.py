@@ -18,7 +18,8 @@ import numpy as np
 from pilotfish.device_runtime.record import Round
 
 _RECENT = 24  # rounds
-_PART = 16  # rounds, whose mean is taken: tokens come in bursts
+_PART = 16  # rounds whose mean is taken, since tokens come in bursts;
+_LEAST_PART = 4  # in a short answer as few as these, of three parts
 _OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
 _OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it averages; answers without, to forget it
 _OWN_ALONE = 32  # answers in a row under one protocol, likewise
@@ -107,7 +108,7 @@ class PassPace:
 
 def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], float]) -> float:
     """Return the median of a mean over parts of an answer, at least one round, in their order."""
-    parts = max(1, len(rounds) // _PART)
+    parts = max(1, len(rounds) // _PART, min(3, len(rounds) // _LEAST_PART))
     cuts = [len(rounds) * at // parts for at in range(parts + 1)]
     return median(mean(rounds[begin:end]) for begin, end in pairwise(cuts))
 

@@ -84,12 +84,12 @@ def test_a_pause_in_the_first_short_answer_bars_no_protocol(best, stage, count, 
 
 
 @pytest.mark.parametrize("pause_s", PAUSES)
-@pytest.mark.parametrize("at", [1, 30, 99])
-def test_a_pause_in_a_long_answer_changes_no_forecast(at, pause_s):
+@pytest.mark.parametrize(("count", "at"), [(20, 1), (20, 19), (40, 20), (100, 1), (100, 99)])
+def test_a_pause_in_an_answer_changes_no_forecast(count, at, pause_s):
     wanted = plan(protocol=STREAM)
     quiet, paused = evidence(), evidence()
-    quiet.add(wanted, answer(wanted, 100))
-    told = answer(wanted, 100)
+    quiet.add(wanted, answer(wanted, count))
+    told = answer(wanted, count)
     told[at].timings.downlink += pause_s
     paused.add(wanted, told)
     link = link_known(LINK)
@@ -98,13 +98,13 @@ def test_a_pause_in_a_long_answer_changes_no_forecast(at, pause_s):
 
 
 @pytest.mark.parametrize("pause_s", PAUSES)
-@pytest.mark.parametrize("at", [1, 30, 99])
-def test_a_pause_in_a_long_answer_of_ahead_is_no_outcome(at, pause_s):
+@pytest.mark.parametrize(("count", "at"), [(20, 1), (20, 19), (40, 20), (100, 1), (100, 99)])
+def test_a_pause_in_an_answer_of_ahead_is_no_outcome(count, at, pause_s):
     wanted, link = plan(protocol=AHEAD, hints="device"), link_known(state(0.05, 1e8, 1e8))
 
     def after(pause_s: float) -> tuple[float, Evidence]:
         seen = ahead_evidence(0.8)
-        told = streamed(runs_of(0.8, 100), source="device", window=2, accepted=1, pass_s=GPU[1])
+        told = streamed(runs_of(0.8, count), source="device", window=2, accepted=1, pass_s=GPU[1])
         told[at].timings.downlink += pause_s
         seen.add(wanted, told)
         compare(wanted, told, link, seen)
