@@ -75,16 +75,17 @@ class Evidence:
             self._add_streamed(plan, steady)
         else:
             self._add_rounds(plan, steady)
-        self._fade(None if plan.streams else plan.protocol)
+        self._fade(plan)
 
-    def _fade(self, name: str | None) -> None:
-        """Let times get older that an answer told nothing of. name: its protocol, if in rounds."""
-        for other, around_s in self._around_s.items():
-            if other != name:
+    def _fade(self, plan: Plan) -> None:
+        """Let times get older that an answer under this plan tells nothing of."""
+        in_rounds = plan.exchange is not None and not plan.streams
+        for name, around_s in self._around_s.items():
+            if not in_rounds or name != plan.protocol:
                 around_s.fade()
-        if name is None:
+        if not in_rounds:
             self._queue_s.fade()
-        else:
+        if not plan.streams:
             self._between_s.fade()
 
     def _add_streamed(self, plan: Plan, rounds: Sequence[Round]) -> None:
