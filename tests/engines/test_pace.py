@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pilotfish.engines.pace import least_times
+from pilotfish.engines.pace import in_turns, least_times
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 LINES = {  # seconds of a pass: a + b · tokens
@@ -65,6 +65,21 @@ def test_wider_passes_never_take_less():
     told = least_times(taken_s.__getitem__, WIDTHS, 512)
     assert [*told.values()] == sorted(told.values())
     assert 64 not in least_times(lambda width: 0.1, (*WIDTHS, 64), 32)
+
+
+@pytest.mark.parametrize("paused", [0, 1, 5, 20, 71])
+def test_drafters_that_are_tried_in_turns_are_not_compared_by_a_pause(paused):
+    made = 0
+
+    def timer(taken_s: float):
+        def timed() -> float:
+            nonlocal made
+            made += 1
+            return taken_s + (5.0 if made - 1 == paused else 0.0)
+
+        return timed
+
+    assert in_turns([timer(0.01), timer(0.012)]) == pytest.approx([0.01, 0.012])
 
 
 STOPPED = """
