@@ -21,6 +21,10 @@ _FADE = 0.98  # a pass
 # How much the slope that was measured at the start counts, as a sum of squared deviations: passes
 # of one size tell nothing about the slope.
 _TRUST = 40.0
+# A pass that takes more than so many times what was expected stalled: the edge stood still, which
+# says nothing of positions. If passes before it did, too, so many times count: what lasts is
+# followed.
+_STALLED, _BEFORE = 4.0, 16
 _LEAST = 0.002  # of a price: no draft is free
 _SLOWED = 0.015  # of its tokens a second, that a session may lose by the drafts of others
 _SAVED = 4.0  # drafts that passes may leave to later ones
@@ -44,10 +48,16 @@ class Price:
         self._tokens = 0.0
         self._saved = 0.0  # drafts that shared passes could have taken
         self._noted = True  # whether the last pass was
+        self._steady = _BEFORE  # passes since one stalled
 
     def passed(self, positions: int, seconds: float) -> None:
         """Note a pass."""
         self._noted = True
+        usual_s = self.pass_s(positions)
+        self._steady += 1
+        if 0.0 < _STALLED * usual_s < seconds:
+            seconds = usual_s if self._steady > _BEFORE else _STALLED * usual_s
+            self._steady = 0
         expected_s = float(np.interp(positions, self._widths, self._seconds))
         self._weight = _FADE * self._weight + 1.0
         self._positions = _FADE * self._positions + positions

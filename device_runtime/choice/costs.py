@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.hints import ALL, whose
+from pilotfish.device_runtime.choice.pace import median_of_parts
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.ahead import lead, price, survival, token_costs
@@ -89,10 +90,13 @@ def compare(plan: Plan, rounds: Sequence[Round], link: Link, evidence: Evidence)
     steady = rounds[1:]  # the first one waits for the prompt to be read
     if not whose(plan) or not steady:
         return
-    tokens = sum(1 + one.accepted for one in steady)
-    token_s = sum(one.timings.total for one in steady) / tokens
+    token_s = median_of_parts(steady, _mean_token_s)
     expected_s = _hinted(plan, link, evidence).token_s - link.rtt_s / plan.max_tokens
     evidence.outcomes.add(plan, len(steady), token_s, expected_s)
+
+
+def _mean_token_s(rounds: Sequence[Round]) -> float:
+    return sum(one.timings.total for one in rounds) / sum(1 + one.accepted for one in rounds)
 
 
 def _corrected(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:

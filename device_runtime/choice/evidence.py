@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.choice.acceptance import HOPE, Acceptance
 from pilotfish.device_runtime.choice.hints import EdgeHints, whose
 from pilotfish.device_runtime.choice.outcomes import Outcomes
-from pilotfish.device_runtime.choice.pace import PassPace, Recent, pass_s
+from pilotfish.device_runtime.choice.pace import PassPace, Recent, median_of_parts, pass_s
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.tree import nodes_at_most
@@ -75,6 +75,18 @@ class Evidence:
             self._add_streamed(plan, steady)
         else:
             self._add_rounds(plan, steady)
+        self._fade(plan)
+
+    def _fade(self, plan: Plan) -> None:
+        """Let times get older that an answer under this plan tells nothing of."""
+        in_rounds = plan.exchange is not None and not plan.streams
+        for name, around_s in self._around_s.items():
+            if not in_rounds or name != plan.protocol:
+                around_s.fade()
+        if not in_rounds:
+            self._queue_s.fade()
+        if not plan.streams:
+            self._between_s.fade()
 
     def _add_streamed(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times of a stream's passes, and of the drafts made meanwhile."""
@@ -88,8 +100,7 @@ class Evidence:
             beside=self._beside(plan),
         )
         if rounds:  # tokens may come in bursts, so only the mean distance counts
-            waited_s = fmean(one.timings.total for one in rounds)
-            self._between_s.append(max(0.0, waited_s - fmean(one.pass_s for one in rounds)))
+            self._between_s.append(max(0.0, median_of_parts(rounds, _mean_between_s)))
 
     def _add_rounds(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times and bytes of rounds in which one end waits for the other."""
@@ -220,3 +231,7 @@ class Evidence:
     def _verifying_s(self, expansion: Sequence[int]) -> float:
         """Return the seconds of the target's pass over a window."""
         return pass_s(self._target_pace, 1 + nodes_at_most(tuple(expansion)))
+
+
+def _mean_between_s(rounds: Sequence[Round]) -> float:
+    return fmean(one.timings.total for one in rounds) - fmean(one.pass_s for one in rounds)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
-from pilotfish.device_runtime.link.line import Line
+from pilotfish.device_runtime.link.line import SLICE_S, Line
 from pilotfish.device_runtime.link.loss import (
     BUSY,
     FAIL,
@@ -41,6 +41,7 @@ _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
+_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 _NONE = 0  # no connection
 
 
@@ -161,7 +162,9 @@ class EdgeLink(Line):
                 raise self._denied()
             if left_s <= 0:
                 raise self._absent(otherwise, self.met is not None, self._patience.absent_s)
+            looked_s = time.monotonic()
             arrived = self.receive(left_s)
+            begun_s += _stood_s(looked_s)  # while this process stands still nobody can come
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
@@ -290,17 +293,18 @@ class EdgeLink(Line):
         message, frames, size, sent_ns = sent
         now = time.monotonic()
         give_up, resend = now + self._patience.silent_s, now + RESEND_S
-        resent = False
+        resent = stood = False
         late = late or meanwhile is not None
         while now < give_up:
             arrived = self.receive(0.0 if late else min(resend, give_up) - now)
+            stood = stood or _stood_s(now) > 0.0
             if arrived is not None:
                 reply, reply_frames, reply_size = arrived
                 if wanted(reply):
                     now_ns = time.monotonic_ns()
                     return TimedReply(
                         reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        self.connection, late,
+                        self.connection, late, stood,
                     )  # fmt: skip
                 if isinstance(reply, Failure) and _concerns(reply, message):
                     raise from_code(reply.code, reply.message)
@@ -359,6 +363,12 @@ class EdgeLink(Line):
             f"The edge at {self.channel.endpoint} has not answered for "
             f"{self._patience.silent_s:g} s."
         )
+
+
+def _stood_s(since_s: float) -> float:
+    """Return how long this process stood still in a wait since then; 0 if it did not."""
+    beyond_s = time.monotonic() - since_s - SLICE_S
+    return beyond_s if beyond_s > _STOOD_S else 0.0
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

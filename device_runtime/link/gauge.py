@@ -21,7 +21,8 @@ class TimedReply(NamedTuple):
 
     resent: the request went out more than once, so the times say nothing about the link.
     connection: that of the reply. late: the reply had arrived before it was waited for, so its time
-    of arrival is unknown, and the times say nothing about the link either.
+    of arrival is unknown, and the times say nothing about the link either. stood: nor do they if
+    this process stood still meanwhile: a suspended or paused machine, or an overloaded one.
     """
 
     reply: Reply
@@ -33,6 +34,7 @@ class TimedReply(NamedTuple):
     resent: bool
     connection: int
     late: bool = False
+    stood: bool = False
 
 
 class Gauge:
@@ -75,7 +77,7 @@ class Gauge:
                 received_ns=answer.received_ns,
                 edge_received_ns=edge_received_ns,
                 held_ns=held_ns,
-                learn=not (answer.resent or answer.late),
+                learn=not (answer.resent or answer.late or answer.stood),
             )
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:

@@ -20,7 +20,7 @@ from pilotfish.wire.errors import (
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Buffer, Reply, Request
 
-_SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
+SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
 _REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
 
 
@@ -64,7 +64,7 @@ class Line:
             if self._next is not None:
                 self._replace()
                 return None
-            return self.channel.receive(min(timeout_s, _SLICE_S))
+            return self.channel.receive(min(timeout_s, SLICE_S))
 
     def catch_up(self) -> None:
         """Update the connection's state without waiting."""

@@ -17,7 +17,6 @@ import os
 import queue
 import secrets
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -120,7 +119,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         """Send the pass to its replica, as soon as that can compute."""
         lane = spans[0].slot % self.lanes
         own = [span._replace(slot=span.slot // self.lanes) for span in spans]
-        one = self._passes[number] = _ReplicaPass(number, own, time.monotonic(), lane=lane)
+        one = self._passes[number] = _ReplicaPass(number, own, self._clock.now_s, lane=lane)
         if self._replicas[lane].standing:
             self._send(one)
 
@@ -184,7 +183,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         replica = self._replicas[one.lane]
         items, tokens = zip(*map(replica.holding.item, one.spans), strict=True)
         fed = np.concatenate(tokens).astype(np.int64)
-        one.sent_s, one.size = time.monotonic(), len(fed)
+        one.sent_s, one.size = self._clock.now_s, len(fed)
         parents = parents_of(one.spans)
         made: Any = fed
         try:
@@ -224,7 +223,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             replica.held[news.actor] = news.made
             replica.joining -= 1
         elif isinstance(news.made, Made) and one is not None:
-            replica.news_s = time.monotonic()
+            replica.news_s = self._clock.now_s
             self._bring_in(one, news.made)
         elif news.error is not None:
             own = fault_of(news.error)
@@ -292,7 +291,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     def _break_up(self, replica: _Replica) -> None:
         """Mark a replica's slots as lost; its actors are to be joined again."""
         replica.standing, replica.incarnation, replica.joining = False, b"", 0
-        replica.retry_s = time.monotonic() + _RETRY_S
+        replica.retry_s = self._clock.now_s + _RETRY_S
         for one in self._passes.values():
             if self._replicas[one.lane] is replica:
                 one.sent_s = None
@@ -305,7 +304,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     def _attach_if_ready(self, lane: int, replica: _Replica) -> None:
         """Join a replica if it is due, and send its waiting passes."""
-        now_s = time.monotonic()
+        now_s = self._clock.now_s
         if replica.retry_s is not None and now_s >= replica.retry_s:
             replica.retry_s, replica.joined_s = None, now_s
             replica.incarnation, replica.joining = secrets.token_bytes(16), len(replica.actors)
@@ -316,6 +315,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             except Exception as error:  # Ray could not take the call
                 self._lost(lane, error)
         elif replica.joining and now_s > replica.joined_s + (replica.loading_s or _LOADING_S):
+            if replica.loading_s is not None:  # a disk may be slower than it was
+                replica.loading_s = min(2.0 * replica.loading_s, max(replica.loading_s, _LOADING_S))
             self._restart(replica)
         elif not replica.standing and replica.incarnation and not replica.joining:
             took_s = now_s - replica.joined_s

@@ -18,7 +18,6 @@ The ensemble has no hidden states. Its logits are valid for the request's temper
 import hashlib
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -70,7 +69,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         with ExitStack() as stack:
             stack.callback(self.close)
             for listed, spot in zip(federation.worker, spots, strict=True):
-                self._members.append(Member(listed, spot, federation, opening))
+                self._members.append(Member(listed, spot, federation, opening, self._clock))
             stack.pop_all()
 
     def fix_context(self) -> None:
@@ -98,7 +97,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Send the pass to every worker that can take part."""
-        now_s = time.monotonic()
+        now_s = self._clock.now_s
         everyone = set(range(len(self._members)))
         self._passes[number] = _EnsemblePass(number, list(spans), now_s, missing=everyone)
         for member in self._members:
@@ -121,7 +120,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             member.attach_if_ready()
             for number, one in self._passes.items():
                 if index in one.missing and not member.awaits(number):
-                    member.take_part(number, one.spans, time.monotonic())
+                    member.take_part(number, one.spans, self._clock.now_s)
         for one in list(self._passes.values()):
             if one.missing:
                 self._apply_policy(one, now_s)
@@ -135,7 +134,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     def _deadlines(self) -> list[float]:
         """The times at which a worker is late, or is to be asked again."""
-        now_s = time.monotonic()
+        now_s = self._clock.now_s
         ends_s = [now_s + due for member in self._members if (due := member.due_s) is not None]
         late_s = self._federation.late_s
         return ends_s + [one.started_s + late_s for one in self._passes.values() if not one.late]

@@ -5,7 +5,6 @@ In:  passes; out: whether the worker takes part in them, and its top K of each r
 
 import math
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
 from pilotfish.edge_runtime.targets.peer import NodeAddress, Peer
+from pilotfish.edge_runtime.targets.remote import WakingClock
 from pilotfish.edge_runtime.targets.target import Opening, Span
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.ensemble import TopRows
@@ -44,17 +44,22 @@ class Member:
     """One worker and its weight in the federation.
 
     digest: of the artifact that it must hold, once known. context: positions that its slots must
-    have, once fixed. left_out: whether the last finished pass was without it.
+    have, once fixed. left_out: whether the last finished pass was without it. clock: of the target.
     """
 
     def __init__(
-        self, listed: ListedWorker, place: NodeAddress, federation: Federation, opening: Opening
+        self,
+        listed: ListedWorker,
+        place: NodeAddress,
+        federation: Federation,
+        opening: Opening,
+        clock: WakingClock,
     ) -> None:
         limits = opening.config.limits
         self.weight, self.digest = listed.weight, listed.digest
         self.context = 0
         self.left_out = False
-        self._federation = federation
+        self._federation, self._clock = federation, clock
         self._manifest = opening.artifact.manifest
         self._slots = limits.sessions
         self._tally = opening.tally
@@ -180,7 +185,7 @@ class Member:
     def _waited_s(self) -> float:
         """Seconds since its oldest unanswered step was sent."""
         oldest_s = min((owed.since_s for owed in self._open_steps.values()), default=math.inf)
-        return time.monotonic() - oldest_s
+        return self._clock.now_s - oldest_s
 
     def _send(self, number: int, spans: Sequence[Span], now_s: float) -> None:
         assert self._incarnation is not None

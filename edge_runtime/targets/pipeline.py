@@ -99,7 +99,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Run stage 1 and send its states on, as soon as the stages are attached."""
-        one = self._passes[number] = _PipelinePass(number, list(spans), time.monotonic())
+        one = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
         if self._incarnation is not None:
             self._send(one)
 
@@ -126,7 +126,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def _deadlines(self) -> list[float]:
         """The times at which a step can be sent or is overdue, or a stage is to be asked again."""
-        now_s, due_s = time.monotonic(), self._stages.due_s
+        now_s, due_s = self._clock.now_s, self._stages.due_s
         ends_s = [] if due_s is None else [now_s + due_s]
         if self._sent:
             ends_s.append(self._overdue_at(self._sent[0]))
@@ -175,7 +175,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             self._fail(one, error)
             return
         if last:
-            one.sent_s = time.monotonic()
+            one.sent_s = self._clock.now_s
         if not len(self._stages):
             self._count([spent_ns])
             if last:
@@ -184,7 +184,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         rows = sum(span.rows for span in spans)
         completes = one.number if last else None
         alone = not self._sent
-        step = _SentStep(next(self._numbers), completes, rows, time.monotonic(), alone)
+        step = _SentStep(next(self._numbers), completes, rows, self._clock.now_s, alone)
         self._sent.append(step)
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
@@ -218,7 +218,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._stages.proved()
         self._count(scored.compute_ns)
         step = self._sent.popleft()
-        now_s = time.monotonic()
+        now_s = self._clock.now_s
         # stages slower than the limit must not be attached again at every step
         waited_s = now_s - max(step.sent_s, self._news_s)
         self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
@@ -275,7 +275,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def _reattach_if_overdue(self) -> None:
         """Attach all stages again if an answer is overdue, and double the limit."""
-        if self._sent and time.monotonic() > self._overdue_at(self._sent[0]):
+        if self._sent and self._clock.now_s > self._overdue_at(self._sent[0]):
             _log.warning(
                 "a step over the stages has taken %.1f s: they are attached anew", self._patience_s
             )

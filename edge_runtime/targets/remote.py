@@ -14,19 +14,46 @@ from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.wire.errors import TargetLostError
 
+_LOOK_S = 0.3  # longer than a loop waits for news of its nodes
+
 
 @dataclass(eq=False)
 class RemotePass:
     """A pass under way.
 
     spans: still to be sent. started_s, sent_s: start, and when its last step was sent (None before
-    that), by ``time.monotonic()``.
+    that), by the target's clock.
     """
 
     number: int
     spans: list[Span]
     started_s: float
     sent_s: float | None = None
+
+
+class WakingClock:
+    """Tells seconds, and stands still while this process does.
+
+    What nodes said while the edge was suspended, paused with its machine or starved was not read:
+    it is no reason to call them late. Time that the process works in counts.
+    """
+
+    def __init__(self) -> None:
+        self._looked_s, self._ran_s = time.monotonic(), time.process_time()
+        self._stood_s = 0.0
+
+    def look(self) -> float:
+        """Return the time; to be called again and again, at least every `_LOOK_S`."""
+        now_s, ran_s = time.monotonic(), time.process_time()
+        worked_s = max(0.0, ran_s - self._ran_s)
+        self._stood_s += max(0.0, now_s - self._looked_s - _LOOK_S - worked_s)
+        self._looked_s, self._ran_s = now_s, ran_s
+        return self.now_s
+
+    @property
+    def now_s(self) -> float:
+        """The time, as far as is known since the last look."""
+        return time.monotonic() - self._stood_s
 
 
 P = TypeVar("P", bound=RemotePass)
@@ -36,12 +63,13 @@ class RemoteTarget(Target, Generic[P]):
     """A target with nodes; their kind is the subclass's."""
 
     def __init__(self) -> None:
+        self._clock = WakingClock()
         self._passes: dict[int, P] = {}  # by number, the oldest first
         self._scores: list[Scores] = []  # of passes that have finished
 
     def finished(self) -> Sequence[Scores]:
         """Let the subclass work (`_work`), give up overdue passes, and return finished scores."""
-        now_s = time.monotonic()
+        now_s = self._clock.look()
         self._work(now_s)
         for one in list(self._passes.values()):
             if now_s >= self._gives_up_at(one):
@@ -53,7 +81,7 @@ class RemoteTarget(Target, Generic[P]):
     def due_s(self) -> float | None:
         """Seconds until `finished` must be called again, for a time-out or a node."""
         ends_s = [*self._deadlines(), *map(self._gives_up_at, self._passes.values())]
-        return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
+        return max(0.0, min(ends_s) - self._clock.now_s) if ends_s else None
 
     @abstractmethod
     def _work(self, now_s: float) -> None:
@@ -61,11 +89,11 @@ class RemoteTarget(Target, Generic[P]):
 
     @abstractmethod
     def _deadlines(self) -> Iterable[float]:
-        """The times at which `_work` is due even without messages, by ``time.monotonic()``."""
+        """The times at which `_work` is due even without messages, by the target's clock."""
 
     @abstractmethod
     def _gives_up_at(self, one: P) -> float:
-        """Return when a pass is given up, by ``time.monotonic()``."""
+        """Return when a pass is given up, by the target's clock."""
 
     @abstractmethod
     def _complaint(self, one: P, now_s: float) -> str:

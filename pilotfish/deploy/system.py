@@ -34,6 +34,7 @@ ENABLED = {
 _POLL_S = 0.5
 _STEADY = 3  # checks in a row: a unit that fails at once is active for a moment, too
 _MAX_RESTARTS = 3
+_OTHERS_S = 2400.0  # for units that go before; systemd gives the build of an engine 30 minutes
 _JOURNAL_LINES = 30
 
 
@@ -145,13 +146,15 @@ def withdraw(root: Rootfs, versions: Versions) -> Iterator[str]:
 def restart(unit: str, patience_s: float) -> str | None:
     """Restart a unit of the running system and wait until it is active.
 
-    Returns None, or why it is not: a sentence, then the last lines of its journal.
+    Returns None, or why it is not: a sentence, then the last lines of its journal. patience_s: for
+    its own start; what it waits for before has `_OTHERS_S`.
     """
     _run("systemctl", "stop", unit)
     # reset the failure count; a unit that never failed is an error to it
     subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True)
     _run("systemctl", "start", "--no-block", unit)
     until_s = time.monotonic() + patience_s
+    latest_s = until_s + _OTHERS_S
     active = 0
     while time.monotonic() < until_s and active < _STEADY:
         time.sleep(_POLL_S)
@@ -159,7 +162,9 @@ def restart(unit: str, patience_s: float) -> str | None:
         active = active + 1 if state["ActiveState"] == "active" else 0
         if state["ActiveState"] == "failed" or int(state["NRestarts"] or 0) >= _MAX_RESTARTS:
             return f"{unit} fails (result: {state['Result']}).\n{journal(unit)}"
-        if state["Job"]:  # it waits for another unit, such as the build of an engine
+        if state["Job"]:
+            if state["ActiveState"] == "inactive":  # behind another unit, as an engine's build
+                until_s = min(time.monotonic() + patience_s, latest_s)
             continue
         if state["ActiveState"] == "inactive" and state["ConditionResult"] == "no":
             return f"{unit} does not start: one of its conditions does not hold.\n{journal(unit)}"

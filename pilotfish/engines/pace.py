@@ -1,7 +1,8 @@
 """Measure a model's speed: the time of a pass by its number of tokens."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from pilotfish.engines.passes import Pass
 
 _SWEEPS = 4  # sweep over all widths, so that other load affects all alike
 _ENOUGH_S = 0.6  # a daemon's start waits for this: sweep less often over a slow model
+# A pass that takes so many times what others tell was disturbed; how often it is timed again.
+_DISTURBED, _AGAIN = 1.25, 2
 _TURNS, _FEWEST_TURNS = 12, 3  # the fewest where they are slow:
 _ENOUGH_TURNS_S = 20.0
 
@@ -27,24 +30,47 @@ def least_times(
 ) -> dict[int, float]:
     """Return the least of a few times for each width, never less for more tokens; seconds.
 
-    ``pass_s`` times one pass. Widths are ascending; those beyond the context are left out.
+    ``pass_s`` times one pass. Widths are ascending; those beyond the context are left out. The
+    times are kept for as long as the process runs, so what stopped it during one pass (a suspended
+    machine, a paused one, others' work) must not be in them: such a pass is timed again.
     """
-    begun_s = time.perf_counter()
     least: dict[int, float] = {}
+
+    def time_pass(width: int) -> None:
+        # the first pass of a shape is slow: counts only if alone
+        least[width] = min(least.get(width, math.inf), pass_s(width))
+
     for sweep in range(1 + _SWEEPS):
         for width in widths:
             if width > context:
                 break
-            taken_s = pass_s(width)
-            if sweep <= 1:  # the first pass of a shape is slow: counts only if alone
-                least[width] = taken_s
-            least[width] = min(least[width], taken_s)
-        if time.perf_counter() - begun_s > _ENOUGH_S:
+            time_pass(width)
+        for width in _disturbed(least) * _AGAIN:
+            time_pass(width)
+        alone = len(least) == 1  # and nothing tells whether it was disturbed
+        if (1 + sweep) * sum(least.values()) > _ENOUGH_S and sweep >= alone:
             break
     slowest_s = 0.0
     for width, taken_s in least.items():
         least[width] = slowest_s = max(slowest_s, taken_s)
     return least
+
+
+def _disturbed(times: Mapping[int, float]) -> list[int]:
+    """List widths whose pass took clearly longer than a wider one's, or than narrower ones tell."""
+    known = list(times.items())
+    found = []
+    for at, (width, taken_s) in enumerate(known):
+        told = [wider_s for _, wider_s in known[at + 1 :]]
+        if at == 1:
+            told.append(known[0][1] * width / known[0][0])
+        elif at > 1:  # the line through the two before
+            (first, first_s), (second, second_s) = known[at - 2 : at]
+            slope_s = max(0.0, (second_s - first_s) / (second - first))
+            told.append(second_s + slope_s * (width - second))
+        if taken_s > _DISTURBED * min(told, default=math.inf):
+            found.append(width)
+    return found
 
 
 def _pass_s(decoder: LanguageModel, width: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -454,3 +456,30 @@ def test_a_name_that_stands_for_another_address_now(
         [*unshare, *mounting, *script], capture_output=True, text=True, timeout=120, check=False
     )
     assert ran.stdout == "moved\n", ran.stderr
+
+
+REACHING = """
+import os, signal, sys, threading
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+
+link = EdgeLink(sys.argv[1], None)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+link.reach()
+print("reached")
+link.close()
+"""
+
+
+def test_an_edge_is_not_absent_because_the_device_stood_still(
+    server: EdgeServer, relay: Relay
+) -> None:
+    lose(relay)
+    command = [sys.executable, "-c", REACHING, relay.endpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reaching:
+        _, status = os.waitpid(reaching.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        relay.turn_to(server.endpoint)
+        time.sleep(3.0)
+        reaching.send_signal(signal.SIGCONT)
+        told, _ = reaching.communicate(timeout=60)
+    assert told == "reached\n"

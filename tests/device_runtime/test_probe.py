@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -271,3 +273,34 @@ def test_windows_that_the_edge_would_not_read_are_not_sent(
             )
             assert max(round_.uplink_bytes for round_ in answer.rounds) < 2**20
     assert wide.manifest.vocab_size == 20_000
+
+
+STOPPED = """
+import os, signal, sys, threading
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.probing import ping
+
+link = EdgeLink(sys.argv[1], None)
+link.reach()
+ping(link)
+stop = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP))
+stop.start()
+ping(link)
+stop.join()
+print(link.state().rtt.samples, link.state().rtt.value)
+link.close()
+"""
+
+
+def test_a_device_that_was_stopped_meanwhile_takes_it_for_no_rtt(edge: EdgeServer) -> None:
+    """Not so long that the connection breaks: then the ping would be sent again, and not count."""
+    with Emulator(edge.endpoint, Conditions(rtt_s=0.3)) as link:
+        command = [sys.executable, "-c", STOPPED, link.endpoint]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as pinging:
+            _, status = os.waitpid(pinging.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            time.sleep(0.7)
+            pinging.send_signal(signal.SIGCONT)
+            samples, rtt_s = pinging.communicate(timeout=60)[0].split()
+    assert samples == "1"
+    assert float(rtt_s) < 0.45

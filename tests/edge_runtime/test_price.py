@@ -151,3 +151,38 @@ def test_passes_that_read_prompts_teach_nothing():
     price.skipped()
     price.committed(7)
     assert (price.position_s, price.tokens_per_s) == before
+
+
+def paused(price, positions, pause_s, a_s=0.01, b_s=0.0002):
+    """One pass of an edge that stood still meanwhile."""
+    price.passed(positions, pause_s + a_s + b_s * positions)
+    price.committed(1)
+
+
+@pytest.mark.parametrize("pause_s", [1.0, 3.0, 5.0])
+@pytest.mark.parametrize("positions", [1, 4, 8, 16])
+@pytest.mark.parametrize("before", [0, 5, 300])
+def test_a_pause_in_one_pass_prices_out_no_drafts(before, positions, pause_s):
+    """Whatever the pass was like, and however little was known before it."""
+    price, quiet = Price(line(0.01, 0.0002)), Price(line(0.01, 0.0002))
+    random = np.random.default_rng(3)
+    for each in (price, quiet):
+        passes(each, 0.01, 0.0002, random.integers(1, 9, before))
+    paused(price, positions, pause_s)
+    for _ in range(60):
+        assert price.of_draft == pytest.approx(quiet.of_draft, rel=0.35)
+        for each in (price, quiet):
+            passes(each, 0.01, 0.0002, random.integers(1, 9, 1))
+    assert price.of_draft == pytest.approx(quiet.of_draft, rel=0.05)
+    assert price.pass_s(1) == pytest.approx(quiet.pass_s(1), rel=0.1)
+
+
+@pytest.mark.parametrize("times", [8.0, 30.0])
+def test_it_follows_a_machine_that_becomes_far_slower(times):
+    """What repeats is no pause: a machine that lost its cores, contexts that became long."""
+    random = np.random.default_rng(4)
+    price = Price(line(0.01, 0.0002))
+    passes(price, 0.01, 0.0002, random.integers(1, 17, 300))
+    passes(price, times * 0.01, times * 0.0002, random.integers(1, 17, 400))
+    assert price.pass_s(8) == pytest.approx(times * 0.0116, rel=0.1)
+    assert price.position_s == pytest.approx(times * 0.0002, rel=0.2)

@@ -255,3 +255,70 @@ def test_signal_strength(tmp_path, lines: str, level: float | None) -> None:
 
 def test_no_radio(tmp_path) -> None:
     assert signal_dbm(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize("stall_s", [0.6, 1.0, 5.0])
+@pytest.mark.parametrize("at", [0, 1, 2, 7])
+def test_a_stall_during_one_exchange_stays_in_no_reading(at: int, stall_s: float) -> None:
+    """An end that stood still meanwhile, in a ping of its answer or the only one of it."""
+    for alone in (False, True):
+        road = Road(LinkMeter(), 0.02, 20e6, 50e6)
+        for number in range(8):
+            road.rtt_s = 0.02 + (stall_s if number == at else 0.0)
+            road.exchange()
+            if alone:
+                road.meter.next_answer()
+        road.rtt_s = 0.02
+        road.exchange(up=12_000, down=12_000)
+        state = road.meter.state()
+        assert state.rtt is not None
+        assert state.jitter is not None
+        assert state.up is not None
+        assert state.down is not None
+        assert state.rtt.value == pytest.approx(0.02, rel=0.01)
+        assert state.jitter.value < 0.001
+        assert state.up.value == pytest.approx(20e6, rel=0.15)
+        assert state.down.value == pytest.approx(50e6, rel=0.15)
+
+
+def test_a_stall_asks_for_another_ping_and_a_slower_link_is_believed_at_the_second() -> None:
+    road = Road(LinkMeter(), 0.02, 20e6, 50e6)
+    road.exchange()
+    road.meter.next_answer()
+    road.rtt_s = 1.0
+    road.exchange()
+    assert not road.meter.rtt_is_new
+    road.exchange()
+    assert road.meter.rtt_is_new
+    rtt = road.meter.state().rtt
+    assert rtt is not None
+    assert rtt.value == pytest.approx(1.0, rel=0.01)
+
+
+def test_the_first_reading_may_be_a_stall_and_then_tells_no_rate() -> None:
+    road = Road(LinkMeter(), 1.0, 20e6, 50e6)
+    road.exchange()
+    road.rtt_s = 0.02
+    road.exchange(up=12_000, down=12_000)
+    assert road.meter.state().up is None
+
+
+@pytest.mark.parametrize("stall_s", [1.0, 5.0])
+def test_a_stall_during_one_transfer_is_no_rate(stall_s: float) -> None:
+    road = Road(LinkMeter(), 0.02, 20e6, 50e6)
+    for _ in range(3):
+        road.exchange()
+        road.exchange(up=12_000, down=12_000)
+    road.meter.next_answer()
+    road.rtt_s = 0.02 + stall_s
+    road.exchange(up=12_000, down=12_000)
+    state = road.meter.state()
+    assert state.up is not None
+    assert state.up.value == pytest.approx(20e6, rel=0.15)
+    road.rtt_s = 0.02
+    road.up_bps = 1e6  # and what lasts is followed
+    for _ in range(2):
+        road.exchange(up=12_000, down=12_000)
+    state = road.meter.state()
+    assert state.up is not None
+    assert state.up.value == pytest.approx(1e6, rel=0.15)

@@ -8,11 +8,13 @@ The sum of both ways needs no common clock. To split it, the clocks' offset is l
 quickest small exchange, under the usual assumption that both its ways took equally long. Small
 messages measure the RTT, large ones (≥ 10 kB) a rate: their bits over what they took beyond half an
 RTT. Values are medians of an answer's last few samples: one stall changes nothing, a changed link
-soon does.
+soon does. So a sample that is far off the one before it counts only once the next one is like it:
+one end may have stood still meanwhile.
 """
 
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
@@ -27,6 +29,7 @@ _MEDIAN_OF = 5
 _KEPT = 16
 _LEAST_TRANSFER_S = 20e-6  # what clocks can resolve here
 _DRIFT = 200e-6  # of two clocks at most
+_STALLED, _STALL_S = 8.0, 0.25  # times what its neighbours took, and beyond it: a stall
 
 
 class Transit(NamedTuple):
@@ -36,15 +39,41 @@ class Transit(NamedTuple):
     down_s: float
 
 
-class _Samples:
-    """The last few values of one quantity, with the time and the answer of each."""
+def _slower(rtt_s: float, other_s: float) -> bool:
+    return rtt_s > max(_STALLED * other_s, other_s + _STALL_S)
 
-    def __init__(self) -> None:
-        self._taken: deque[tuple[int, float, int]] = deque(maxlen=_KEPT)
+
+def _thinner(rate_bps: float, other_bps: float) -> bool:
+    return _STALLED * rate_bps < other_bps
+
+
+class _Samples:
+    """The last few values of one quantity, with the time and the answer of each.
+
+    stalled: whether one value looks like a stall beside another one.
+    """
+
+    def __init__(self, stalled: Callable[[float, float], bool]) -> None:
+        self._all: deque[tuple[int, float, int]] = deque(maxlen=_KEPT)
+        self._stalled = stalled
         self.answer = 0
 
     def add(self, now_ns: int, value: float) -> None:
-        self._taken.append((now_ns, value, self.answer))
+        self._all.append((now_ns, value, self.answer))
+
+    @property
+    def _taken(self) -> list[tuple[int, float, int]]:
+        """All but those that look like a stall beside both their neighbours."""
+        found = list(self._all)
+        return [
+            one
+            for at, one in enumerate(found)
+            if len(found) == 1
+            or not all(
+                self._stalled(one[1], other[1])
+                for other in (*found[max(0, at - 1) : at], *found[at + 1 : at + 2])
+            )
+        ]
 
     @property
     def values(self) -> list[float]:
@@ -53,7 +82,8 @@ class _Samples:
     @property
     def new(self) -> bool:
         """Whether the last one was taken in this answer."""
-        return bool(self._taken) and self._taken[-1][2] == self.answer
+        taken = self._taken
+        return bool(taken) and taken[-1][2] == self.answer
 
     @property
     def recent(self) -> list[float]:
@@ -61,19 +91,23 @@ class _Samples:
 
         An answer under `stream` takes one sample, which earlier ones must not outvote.
         """
-        if not self._taken:
+        return self._recent(self._taken)
+
+    def _recent(self, taken: list[tuple[int, float, int]]) -> list[float]:
+        if not taken:
             return []
-        newest_ns, _, newest = self._taken[-1]
+        newest_ns, _, newest = taken[-1]
         since_ns = newest_ns - int(FRESH_S * 1e9)
-        close = [v for at, v, answer in self._taken if at >= since_ns and answer == newest]
+        close = [v for at, v, answer in taken if at >= since_ns and answer == newest]
         return close[-_MEDIAN_OF:]
 
     def reading(self, now_ns: int) -> Reading | None:
         """The median of the recent values."""
-        recent = self.recent
+        taken = self._taken
+        recent = self._recent(taken)
         if not recent:
             return None
-        age_s = (now_ns - self._taken[-1][0]) * 1e-9
+        age_s = (now_ns - taken[-1][0]) * 1e-9
         return Reading(value=median(recent), age_s=age_s, samples=len(recent))
 
 
@@ -83,7 +117,8 @@ class LinkMeter:
     def __init__(self) -> None:
         self._offset_ns = 0  # the edge's clock minus ours
         self._quickest_ns, self._compared_ns = 2**62, 0
-        self._rtt, self._up, self._down = _Samples(), _Samples(), _Samples()
+        self._rtt = _Samples(_slower)
+        self._up, self._down = _Samples(_thinner), _Samples(_thinner)
 
     def exchange(
         self,
@@ -115,7 +150,7 @@ class LinkMeter:
 
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent
-        if not rtts:
+        if not rtts or _slower(min(rtts), sum(transit)):  # unknown, or it was a stall
             return
         # the least: what others took beyond it was waiting, not transfer
         way_s = min(rtts) / 2
