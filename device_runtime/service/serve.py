@@ -48,13 +48,13 @@ def serve(
     )
     inspection = Inspection(source.artifact)
     access = Access(api_keys(config.api_keys, config.listen))
-    if config.texts is not None and access.keys is None and not config.share_texts:
-        if str(config.texts) != OFF:
-            _log.warning(
-                "without API keys texts are nobody's and none are kept in %s: name keys "
-                "(--api-keys), or share texts (--share-texts)",
-                config.texts,
-            )
+    nobodys = access.keys is None and not config.share_texts
+    if nobodys and config.texts is not None and str(config.texts) != OFF:
+        _log.warning(
+            "without API keys texts are nobody's, and none are kept in %s: name keys (--api-keys), "
+            "or share texts (--share-texts)",
+            config.texts,
+        )
     tls = tls_context(config.tls_cert, config.tls_key)
     if tls is None and not is_loopback(f"tcp://{config.listen}"):
         _log.warning(

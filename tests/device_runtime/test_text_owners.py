@@ -16,7 +16,8 @@ from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.text import Recollection
 from pilotfish.device_runtime.drafting.texts import KeptTexts
-from pilotfish.device_runtime.service.access import ApiKeys
+from pilotfish.device_runtime.plan import plan
+from pilotfish.device_runtime.service.access import ApiKeys, Client
 from pilotfish.speculation.corpus import BREAK
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import LOCAL, STREAM, lossless, names
@@ -317,7 +318,7 @@ def test_another_process_may_have_other_owners(tmp_path: Path) -> None:
 def test_a_name_that_is_given_to_another_key_is_another_owner(tmp_path: Path) -> None:
     """A key that is given another name is the same one."""
 
-    def owner(line: str) -> tuple[str, Owner]:
+    def owner(line: str) -> Client:
         path = tmp_path / "api-keys"
         path.write_text(line + "\n")
         path.chmod(0o600)
@@ -328,6 +329,7 @@ def test_a_name_that_is_given_to_another_key_is_another_owner(tmp_path: Path) ->
     first, again = owner("bob:0123456789abcdef"), owner("bob:fedcba9876543210")
     assert first[0] == again[0] == "bob"
     assert first[1] != again[1]
+    assert first.identity != again.identity
     assert owner("robert:0123456789abcdef")[1] == first[1]
     assert owner("0123456789abcdef")[1] == first[1]
     assert "0123456789abcdef" not in str(first[1])
@@ -359,6 +361,9 @@ def test_a_lane_holds_nothing_of_another_owners_prompt(long_pair: Pair, draft: s
                 assert device.shared(made, owner) == len(prompt)
             assert len(set(texts)) == 1
             assert device.shared(made, "bob") == 0
+            if draft == "model":  # what the drafter has read is dropped before it reads anew
+                device._conversation.session.start(made, plan(**wish), owner="bob")
+                assert device._drafter._held == 0
             device.generate(made, owner=OWN, **wish)
         device.close()
         for owner in ("alice", "bob"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,27 @@ def test_texts_that_are_shared_are_in_no_lossy_answer(
         first, second = (ask(service, name, "completions", **asked) for name in ("bob", "carol"))
     assert first["choices"] == second["choices"]
     assert second["pilotfish"]["rounds"] < first["pilotfish"]["rounds"]
+
+
+def test_a_name_that_is_given_to_another_key_begins_anew(
+    callers: Pair, edge: EdgeServer, tmp_path: Path
+) -> None:
+    """Nothing that its first key said is drafted for the second, nor its responses told."""
+    path = tmp_path / "api-keys"
+    path.write_text(f"alice:{KEYS['alice']}\ncarol:{KEYS['bob']}\n")
+    path.chmod(0o600)
+    wishes = {label: WISHES[label] for label in ("adaptive", "parrot", "greedy")}
+    flags = ("--lanes", 1, "--api-keys", path)
+    with serving(Path("text"), edge.endpoint, *flags, **PARROT) as service:
+        before = read_all(service, "bob", wishes)
+        say_the_secret(service)
+        kept = ask(service, "alice", "responses", input=SECRET, max_output_tokens=4)["id"]
+        path.write_text(f"alice:{KEYS['carol']}\n")
+        service.tell(signal.SIGHUP)
+        service.until("reloaded")
+        assert differing(before, read_all(service, "carol", wishes)) == []
+        told = {"Authorization": f"Bearer {KEYS['carol']}"}
+        assert service.get(f"/v1/responses/{kept}", headers=told).status_code == 404
 
 
 def test_without_keys_an_answer_draws_from_its_own_conversation(
