@@ -2,8 +2,8 @@
 
 In:  conversations, as token ids, and whose they are. Out: a `Corpus` for each owner.
 
-An owner's texts are drafted from for that owner alone. Where a device shares texts, they are also
-among everyone's, from which lossless protocols draft. Texts without an owner are kept nowhere else.
+An owner's texts are drafted from for that owner alone. Where a device shares texts, what is said is
+also among everyone's, from which lossless protocols draft; only there is kept what nobody owns.
 """
 
 from __future__ import annotations

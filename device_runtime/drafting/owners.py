@@ -111,7 +111,7 @@ def _short(vocabulary: str) -> str:
 def _files(folder: Path) -> list[_File]:
     """List the files of a folder but its secret, with what a kill left half written."""
     found: list[_File] = []
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(folder) as entries:  # else opening a file tells why
         for entry in entries:
             if entry.name == _SECRET or not entry.is_file(follow_symlinks=False):
                 continue
