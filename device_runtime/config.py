@@ -36,6 +36,13 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
             metavar="DIR|off",
         ),
     ] = None
+    share_texts: Annotated[
+        bool,
+        setting(
+            "let lossless protocols draft from what all clients said, and keep prompts that were "
+            "read: clients can find out by trying what others said"
+        ),
+    ] = False
     edge: Annotated[
         str | None,
         setting("tcp://HOST:PORT; protocol local needs none", metavar="ADDRESS", live=True),

@@ -13,6 +13,7 @@ from pilotfish.device_runtime.answer import AnswerBuffer, outline_of
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.drafting import Drafter
+from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.learned import Learned
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, LossLog, Patience
@@ -46,7 +47,10 @@ class Choosable:
 
 
 class Conversation:
-    """Generates answers with one drafter, one link and one session. One thread at a time."""
+    """Generates answers with one drafter, one link and one session. One thread at a time.
+
+    shares: see `Session`.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,8 @@ class Conversation:
         patience: Patience,
         interrupt: Interrupt,
         on_round: Callable[[Round], None] | None,
+        *,
+        shares: bool = False,
     ) -> None:
         self._target = target
         self._trees, self._speaks = not drafter.unbranched, drafter.alone
@@ -65,7 +71,7 @@ class Conversation:
         self._patience = patience
         self._interrupt = interrupt
         self._on_round = on_round
-        self.session = Session(drafter, link, interrupt)
+        self.session = Session(drafter, link, interrupt, shares=shares)
         self.last: Generation | None = None
 
     @property
@@ -75,9 +81,14 @@ class Conversation:
         return list((welcome or self._target).eos_ids)
 
     def answer(
-        self, prompt: Prompt, wish: Plan | Choosable, *, alone: bool = True
+        self,
+        prompt: Prompt,
+        wish: Plan | Choosable,
+        owner: Owner = OWN,
+        *,
+        alone: bool = True,
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces of the answer to a prompt; ``last`` holds it afterwards.
+        """Yield the pieces of the answer to an owner's prompt; ``last`` holds it afterwards.
 
         alone: under "local", an edge of another vocabulary counts as lost even before the first
         piece; otherwise it raises `PairMismatchError` there.
@@ -95,7 +106,7 @@ class Conversation:
         first_token_s = 0.0
         finished = False
         try:
-            session.start(prompt, plan, _channel(state), advice(plan, self._target))
+            session.start(prompt, plan, _channel(state), advice(plan, self._target), owner)
             for record in self._rounds(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
                 if link is not None and losses.add(record, link.lost_ns, settled_ns):

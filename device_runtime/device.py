@@ -13,6 +13,7 @@ from pilotfish.device_runtime.bridge import Asked, Pair, Prompt, Talk, are_messa
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
+from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
@@ -47,7 +48,8 @@ class Device:
     edge and cached; on_fetch is called with the bytes fetched and their total.
     draft_text: an artifact drafts by the text, too, where it repeats itself.
     texts: the folder where earlier conversations are kept for that, or "off": each has its own text
-    alone; None: they are kept in memory.
+    alone; None: they are kept in memory. Each owner that `stream` names has texts of its own.
+    share_texts: unless they are shared, for lossless protocols, with the prompts that were read.
     edge: ``tcp://host:port``, or None when only ``local`` is used.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
     on_round: is called with every round at its end.
@@ -80,6 +82,7 @@ class Device:
         patience_s: float = 120.0,
         draft_text: bool = False,
         texts: str | Path | None = None,
+        share_texts: bool = False,
     ) -> None:
         if lanes < 1:
             raise UnsupportedError(f"A device has at least one lane, not {lanes}.")
@@ -87,7 +90,8 @@ class Device:
         self._on_round = on_round
         self._interrupt = Interrupt()
         self._link: EdgeLink | None = None
-        source = DraftSource.of(draft, text=draft_text, kept=texts)
+        self._shares = share_texts
+        source = DraftSource.of(draft, text=draft_text, kept=texts, shared=share_texts)
         if source.artifact is None and (edge is None or on_link_loss == "local"):
             raise UnsupportedError(
                 "The drafter text repeats what was said, and can say nothing by itself: give it an "
@@ -151,6 +155,7 @@ class Device:
             self._patience,
             self._interrupt,
             self._on_round,
+            shares=self._shares,
         )
 
     def _match_vocabulary(self) -> bool:
@@ -199,20 +204,26 @@ class Device:
 
     # Answers
 
-    def generate(self, prompt: Asked | Prompt, **options: Unpack[TalkOptions]) -> Generation:
+    def generate(
+        self, prompt: Asked | Prompt, *, owner: Owner = OWN, **options: Unpack[TalkOptions]
+    ) -> Generation:
         """Generate an answer and return it whole. The options are those of `stream`."""
-        for _ in self.stream(prompt, **options):
+        for _ in self.stream(prompt, owner=owner, **options):
             pass
         assert self.last is not None
         return self.last
 
-    def stream(self, prompt: Asked | Prompt, **options: Unpack[TalkOptions]) -> Iterator[Piece]:
+    def stream(
+        self, prompt: Asked | Prompt, *, owner: Owner = OWN, **options: Unpack[TalkOptions]
+    ) -> Iterator[Piece]:
         """Yield an answer piece by piece; ``last`` holds the whole when the iterator ends.
 
         A text prompt becomes one user message in the target's chat template, if it has one;
         messages (each with "role" and "content") are rendered by that template, with the tools of
         the options (`TalkOptions`) or those of a `Talk`; a list of the target's token ids is used
-        as it is. The other options are those of `device_runtime.plan.plan`.
+        as it is. The other options are those of `device_runtime.plan.plan`. owner: whose words
+        these are, by any name that others cannot take; by default the device has one user. None:
+        nobody's, from whose answers nothing is kept.
         """
         self._interrupt.arm()
         asked, how = _asked(prompt, options)
@@ -220,7 +231,8 @@ class Device:
         self._meet_edge(wish)
         self._match_vocabulary()
         made = self._translated(asked)
-        return self._restarted(self._conversation.answer(made, wish, alone=False), made, wish)
+        pieces = self._conversation.answer(made, wish, owner, alone=False)
+        return self._restarted(pieces, made, wish, owner)
 
     def _wanted_plan(self, options: Options) -> Plan | Choosable:
         """Check the options; returns the plan, or what "auto" chooses from."""
@@ -249,7 +261,11 @@ class Device:
                 link.greet()
 
     def _restarted(
-        self, pieces: Generator[Piece, None, None], made: Prompt, wish: Plan | Choosable
+        self,
+        pieces: Generator[Piece, None, None],
+        made: Prompt,
+        wish: Plan | Choosable,
+        owner: Owner,
     ) -> Iterator[Piece]:
         """Yield the pieces; restarts the answer if the edge's vocabulary is not the prompt's."""
         with closing(pieces):
@@ -263,7 +279,7 @@ class Device:
                     yield first
                     yield from pieces
                 return
-        yield from self._conversation.answer(self._translated(made), wish)
+        yield from self._conversation.answer(self._translated(made), wish, owner)
 
     def _translated(self, prompt: Asked | Prompt) -> Prompt:
         """Translate the prompt to the vocabularies of this pair."""
@@ -342,11 +358,11 @@ class Device:
         """The most tokens of prompt and answer together; an edge may allow fewer."""
         return self._conversation.session.context
 
-    def shared(self, prompt: Prompt) -> int:
-        """Count the first tokens of a prompt that this conversation already holds."""
+    def shared(self, prompt: Prompt, owner: Owner = OWN) -> int:
+        """Count the first tokens of an owner's prompt that this conversation already holds."""
         if prompt.vocabulary != self._partner.pair.fingerprint:
             return 0  # ids of another vocabulary
-        return self._conversation.session.shared(prompt.ids)
+        return self._conversation.session.shared(prompt.ids, owner)
 
     # The edge
 

@@ -174,6 +174,12 @@ class EdgeSession:
         if self._link is not None and self._generation >= 0:
             self._link.try_send(m.Close(session=self._id))
 
+    def forget(self) -> None:
+        """Go on with another session, of which the edge holds nothing."""
+        self.close()
+        self._id = secrets.token_bytes(16)
+        self._held = 0
+
     def tells_prompt(self, start: int) -> bool:
         """Whether a reply from this position on has the prompt's log-probabilities."""
         return not self.prompt_told and start == self._begun

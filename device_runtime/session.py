@@ -3,6 +3,9 @@
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
 both can be rebuilt from them.
 
+What the session holds is its last owner's. Where another one begins, both ends forget it, unless it
+is shared: else the time of an answer would tell how far its prompt is what another said.
+
 Under policy "local" a window without a verdict is dropped whole. Only the link decides that, never
 the tokens drawn, and `local` draws from another stream, so the output's law stays.
 """
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.advice import Advice
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafting import Drafter
+from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.edge_session import EdgeSession, Streamed, Verified
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
@@ -40,7 +44,7 @@ from pilotfish.wire.errors import (
     UnsupportedError,
 )
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
-from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
+from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose, lossless
 from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, SOURCES
 
 _NS = 1e-9
@@ -48,10 +52,18 @@ _UNKNOWN = Channel()
 
 
 class Session:
-    """One conversation with one edge, or with none for `local`."""
+    """One conversation with one edge, or with none for `local`.
+
+    shares: what one owner said may make another's answer faster.
+    """
 
     def __init__(
-        self, drafter: Drafter, link: EdgeLink | None, interrupt: Interrupt | None = None
+        self,
+        drafter: Drafter,
+        link: EdgeLink | None,
+        interrupt: Interrupt | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         self.committed = Committed()
         self._drafter = drafter
@@ -66,6 +78,8 @@ class Session:
         self.prompt_logprobs: list[TokenLogprob | None] = []  # if asked for, once they have come
         self._shaper: Shaper | None = None
         self._constraint: Advice | None = None
+        self._shares = shares
+        self._owner: Owner = OWN  # whose the committed tokens are
 
     @property
     def context(self) -> int:
@@ -83,11 +97,12 @@ class Session:
         plan: Plan,
         channel: Channel = _UNKNOWN,
         constraint: Advice | None = None,
+        owner: Owner = OWN,
     ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
         channel: the link as measured for this generation, for a decision head. constraint: of what
-        is drafted, by the plan's grammar.
+        is drafted, by the plan's grammar. owner: whose it is.
         """
         ids = prompt.ids
         if len(ids) == 0:
@@ -109,10 +124,15 @@ class Session:
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
         self._shaper, self._constraint = plan.law.shaper(len(ids), constraint), constraint
-        kept = self.shared(ids)
+        kept = self.shared(ids, owner)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
-        self._drafter.start(prompt)
+        if owner != self._owner:
+            if not self._shares:
+                self._drafter.forget()
+                self.edge.forget()
+            self._owner = owner
+        self._drafter.start(prompt, owner, lossless=lossless(plan.protocol))
         self._plan, self._last = plan, None
         self.prompt_logprobs, self._prompt_length = [], len(ids)
         self.edge.truncate(kept)
@@ -137,8 +157,10 @@ class Session:
                 "protocol local needs a model."
             )
 
-    def shared(self, prompt: NDArray[np.uint32]) -> int:
-        """Count the first tokens of the prompt that the session holds already."""
+    def shared(self, prompt: NDArray[np.uint32], owner: Owner = OWN) -> int:
+        """Count the first tokens of the owner's prompt that the session holds already."""
+        if owner != self._owner and not self._shares:
+            return 0
         return common_prefix(self.committed.ids, prompt)
 
     def join(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt
+from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.shaping import Shaper
@@ -77,8 +78,15 @@ class Drafter(ABC):
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
 
     @abstractmethod
-    def start(self, prompt: Prompt) -> None:
-        """Begin a generation."""
+    def start(self, prompt: Prompt, owner: Owner = OWN, *, lossless: bool = True) -> None:
+        """Begin a generation. owner: whose it is; lossless: its protocol is.
+
+        Under a lossy protocol drafts are of the owner's own words, and the model's.
+        """
+
+    def forget(self) -> None:
+        """Drop what was read: the next generation is another owner's."""
+        return
 
     @abstractmethod
     def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.choice.acceptance import HOPE
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
+from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.text import Recollection, rows
 from pilotfish.device_runtime.drafting.turns import Turns
 from pilotfish.engines.artifact import Artifact
@@ -159,12 +160,17 @@ class ModelDrafter(Drafter):
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
         self.bridge, self._vocabulary = bridge, vocabulary
 
-    def start(self, prompt: Prompt) -> None:
+    def start(self, prompt: Prompt, owner: Owner = OWN, *, lossless: bool = True) -> None:
         """Begin a generation; keeps the K/V of the prompt's known prefix."""
         self.bridge.start(prompt)
         self._roll_back(prompt.own[:-1])
         if self._text is not None:
-            self._text.start(self._vocabulary, self.bridge.vocab_size)
+            self._text.start(self._vocabulary, self.bridge.vocab_size, owner, lossless=lossless)
+            self._text.follow(prompt.ids)
+
+    def forget(self) -> None:
+        """Drop the K/V, so that the next generation reads all of its prompt."""
+        self._roll_back(self._ids[:0])
 
     def end(self, committed: Ids) -> None:
         """Note that an answer is complete: prompt and answer are u32 [n]."""

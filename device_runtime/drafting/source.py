@@ -30,18 +30,20 @@ class DraftSource:
     memory: TextMemory | None
 
     @classmethod
-    def of(cls, draft: str | Path, *, text: bool, kept: str | Path | None) -> DraftSource:
+    def of(
+        cls, draft: str | Path, *, text: bool, kept: str | Path | None, shared: bool = False
+    ) -> DraftSource:
         """Open what is called ``draft``.
 
-        text: a model drafts by the text as well. kept: see `TextMemory`. Raises `ArtifactError`
-        like `Artifact.open`, and `UnsupportedError` for options that do not fit it.
+        text: a model drafts by the text as well. kept, shared: see `TextMemory`. Raises
+        `ArtifactError` like `Artifact.open`, and `UnsupportedError` for options that do not fit it.
         """
         alone = str(draft) == TEXT
         if kept is not None and not (alone or text):
             raise UnsupportedError(
                 "Texts are kept for a drafter that uses them: --draft text, or --draft-text."
             )
-        memory = TextMemory(kept) if alone or text else None
+        memory = TextMemory(kept, shared=shared) if alone or text else None
         return cls(None if alone else Artifact.open(draft), memory)
 
     @property

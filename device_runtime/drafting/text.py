@@ -1,14 +1,16 @@
-"""A drafter without a model: the text repeats itself, its prompt, or what this device said before.
+"""A drafter without a model: the text repeats itself, its prompt, or what its owner said before.
 
 In:  committed tokens of the target's own vocabulary. Out: windows and hints. What may follow is
      found in microseconds; to sample of it takes longer, as of any drafter's row.
 
 q is the frequency of what followed the same words (`speculation.recall`), and is shipped as it is
-sampled from, so the law is the target's under every lossless protocol.
+sampled from, so the law is the target's under every lossless protocol. Under a lossy one its words
+enter the answer: there it never draws from what others said, even where that is shared.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,12 @@ import numpy as np
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.memory import TextMemory, Texts
+from pilotfish.device_runtime.drafting.memory import MOST_OWNERS, TextMemory
+from pilotfish.device_runtime.drafting.owners import OWN, Owner
+from pilotfish.device_runtime.drafting.texts import Texts
+from pilotfish.speculation.corpus import NOTHING
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.odds import DOUBTFUL, Odds
 from pilotfish.speculation.recall import Echo, Recall
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
@@ -35,12 +41,16 @@ _OVERLAP = 2  # tokens of a continued conversation that are kept again, to find 
 
 
 class Recollection(Recall):
-    """A lane's `Recall`, which knows the earlier texts of all lanes and adds its own to them."""
+    """A lane's `Recall`, which knows the owner's earlier texts and adds to them."""
 
     def __init__(self, memory: TextMemory) -> None:
         super().__init__()
         self._memory = memory
-        self._texts, self._vocabulary = Texts(0), ""
+        self._texts: list[Texts] = []  # to which the conversation is added
+        self._vocabulary = ""
+        self._owner: Owner = OWN
+        # by owner: how often a repetition was right tells of the texts that were repeated
+        self._learnt: OrderedDict[Owner, Odds] = OrderedDict({OWN: self._odds})
         self._kept: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
         self._released = False
         memory.join()
@@ -55,22 +65,44 @@ class Recollection(Recall):
             self._released = True
             self._memory.leave()
 
-    def start(self, vocabulary: str, vocab_size: int) -> None:
-        """Begin a generation in this vocabulary: search the texts that there are now."""
-        if vocabulary != self._vocabulary:  # ids of another one are other words
-            self._vocabulary = vocabulary
+    def start(
+        self,
+        vocabulary: str,
+        vocab_size: int,
+        owner: Owner = OWN,
+        *,
+        lossless: bool = True,
+    ) -> None:
+        """Begin a generation of this owner in this vocabulary: search the texts that there are now.
+
+        lossless: the answer's protocol is, so that others' texts may be among them.
+        """
+        # if these cannot be had, nothing is searched and nothing is kept
+        self._texts = []
+        self.look(NOTHING)
+        if owner != self._owner:
+            self._forget(0)  # what the lane followed last is another's
+        if (vocabulary, owner) != (self._vocabulary, self._owner):  # ids of another are other words
+            self._vocabulary, self._owner = vocabulary, owner
             self._kept = np.empty(0, np.uint32)
-            self._texts = Texts(0)  # if these cannot be had, nothing is kept
-        self._texts = self._memory.texts(vocabulary, vocab_size)
-        self.look(self._texts.look())
+            self.trust(self._learnt.setdefault(owner, Odds(DOUBTFUL)))
+            self._learnt.move_to_end(owner)
+            if len(self._learnt) > MOST_OWNERS:
+                self._learnt.popitem(last=False)
+        own = self._memory.texts(vocabulary, vocab_size, owner)
+        shared = self._memory.shared(vocabulary, vocab_size)
+        self._texts = [own] if shared is None else [own, shared]
+        self.look((own if shared is None or not lossless else shared).look())
 
     def end(self, committed: Ids) -> None:
         """Keep what the conversation u32 [n] has gained since it was kept last."""
         known = common_prefix(self._kept, committed)
-        if known == len(committed):
+        if known == len(committed) or not self._texts:
             return
         self._kept = committed.copy()
-        self._texts.add(committed[max(0, known - _OVERLAP) :])
+        for texts in self._texts:
+            texts.add(committed[max(0, known - _OVERLAP) :])
+        self._memory.trim()
 
 
 class TextDrafter(Drafter):
@@ -106,9 +138,9 @@ class TextDrafter(Drafter):
         self._row = np.full((1, bridge.vocab_size), -np.inf, np.float32)
         self._written: Ids = np.empty(0, np.uint32)  # the finite ones of it
 
-    def start(self, prompt: Prompt) -> None:
-        """Begin a generation, with all that was said before it."""
-        self._recall.start(self._vocabulary, self.bridge.vocab_size)
+    def start(self, prompt: Prompt, owner: Owner = OWN, *, lossless: bool = True) -> None:
+        """Begin a generation, with all that its owner said before it."""
+        self._recall.start(self._vocabulary, self.bridge.vocab_size, owner, lossless=lossless)
         self._recall.follow(prompt.ids)
 
     def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:

@@ -9,6 +9,8 @@ send requests to 127.0.0.1 (CSRF), or have its own name resolve there (DNS rebin
 must be this machine and the Origin, if there is one, the service itself.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import os
@@ -16,7 +18,9 @@ import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from pilotfish.device_runtime.drafting.owners import Owner
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.wire.errors import KeysError, ListenError
 from pilotfish.wire.transport import is_loopback
@@ -25,6 +29,21 @@ _FILE_BYTES = 256 * 1024
 _KEY = re.compile(r"[\x21-\x7e]{16,512}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 CREDENTIAL = "api-keys"
+
+
+class Client(NamedTuple):
+    """Who asks. name: of the key, or the address. owner: of what is said; None without a key.
+
+    The owner is told by the key and not by its name, which may be given to somebody else.
+    """
+
+    name: str
+    owner: Owner = None
+
+    @property
+    def identity(self) -> str:
+        """What tells it from all others, as far as that can be known."""
+        return self.owner or self.name
 
 
 class ApiKeys:
@@ -39,7 +58,7 @@ class ApiKeys:
         self.broken = tuple(broken)
 
     @classmethod
-    def load(cls, path: Path) -> "ApiKeys":
+    def load(cls, path: Path) -> ApiKeys:
         """Read a key file; `KeysError` for any faulty line."""
         keys = cls.of_sound_lines(path)
         if keys.broken:
@@ -47,7 +66,7 @@ class ApiKeys:
         return keys
 
     @classmethod
-    def of_sound_lines(cls, path: Path) -> "ApiKeys":
+    def of_sound_lines(cls, path: Path) -> ApiKeys:
         """Read the keys of a file's valid lines; there may be none.
 
         Raises `KeysError` only if the file as a whole cannot be read.
@@ -82,8 +101,8 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def owner(self, authorization: str | None) -> str | None:
-        """Return the name of the client with the key in this ``Authorization`` header."""
+    def client(self, authorization: str | None) -> Client | None:
+        """Return the client with the key in this ``Authorization`` header."""
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return None
@@ -91,7 +110,7 @@ class ApiKeys:
         found = None
         for name, known in self._digests.items():
             if hmac.compare_digest(known, digest):
-                found = name
+                found = Client(name, digest.hex())
         return found
 
 
@@ -142,19 +161,19 @@ class Access:
     def __init__(self, keys: ApiKeys | None) -> None:
         self.keys = keys
 
-    def client(self, headers: Mapping[str, str], peer: str, *, needs_key: bool) -> str:
-        """Return the client's name: that of its key, or its address. Raises a refusal otherwise.
+    def client(self, headers: Mapping[str, str], peer: str, *, needs_key: bool) -> Client:
+        """Return the client, by its key or its address. Raises a refusal otherwise.
 
         headers: names in lower case. needs_key: False for public routes.
         """
         if self.keys is None:
             _check_own(headers)
-            return peer
-        owner = self.keys.owner(headers.get("authorization"))
-        if owner is not None:
-            return owner
+            return Client(peer)
+        client = self.keys.client(headers.get("authorization"))
+        if client is not None:
+            return client
         if not needs_key:
-            return peer
+            return Client(peer)
         raise RefusalError(
             401,
             "A key of this service is needed: send it as `Authorization: Bearer KEY`.",

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import page
+from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.answers import AnswerFormat, Body
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
@@ -97,11 +98,12 @@ def _add_responses(app: FastAPI, service: DeviceService) -> None:
     @app.post("/v1/responses", response_model=None)
     async def respond(request: Request) -> Completion:
         client = _client(request)
+        owner = client.identity
         body = await bounded_body(request, service.body_bytes)
-        asked = response_request(body, service.options, partial(kept.conversation, client))
+        asked = response_request(body, service.options, partial(kept.conversation, owner))
         wanted = asked.wanted
         _check(service, wanted)
-        keep = partial(kept.keep, client, asked.messages) if asked.store else None
+        keep = partial(kept.keep, owner, asked.messages) if asked.store else None
         answer = ResponseFormat(
             asked, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
@@ -117,16 +119,16 @@ def _add_responses(app: FastAPI, service: DeviceService) -> None:
                 param="stream",
                 reason="unsupported",
             )
-        return Response(kept.body(_client(request), name), media_type="application/json")
+        return Response(kept.body(_client(request).identity, name), media_type="application/json")
 
     @app.delete("/v1/responses/{name}", response_model=None)
     async def forget(request: Request, name: str) -> Response:
-        kept.forget(_client(request), name)
+        kept.forget(_client(request).identity, name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
 
-def _client(request: Request) -> str:
-    client: str = request.scope["state"]["client"]
+def _client(request: Request) -> Client:
+    client: Client = request.scope["state"]["client"]
     return client
 
 

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
@@ -93,7 +94,7 @@ class Completion(Response):
     def __init__(
         self,
         lanes: Lanes,
-        client: str,
+        client: Client,
         wanted: CompletionRequest,
         answer: AnswerFormat,
         read: Callable[[CompletionRequest], Awaitable[Prompt]],
@@ -110,7 +111,8 @@ class Completion(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; raises errors that can still get a status of their own."""
         wanted = self._wanted
-        with self._lanes.admit(self._client) as job:
+        with self._lanes.admit(self._client.name) as job:
+            job.owner = self._client.owner
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
                 prompt = await self._read(wanted)

@@ -5,6 +5,7 @@ from collections import deque
 from contextlib import suppress
 
 from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.drafting.owners import Owner
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
 
@@ -12,12 +13,13 @@ from pilotfish.device_runtime.record import Generation, Piece
 class AnswerJob:
     """An answer for a client. Used on the loop; a lane only reads the constant attributes.
 
-    prompt: set by `Lanes.submit`. events: of each choice its pieces, if streamed, and then its
-    `Generation`; or at last an error.
+    owner: of what is said. prompt: set by `Lanes.submit`. events: of each choice its pieces, if
+    streamed, and then its `Generation`; or at last an error.
     """
 
     def __init__(self, client: str) -> None:
         self.client = client
+        self.owner: Owner = None
         self.prompt: Prompt
         self.options: Options = {}
         self.streamed = False

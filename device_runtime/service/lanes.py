@@ -50,14 +50,14 @@ class Lane(threading.Thread):
         self._post = post
         self._inbox: queue.SimpleQueue[AnswerJob | None] = queue.SimpleQueue()
 
-    def gain(self, prompt: Prompt) -> tuple[float, float]:
-        """Rate this free lane for a prompt: the higher, the better.
+    def gain(self, job: AnswerJob) -> tuple[float, float]:
+        """Rate this free lane for a job: the higher, the better.
 
         The rating is the prompt's tokens that the lane holds, less those that its conversation
         would lose; the latter count less the longer it has rested. Between equals the lane that has
         rested longest is better.
         """
-        shared = self.device.shared(prompt)
+        shared = self.device.shared(job.prompt, job.owner)
         rested_s = time.monotonic() - self.active_s
         lost = max(0, self.held - shared) * 0.5 ** (rested_s / _HALF_LIFE_S)
         return shared - lost, rested_s
@@ -96,7 +96,7 @@ class Lane(threading.Thread):
             options = job.options.copy()
             if (seed := options.get("seed")) is not None:
                 options["seed"] = seed_of(seed, choice)
-            yield from self.device.stream(job.prompt, **options)
+            yield from self.device.stream(job.prompt, owner=job.owner, **options)
 
 
 class Lanes:
@@ -292,8 +292,8 @@ class Lanes:
                 del self._waiting[client]
             self._turn += 1
             self._served[client] = self._turn
-            lane = max(free, key=lambda lane: lane.gain(job.prompt))
-            shares = lane.device.shared(job.prompt)
+            lane = max(free, key=lambda lane: lane.gain(job))
+            shares = lane.device.shared(job.prompt, job.owner)
             _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
             lane.take(job)
         self._report()

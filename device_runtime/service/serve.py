@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.drafting.memory import OFF
 from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
@@ -42,9 +43,18 @@ def serve(
     """
     supervisor = Supervisor.from_environment()
     where = _host_and_port(config.listen)
-    source = DraftSource.of(config.draft, text=config.draft_text, kept=config.texts)
+    source = DraftSource.of(
+        config.draft, text=config.draft_text, kept=config.texts, shared=config.share_texts
+    )
     inspection = Inspection(source.artifact)
     access = Access(api_keys(config.api_keys, config.listen))
+    nobodys = access.keys is None and not config.share_texts
+    if nobodys and config.texts is not None and str(config.texts) != OFF:
+        _log.warning(
+            "without API keys texts are nobody's, and none are kept in %s: name keys (--api-keys), "
+            "or share texts (--share-texts)",
+            config.texts,
+        )
     tls = tls_context(config.tls_cert, config.tls_key)
     if tls is None and not is_loopback(f"tcp://{config.listen}"):
         _log.warning(
@@ -119,6 +129,7 @@ def _devices(config: ServiceConfig, on_round: Callable[[Round], None]) -> list[D
         patience_s=config.patience_s,
         draft_text=config.draft_text,
         texts=config.texts,
+        share_texts=config.share_texts,
     )
     devices = [first]
     try:

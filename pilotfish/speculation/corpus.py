@@ -81,6 +81,13 @@ class Corpus:
             self._ids[end + len(text)] = BREAK
             self._show(end + len(text) + 1)
 
+    def shed(self) -> None:
+        """Forget the oldest quarter."""
+        with self._lock:
+            kept = self._now.ids[-(-len(self._now.ids) // 4) :]
+            self._ids = kept.copy()
+            self._now = _sorted(self._ids)
+
     def _room(self, more: int) -> int:
         """Make room for so many tokens; returns where they begin.
 

@@ -72,6 +72,11 @@ class Recall:
         self._earlier = earlier
         self._forget(self._end)
 
+    def trust(self, odds: Odds) -> None:
+        """Tell, and learn, the odds by these from now on."""
+        self._odds = odds
+        self._told.clear()
+
     def follow(self, committed: Ids) -> None:
         """Take in the committed tokens u32 [n], of which most are known."""
         known = _common(self._text[: self._end], committed)

@@ -309,7 +309,8 @@ def test_no_engine_is_needed(server: EdgeServer, tmp_path: Path) -> None:
 
 def test_the_service_answers_without_a_model(server: EdgeServer, tmp_path: Path) -> None:
     folder = tmp_path / "texts"
-    with serving(Path("text"), server.endpoint, "--texts", folder, "--lanes", 2) as service:
+    flags = ("--texts", folder, "--share-texts", "--lanes", 2)
+    with serving(Path("text"), server.endpoint, *flags) as service:
         client = service.client()
         first, second = (chat(client, "abab", max_tokens=30) for _ in range(2))
         assert first.choices[0].message.content

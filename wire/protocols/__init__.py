@@ -48,6 +48,7 @@ __all__ = [
     "counters",
     "counters_of",
     "exchange_named",
+    "lossless",
     "names",
     "option_types",
     "register",
@@ -96,6 +97,14 @@ def counters_of(protocol: str) -> tuple[RoundCounter, ...]:
 def streams(protocol: str) -> bool:
     """Whether the target generates by itself, with or without hints, rather than by rounds."""
     return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].streams)
+
+
+def lossless(protocol: str) -> bool:
+    """Whether its text is the target's own; false for `local`, and for what is no protocol here.
+
+    Under all others the drafter's words may enter an answer, so they must be the asker's own.
+    """
+    return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].lossless)
 
 
 def exchange_named(name: str) -> Exchange[Any]:

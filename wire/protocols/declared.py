@@ -33,7 +33,7 @@ SHARED_OPTIONS = frozenset(
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "options"),
         *("logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty"),
         *("logprobs", "prompt_logprobs", "schema", "grammar"),
-        *("draft_temperature", "draft_top_k", "draft_top_p"),
+        *("draft_temperature", "draft_top_k", "draft_top_p", "owner"),
     )
 )
 

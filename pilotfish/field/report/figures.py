@@ -14,7 +14,7 @@ from typing import Any
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
 from pilotfish.field.report.statistics import PositionCounts, Spread, positions, spread
 from pilotfish.field.run import Answer, Configuration
-from pilotfish.wire.protocols import EXCHANGES, STREAM, RoundCounter, counters, counters_of, names
+from pilotfish.wire.protocols import EXCHANGES, RoundCounter, counters, counters_of, lossless, names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,6 @@ def lowest(all_figures: Sequence[Figures]) -> Figures | None:
     """
     known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
     return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
-
-
-def lossless(protocol: str) -> bool:
-    """Whether its text is the target's; false for ``auto`` and unknown protocols."""
-    return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].lossless)
 
 
 def order(configuration: Configuration) -> tuple[int, str, int, int]:

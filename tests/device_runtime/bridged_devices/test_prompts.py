@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -74,9 +75,9 @@ def test_a_prompt_that_was_made_for_another_drafter_is_read_anew(
     read: list[list[int]] = []
     start = ModelDrafter.start
 
-    def noted(self: ModelDrafter, prompt: Prompt) -> None:
+    def noted(self: ModelDrafter, prompt: Prompt, *others: Any, **more: Any) -> None:
         read.append(prompt.own.tolist())
-        start(self, prompt)
+        start(self, prompt, *others, **more)
 
     monkeypatch.setattr(ModelDrafter, "start", noted)
     with (

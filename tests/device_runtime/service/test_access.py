@@ -112,12 +112,16 @@ def test_systemds_credentials_come_first(tmp_path: Path, monkeypatch: pytest.Mon
     named = key_file(tmp_path / "named", f"alice:{ALICE}")
     found = api_keys(named, "0.0.0.0:8080")
     assert found is not None
-    assert found.owner(f"Bearer {ALICE}") == "alice"
+    alice = found.client(f"Bearer {ALICE}")
+    assert alice is not None
+    assert alice.name == "alice"
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     handed = api_keys(named, "0.0.0.0:8080")
     assert handed is not None
-    assert handed.owner(f"Bearer {ALICE}") is None
-    assert (handed.owner(f"Bearer {CAROL}") or "").startswith("key-")
+    assert handed.client(f"Bearer {ALICE}") is None
+    carol = handed.client(f"Bearer {CAROL}")
+    assert carol is not None
+    assert carol.name.startswith("key-")
     (tmp_path / "api-keys").unlink()
     assert api_keys(None, "127.0.0.1:8080") is None
 

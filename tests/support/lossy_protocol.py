@@ -1,0 +1,23 @@
+"""A protocol of another package that takes whatever is drafted, and says that it is lossy.
+
+Register it in a process by ``PILOTFISH_PROTOCOLS=tests.support.lossy_protocol``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pilotfish.wire.protocols import Greedy, Ruling, register
+
+
+class Parrot(Greedy):
+    name = "parrot"
+    lossless = False
+
+    def rule(self, draft: Any, *others: Any, **more: Any) -> Ruling:
+        """Accept all, and go on as the target would."""
+        found = super().rule(draft, *others, **more)
+        return found if not len(draft.ids) else found._replace(accepted=len(draft.ids))
+
+
+register(Parrot())
