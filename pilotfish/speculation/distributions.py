@@ -109,11 +109,12 @@ def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
     wanted = mass * weights.sum(dtype=np.float64)
     for size in (_NUCLEUS_GUESS, len(weights)):
         # everything at least as heavy as the size-th token, ties included
-        edge = _kth_largest(weights, size)
-        # without their ids: these are only sorted where they tell tokens of equal weight apart
+        edge = _kth_largest(weights, size) if size < len(weights) else 0.0
+        # without their ids, which only tell tokens of equal weight apart
         values = np.sort(weights[weights >= edge if edge > 0.0 else weights > 0.0])[::-1]
-        running = np.cumsum(values, dtype=np.float64)
-        if edge == 0.0 or size == len(weights) or running[-1] >= wanted:
+        running = values.astype(np.float64)
+        np.cumsum(running, out=running)
+        if edge == 0.0 or running[-1] >= wanted:
             break
     if not len(values):
         return np.zeros(len(weights), np.bool_)
