@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.codecs.logprobs import entries, entry_type, nameless, unknown
+from pilotfish.wire.codecs.logprobs import entries, entry_type, nameless
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
@@ -107,8 +107,8 @@ class PromptLogprobs:
     @property
     def frame(self) -> Buffer:
         """Their frame, which must not be changed: it is no copy."""
-        untold = (~self._told).nonzero()[0]
-        if len(untold):
-            self._found[untold] = unknown(len(untold), self._most)
+        if not self._told.all():
+            self._found["own"][~self._told] = np.nan  # as of `unknown` ones
+            self._found["values"][~self._told] = -np.inf
             self._told[:] = True
         return self._found.view(np.uint8).data
