@@ -1,11 +1,13 @@
 """What constraints cost: a mask, a hostile grammar beside a neighbour, a round without any.
 
-    python benchmarks/constraints.py [masks] [hostile] [rounds] [--json PATH] [--quick]
+    python benchmarks/constraints.py [masks] [options] [hostile] [rounds] [--json PATH] [--quick]
         [--against PATH] [--large DIR] [--only NAME]
 
 masks    of several kinds of grammar over the default target's vocabulary and a large one: compiling
          it for the first time, with its trial, and again; one mask a row, at random answers; and
          the memory of the vocabulary as it is read for grammars
+options  the other options of a window together (bias, penalties, logprobs), behind texts of several
+         lengths, V = 151,665: CPU time, and memory beside the logits
 hostile  each attack of `_constraints_attacks`, by a key of its own: what came of it, when, what
          memory it took and left; and the rounds meanwhile of a neighbour, of another key, that
          constrains nothing (`greedy`, window 4), beside its rounds just before
@@ -30,12 +32,14 @@ from _common import PROMPTS, Goal, Rows, Steps, at_most, options, pair, pair_opt
 from _constraints_attacks import ATTACKS
 from _constraints_beside import HERE, Lines, attacked
 from _constraints_masks import LARGE, masks_of
+from _constraints_options import TEXTS, options_of
 
 from pilotfish.cli.options import write_json
 
 TOKEN_S = 2e-8  # of a vocabulary: what a constraint may take for a row (engines/constraint.py)
 WORST_S, ENDED_S, GROWTH_MIB = 0.3, 1.5, 256.0
 RATIO = 1.05
+WINDOW_MS, WINDOW_MIB = 20.0, 8.0
 
 Measured = tuple[Rows, list[Goal]]
 
@@ -53,6 +57,20 @@ def masks(args: argparse.Namespace) -> Measured:
         *(at_most(f"{row['grammar']}, V = {row['V']}: mean of a mask, ms", row["mean_ms"],
                   1e3 * TOKEN_S * row["V"]) for row in rows),
         at_most("answers that cost too much", sum(row["too_costly"] for row in rows), 0),
+    ]  # fmt: skip
+
+
+def other_options(args: argparse.Namespace) -> Measured:
+    """Time the options of a window that are no grammar."""
+    steps, rows = Steps(len(TEXTS)), []
+    for text in TEXTS:
+        steps.next(f"a text of {text:,} tokens")
+        rows += options_of(text, 5 if args.quick else 21)
+    return rows, [
+        *(at_most(f"{row['window']} behind {row['text']:,} tokens: options of a window, ms of CPU",
+                  row["window_ms"], WINDOW_MS) for row in rows),
+        *(at_most(f"{row['window']} behind {row['text']:,} tokens: memory beside the logits, MiB",
+                  row["peak_mib"], WINDOW_MIB) for row in rows),
     ]  # fmt: skip
 
 
@@ -134,12 +152,14 @@ def _compared(found: dict[str, list[Any]]) -> Measured:
 def main() -> int:
     parser = options(__doc__)
     pair_options(parser)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="masks, hostile, rounds (all)")
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help="masks, options, hostile, rounds (all)"
+    )
     parser.add_argument("--against", type=Path, metavar="PATH", help="an older checkout")
     parser.add_argument("--large", type=Path, metavar="DIR", help="an artifact (see above)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="attacks of table hostile")
     args = parser.parse_args()
-    tables = {"masks": masks, "hostile": hostile, "rounds": rounds}
+    tables = {"masks": masks, "options": other_options, "hostile": hostile, "rounds": rounds}
     if unknown := {*args.tables} - {*tables}:
         parser.error(f"there is no table {min(unknown)}: {', '.join(tables)}")
     rows: Rows = []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.codecs.logprobs import Entries, entries, entry_type, unknown
+from pilotfish.wire.codecs.logprobs import entries, entry_type, nameless
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
@@ -22,11 +22,11 @@ class Logprobs:
 
     def __init__(self, most: int, start: int) -> None:
         self._most, self._start = most, start
-        self._kept = np.zeros(0, entry_type(most))  # from ``start`` on
-        self._latest = self._kept  # of the last decision
+        self._kept = bytearray()  # entries, from ``start`` on
+        self._latest = np.zeros(0, entry_type(most))  # of the last decision
         self._sampled: Floats | None = None  # the row that a pending token is sampled by
         # of each node, and of the likeliest token behind each row, until a window is decided on
-        self._nodes = self._best = self._kept
+        self._nodes = self._best = self._latest
 
     def note(self, draft: Draft, logits: Floats, decided: Ruling | Wanted) -> None:
         """Take in the logits [n + 1, V] of a window, and what came of it."""
@@ -36,8 +36,9 @@ class Logprobs:
             before = entries(self._sampled[None], draft.pending.tolist(), self._most)
         self._sampled = None
         if isinstance(decided, Wanted):
-            self._nodes = entries(logits[:-1], ids, self._most)
-            self._best = entries(logits, decided.choices.tolist(), self._most)
+            told = nameless(logits, self._most)
+            self._nodes = told.of(ids, logits)
+            self._best = told.of(decided.choices.tolist(), logits)
             return
         path = [*draft.path(decided.accepted)]
         rows, tokens = [0, *path], [ids[node - 1] for node in path]
@@ -45,7 +46,8 @@ class Logprobs:
             self._sampled = logits[rows.pop()].copy()
         else:
             tokens.append(decided.token)
-        self._latest = np.concatenate([before, entries(logits[rows], tokens, self._most)])
+        latest = entries([logits[row] for row in rows], tokens, self._most)
+        self._latest = np.concatenate([before, latest])
 
     def decided(self, ruling: Ruling) -> None:
         """Take in the late decision on a window, a chain."""
@@ -58,15 +60,15 @@ class Logprobs:
 
     def commit(self, count: int | None = None) -> Buffer:
         """Keep the last decision's, the first ``count`` if not all; returns their frame."""
-        latest = self._latest[:count]
-        self._kept = np.concatenate([self._kept, latest])
-        return latest.tobytes()
+        frame = self._latest[:count].tobytes()
+        self._kept += frame  # which grows in place
+        return frame
 
     def of(self, start: int, count: int) -> Buffer:
         """Return the frame of committed tokens once more, from this position on."""
-        begin = start - self._start
-        found: Entries = self._kept[begin : begin + count]
-        return found.tobytes()
+        size = entry_type(self._most).itemsize
+        begin = (start - self._start) * size
+        return bytes(memoryview(self._kept)[begin : begin + count * size])
 
 
 def expect_tellable(length: int, most: int, most_bytes: int) -> None:
@@ -88,7 +90,9 @@ class PromptLogprobs:
     def __init__(self, ids: Ids, most: int) -> None:
         self.start = len(ids)
         self._ids, self._most = ids.copy(), most
-        self._found = unknown(len(ids) - 1, most)
+        # of what no pass has told yet, pages that take no memory yet, either
+        self._found = np.zeros(len(ids) - 1, entry_type(most))
+        self._told = np.zeros(len(ids) - 1, np.bool_)
 
     def note(self, end: int, logits: Floats) -> None:
         """Take in the logits [rows, V] of the tokens before ``end``, each of which tells the next.
@@ -98,8 +102,13 @@ class PromptLogprobs:
         begin = end - len(logits)
         following = self._ids[begin + 1 : end + 1].tolist()
         self._found[begin:end] = entries(logits, following, self._most)
+        self._told[begin:end] = True
 
     @property
     def frame(self) -> Buffer:
-        """Their frame."""
-        return self._found.tobytes()
+        """Their frame, which must not be changed: it is no copy."""
+        if not self._told.all():
+            self._found["own"][~self._told] = np.nan  # as of `unknown` ones
+            self._found["values"][~self._told] = -np.inf
+            self._told[:] = True
+        return self._found.view(np.uint8).data

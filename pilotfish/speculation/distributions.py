@@ -107,15 +107,19 @@ def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
     The token that crosses ``mass`` belongs to it; equal weights go in the order of their ids.
     """
     wanted = mass * weights.sum(dtype=np.float64)
-    kept = np.zeros(len(weights), dtype=np.bool_)
     for size in (_NUCLEUS_GUESS, len(weights)):
-        # everything at least as heavy as the size-th token, ties included, so that order holds
-        edge = _kth_largest(weights, size)
-        ids = np.flatnonzero(weights >= edge if edge > 0.0 else weights > 0.0)
-        ordered = ids[np.argsort(-weights[ids], kind="stable")]
-        running = np.cumsum(weights[ordered], dtype=np.float64)
-        if edge == 0.0 or size == len(weights) or running[-1] >= wanted:
-            count = int(np.searchsorted(running, wanted)) + 1
-            kept[ordered[:count]] = True
+        # everything at least as heavy as the size-th token, ties included
+        edge = _kth_largest(weights, size) if size < len(weights) else 0.0
+        # without their ids, which only tell tokens of equal weight apart
+        values = np.sort(weights[weights >= edge if edge > 0.0 else weights > 0.0])[::-1]
+        running = values.astype(np.float64)
+        np.cumsum(running, out=running)
+        if edge == 0.0 or running[-1] >= wanted:
             break
+    if not len(values):
+        return np.zeros(len(weights), np.bool_)
+    count = min(int(np.searchsorted(running, wanted)) + 1, len(values))
+    kept: NDArray[np.bool_] = weights > values[count - 1]
+    ties = np.flatnonzero(weights == values[count - 1])
+    kept[ties[: count - np.count_nonzero(kept)]] = True
     return kept

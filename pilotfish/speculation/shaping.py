@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.penalties import Penalties
 
 Ids = NDArray[np.uint32]
 
@@ -112,8 +113,9 @@ AS_THEY_ARE = Shaping()
 class Shaper:
     """Shapes the logits of one generation. since: the tokens of its prompt; the answer follows.
 
-    Rows may be asked for in any order. constraint: by the shaping's grammar; without one nothing is
-    forbidden, as by a drafter that cannot read it.
+    Rows may be asked for in any order, and the text may change between calls; one thread at a time.
+    constraint: by the shaping's grammar; without one nothing is forbidden, as by a drafter that
+    cannot read it.
     """
 
     def __init__(self, shaping: Shaping, since: int, constraint: Constraint | None = None) -> None:
@@ -122,7 +124,12 @@ class Shaper:
         self._constraint = constraint
         self._biased = np.fromiter(shaping.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(shaping.logit_bias.values(), np.float32)
-        self._prompt: Ids | None = None  # its tokens, each once
+        self._penalties = Penalties(
+            repetition=shaping.repetition_penalty,
+            frequency=shaping.frequency_penalty,
+            presence=shaping.presence_penalty,
+            since=since,
+        )
 
     def shape(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> Sequence[int]:
         """Change the rows of ``logits`` [n, V] in place; returns those that nothing may follow.
@@ -132,7 +139,7 @@ class Shaper:
         """
         logits[:, self._biased] += self._bias
         if self._shaping.penalises:
-            self._penalise(logits, text, paths)
+            self._penalties.apply(logits, text, paths)
         if self._constraint is None:
             return ()
         return self._constraint.forbid(logits, text[self._since :], paths)
@@ -143,36 +150,6 @@ class Shaper:
             return None
         tokens = self._constraint.forced(text[self._since :], path)
         return tokens[0] if len(tokens) else None
-
-    def _penalise(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
-        told = self._shaping
-        answer = text[self._since :].astype(np.int64)
-        behind = [np.array(path, np.int64) for path in paths]
-        # i64 [k], ascending
-        ids = np.unique(np.concatenate([self._of_prompt(text), answer, *behind]))
-        said = np.bincount(ids.searchsorted(answer), minlength=len(ids))
-        # [n, k], how often each of them occurs in the answer up to the row
-        counts = np.array(
-            [said + np.bincount(ids.searchsorted(path), minlength=len(ids)) for path in behind]
-        ).astype(logits.dtype)
-        values = logits[:, ids]
-        if told.repetition_penalty != 1.0:
-            # all ids occur in the prompt, or in a row's answer, or in another row's
-            occurs = (counts > 0) | np.isin(ids, self._of_prompt(text))
-            factor = logits.dtype.type(told.repetition_penalty)
-            values = np.where(
-                occurs, np.where(values > 0, values / factor, values * factor), values
-            )
-        values -= logits.dtype.type(told.frequency_penalty) * counts
-        values -= logits.dtype.type(told.presence_penalty) * (counts > 0)
-        logits[:, ids] = values
-
-    def _of_prompt(self, text: Ids) -> NDArray[np.int64]:
-        """Return the prompt's tokens, each once; none where only the answer's count."""
-        if self._prompt is None:
-            counted = self._shaping.repetition_penalty != 1.0
-            self._prompt = np.unique(text[: self._since] if counted else text[:0])
-        return self._prompt.astype(np.int64)
 
 
 def behind_nodes(

@@ -28,8 +28,9 @@ LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
     [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
 )
 
-# Top-K looks at blocks first: the K-th largest of their maxima bounds the K-th weight from below.
-_BLOCKS = 1024
+# Top-K looks at so many parts first, of tokens this far apart: likely tokens stand together. The
+# K-th largest of the parts' maxima bounds the K-th value from below.
+_PARTS, _MOST_BY_PARTS = 4096, 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +118,46 @@ def largest(values: Floats, count: int) -> NDArray[np.integer]:
     size = len(values)
     if count >= size:
         return np.arange(size)
-    if count < _BLOCKS < size // 8:
-        whole = size - size % _BLOCKS
-        maxima = values[:whole].reshape(_BLOCKS, -1).max(axis=1)
-        bound = np.partition(maxima, _BLOCKS - count)[_BLOCKS - count]
-        ids = np.flatnonzero(values >= bound)
-    else:
-        ids = np.arange(size)
+    ids = _candidates(values, count)
+    if len(ids) < count:  # then the last is −∞
+        return np.arange(size)
+    return _above_last(values, ids, count)
+
+
+def likeliest(values: Floats, count: int) -> NDArray[np.integer]:
+    """Return ids of the ``count`` largest ``values`` [V], the largest first, none of −∞.
+
+    Of equal ones the lower id goes first; there may be fewer.
+    """
+    if not count:
+        return np.arange(0)
+    ids = _candidates(values, count)
+    if len(ids) > count:
+        ids = _above_last(values, ids, count)
+    return ids[np.argsort(-values[ids], kind="stable")[:count]]
+
+
+def _candidates(values: Floats, count: int) -> NDArray[np.integer]:
+    """Return ids of values above −∞, ascending: the ``count`` largest, their ties, and others."""
+    size = len(values)
+    if count >= _MOST_BY_PARTS or size < 8 * _PARTS:
+        return np.flatnonzero(values > -math.inf)
+    whole = size - size % _PARTS
+    # [4096], of the values at the same place of each row of the array
+    maxima = values[:whole].reshape(-1, _PARTS).max(axis=0)
+    bound = np.partition(maxima, _PARTS - count)[_PARTS - count]
+    places = np.flatnonzero((maxima >= bound) & (maxima > -math.inf))
+    if len(places) > _PARTS // 8:
+        return np.flatnonzero((values >= bound) & (values > -math.inf))
+    inner = (np.arange(0, whole, _PARTS)[:, None] + places).ravel()
+    ids = np.concatenate([inner, np.arange(whole, size)])
+    found = values[ids]
+    kept: NDArray[np.integer] = ids[(found >= bound) & (found > -math.inf)]
+    return kept
+
+
+def _above_last(values: Floats, ids: NDArray[np.integer], count: int) -> NDArray[np.integer]:
+    """Return those of ``ids``, at least ``count``, whose values are no less than the count-th."""
     found = values[ids]
     last = np.partition(found, len(ids) - count)[len(ids) - count]
     kept: NDArray[np.integer] = ids[found >= last]

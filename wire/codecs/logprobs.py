@@ -5,6 +5,7 @@ In:  rows of logits, shaped but for temperature and truncation, and a token of e
      likeliest, the likeliest first. NaN: not known. −∞ among the likeliest: there are fewer.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.truncation import largest
+from pilotfish.speculation.truncation import likeliest
 from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.messages import Buffer
 
 Entries = NDArray[np.void]
+Rows = Floats | Sequence[Floats]
 
 
 class TokenLogprob(NamedTuple):
@@ -43,19 +45,38 @@ def unknown(count: int, most: int) -> Entries:
     return found
 
 
-def entries(logits: Floats, tokens: Sequence[int], most: int) -> Entries:
-    """Entries of ``tokens`` [n] by rows of logits [n, V]."""
-    found = unknown(len(tokens), most)
-    for entry, row, token in zip(found, logits, tokens, strict=True):
-        # in float64, as sums over a vocabulary should be
-        shifted = row.astype(np.float64) - float(row.max())
-        shifted -= np.log(np.exp(shifted).sum())
-        entry["own"] = shifted[token]
-        if most:
-            ids = largest(row, most)
-            ids = ids[np.argsort(-row[ids], kind="stable")[:most]]
-            entry["ids"][: len(ids)], entry["values"][: len(ids)] = ids, shifted[ids]
-    return found
+def entries(logits: Rows, tokens: Sequence[int], most: int) -> Entries:
+    """Entries of ``tokens`` [n] by rows of logits, [n, V]."""
+    return nameless(logits, most).of(tokens, logits)
+
+
+class Nameless(NamedTuple):
+    """Entries [n] that do not know their tokens yet. sums: f64 [n], ln Σ exp of each row."""
+
+    entries: Entries
+    sums: NDArray[np.float64]
+
+    def of(self, tokens: Sequence[int], logits: Rows) -> Entries:
+        """Entries of ``tokens`` [m], m ≤ n, by the first rows of the same logits."""
+        found: Entries = self.entries[: len(tokens)].copy()
+        own = [row[token] for token, row in zip(tokens, logits, strict=False)]
+        found["own"] = np.array(own, np.float64) - self.sums[: len(tokens)]
+        return found
+
+
+def nameless(logits: Rows, most: int) -> Nameless:
+    """What rows of logits, [n, V], tell of any token, with the ``most`` likeliest."""
+    found, sums = unknown(len(logits), most), np.zeros(len(logits))
+    scratch = np.empty_like(logits[0]) if len(logits) else None
+    for at, row in enumerate(logits):
+        ids = likeliest(row, most)
+        highest = row[ids[0]] if len(ids) else row.max()
+        weights = np.exp(np.subtract(row, highest, out=scratch), out=scratch)
+        # numpy adds pairwise: in float32, over 150,000 tokens, to 1e-6 of the sum
+        sums[at] = float(highest) + math.log(weights.sum())
+        found["ids"][at, : len(ids)] = ids
+        found["values"][at, : len(ids)] = row[ids].astype(np.float64) - sums[at]
+    return Nameless(found, sums)
 
 
 def decode_logprobs(

@@ -1,0 +1,172 @@
+"""What penalties do to rows of logits that continue one text: vLLM's three (`Shaping`).
+
+In:  logits [n, V], the text u32 [m], and of each row the tokens behind it. Out: the rows, changed.
+
+The text is counted once, as it grows. What it says is the same for all rows, and is taken off each
+in place, by a few operations over the whole row; the row's own few tokens are then set right, from
+what they were. So a window costs O(n V), however long its text is, and memory for one more row.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.speculation.distributions import Floats
+
+Ids = NDArray[np.uint32]
+Places = NDArray[np.intp]
+
+_MANY = 16  # a text that says one of so many tokens changes rows as a whole, not token by token
+_AT_ONCE = 4096  # tokens; from so many on a count of all of the vocabulary is cheaper
+
+
+class _Said(NamedTuple):
+    """What one text does to a row. at: i64 [k], its tokens; None: k = V, all of the row.
+
+    kind: of the row. factor: of repetition, alone or [k]; None: there is none. taken: [k] each,
+    taken off in turn.
+    """
+
+    at: Places | None
+    kind: np.dtype[np.floating]
+    factor: Floats | np.floating | None
+    taken: Sequence[Floats]
+
+
+class Penalties:
+    """Of one generation; one thread at a time. since: the tokens of its prompt.
+
+    The text may grow, be cut, or go another way between calls: it is compared with the last one.
+    repetition: 1 for none. frequency, presence: 0 for none.
+    """
+
+    def __init__(self, *, repetition: float, frequency: float, presence: float, since: int) -> None:
+        self._repetition, self._frequency, self._presence = repetition, frequency, presence
+        self._since = since
+        self._room: Ids = np.empty(0, np.uint32)
+        self._length = 0  # of the text that is counted; it begins the room
+        # [V], how often the answer has each token, and whether the prompt has it
+        self._counts: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._prompt: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._said: _Said | None = None  # None: the text has changed since
+
+    def apply(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
+        """Change the rows of ``logits`` [n, V] in place, each by the text and its own path."""
+        self._follow(text, logits.shape[1])
+        said, kind = self._said, logits.dtype
+        if said is None or said.kind != kind:
+            self._said = said = self._of_text(kind)
+        rows, tokens, times = _own(paths)
+        own = logits[rows, tokens]
+        scratch = np.empty(logits.shape[1] if said.at is None else len(said.at), kind)
+        for row in logits:
+            if said.at is None:
+                self._change(row, scratch, said)
+            else:
+                values = row[said.at]
+                self._change(values, scratch, said)
+                row[said.at] = values
+        counts = self._counts[tokens] + times
+        self._change(own, np.empty_like(own), self._of_tokens(None, counts, kind))
+        logits[rows, tokens] = own
+
+    def _change(self, values: Floats, scratch: Floats, said: _Said) -> None:
+        if said.factor is not None:
+            np.divide(values, said.factor, out=scratch)
+            np.multiply(values, said.factor, out=values)
+            # above 0 the quotient, else the product: the lesser of both, by a factor of at least 1
+            chosen = np.minimum if self._repetition >= 1.0 else np.maximum
+            chosen(values, scratch, out=values)
+        for each in said.taken:
+            values -= each
+
+    # What the text says
+
+    def _of_text(self, kind: np.dtype[np.floating]) -> _Said:
+        """Return what the counted text does to a row of this type; O(V)."""
+        occurs = self._counts > 0
+        if self._repetition != 1.0:
+            occurs |= self._prompt
+        if np.count_nonzero(occurs) * _MANY <= len(occurs):
+            at = occurs.nonzero()[0]
+            return self._of_tokens(at, self._counts[at], kind)
+        said = self._of_tokens(None, self._counts, kind)
+        if said.factor is None:
+            return said
+        return said._replace(factor=np.where(occurs, said.factor, kind.type(1.0)))
+
+    def _of_tokens(
+        self, at: Places | None, counts: NDArray[np.integer], kind: np.dtype[np.floating]
+    ) -> _Said:
+        """Return what is done to tokens that the answer has so often, [k], or the prompt has."""
+        taken: list[Floats] = []
+        if self._frequency:
+            taken.append(counts.astype(kind) * kind.type(self._frequency))
+        if self._presence:
+            taken.append((counts > 0) * kind.type(self._presence))
+        factor = None if self._repetition == 1.0 else kind.type(self._repetition)
+        return _Said(at, kind, factor, taken)
+
+    # Counting
+
+    def _follow(self, text: Ids, vocab: int) -> None:
+        """Count what the text has and the last one had not; take off what it has no longer."""
+        held = self._room[: self._length]
+        if len(self._counts) != vocab:
+            self._forget(vocab)
+        elif not np.array_equal(text[: len(held)], held):
+            self._back(_shared(text, held))
+        if self._length == len(text):
+            return
+        begin, since = self._length, self._since
+        self._keep(text)
+        if begin < since and self._repetition != 1.0:
+            self._prompt[text[begin:since]] = True
+        self._count(text[max(begin, since) :])
+
+    def _keep(self, text: Ids) -> None:
+        if len(text) > len(self._room):
+            room = np.empty(max(len(text), 2 * self._length), np.uint32)
+            room[: self._length] = self._room[: self._length]
+            self._room = room
+        self._room[self._length : len(text)] = text[self._length :]
+        self._length = len(text)
+        self._said = None
+
+    def _back(self, length: int) -> None:
+        """Forget the text behind its first tokens."""
+        if length < min(self._since, self._length):
+            self._forget(len(self._counts))
+            return
+        self._count(self._room[max(length, self._since) : self._length], -1)
+        self._length, self._said = length, None
+
+    def _forget(self, vocab: int) -> None:
+        self._length, self._said = 0, None
+        self._counts = np.zeros(vocab, np.int32)
+        self._prompt = np.zeros(vocab if self._repetition != 1.0 else 0, np.bool_)
+
+    def _count(self, ids: Ids, times: int = 1) -> None:
+        if len(ids) < _AT_ONCE:
+            np.add.at(self._counts, ids, times)
+        else:
+            self._counts += (times * np.bincount(ids, minlength=len(self._counts))).astype(np.int32)
+
+
+def _shared(text: Ids, held: Ids) -> int:
+    """Count the tokens that both begin with."""
+    shorter = min(len(text), len(held))
+    differing = (text[:shorter] != held[:shorter]).nonzero()[0]
+    return int(differing[0]) if len(differing) else shorter
+
+
+def _own(paths: Sequence[Sequence[int]]) -> tuple[Places, Places, Places]:
+    """Return rows, tokens and their number, [k] each: a row's path has a token so often."""
+    lengths = [len(path) for path in paths]
+    tokens = np.fromiter(chain.from_iterable(paths), np.int64, sum(lengths))
+    rows = np.arange(len(paths)).repeat(lengths)
+    places, times = np.unique((rows << 32) + tokens, return_counts=True)
+    return places >> 32, places & 0xFFFF_FFFF, times
