@@ -135,6 +135,19 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
             metavar="HOST:PORT",
         ),
     ] = None
+    metrics_hosts: Annotated[
+        tuple[str, ...],
+        setting(
+            "answer requests for metrics that name this host, besides those by an address or for "
+            "localhost; may be repeated",
+            flag="metrics_host",
+            metavar="NAME",
+            repeat=True,
+        ),
+    ] = ()
+    metrics_devices: Annotated[
+        bool, setting("name devices in the metrics, by their files on the allow-list")
+    ] = False
     drain_s: Annotated[
         float,
         setting("seconds to answer the windows under way after SIGTERM", ge=0, live=True),
@@ -174,6 +187,8 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
             raise ConfigError(
                 "An edge has one kind of target: one of --federate, --pipeline and --cluster."
             )
+        if self.metrics is None and (self.metrics_hosts or self.metrics_devices):
+            raise ConfigError("--metrics-host and --metrics-devices go with --metrics.")
         if self.draft is None and self.draft_threads != 1:
             raise ConfigError("--draft-threads goes with --draft.")
         plan = self.cluster

@@ -65,9 +65,7 @@ def serve(
     settings = LiveSettings(config, keys, reread or (lambda: config), tally)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        metrics = MetricsServer(*config.metrics) if config.metrics is not None else None
-        if metrics is not None:
-            stack.callback(metrics.close)
+        metrics = _metrics(config, stack)
         artifact = Artifact.open(config.target, stage=True)
         reading = stack.enter_context(ThreadPoolExecutor(1, "vocabulary")).submit(
             _read_vocabulary, artifact
@@ -137,6 +135,14 @@ def serve(
         listener.close(loop.linger_s)
         _log.info("stopped after %d target passes", scheduler.passes)
         return code
+
+
+def _metrics(config: EdgeConfig, stack: ExitStack) -> MetricsServer | None:
+    if config.metrics is None:
+        return None
+    server = MetricsServer(*config.metrics, config.metrics_hosts, config.metrics_devices)
+    stack.callback(server.close)
+    return server
 
 
 def _read_vocabulary(artifact: Artifact) -> Vocabulary:

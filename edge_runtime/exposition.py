@@ -169,6 +169,8 @@ def _environment(request: bytes) -> dict[str, Any] | None:
     environment = {"REQUEST_METHOD": words[0], "PATH_INFO": path, "QUERY_STRING": query}
     for line in lines:
         name, colon, value = line.partition(":")
+        if colon and name.strip().upper() == "HOST" and "HTTP_HOST" in environment:
+            return None  # which of them would count?
         if colon:
             environment[f"HTTP_{name.strip().upper().replace('-', '_')}"] = value.strip()
     return environment

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Stored
+from pilotfish.reading import content, reading
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PilotfishError
@@ -195,7 +196,8 @@ def check_tensors(card: HeadCard, tensors: Tensors) -> None:
 
 
 def _decoded(data: bytes, told: str) -> HeadCard:
-    try:
+    advice = "copy or train the head again"
+    with reading(lambda problem: HeadError(f"{told} is not valid ({problem}): {advice}.")):
         found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise HeadError(
@@ -203,8 +205,6 @@ def _decoded(data: bytes, told: str) -> HeadCard:
                 "again, or install the version that made it."
             )
         card = msgspec.json.decode(data, type=HeadCard)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HeadError(f"{told} is not valid ({error}): copy or train the head again.") from None
     link = card.link
     if link is not None and link.names != FEATURES:
         raise HeadError(
@@ -217,16 +217,11 @@ def _decoded(data: bytes, told: str) -> HeadCard:
 
 def read_bounded(path: Path, most: int, kind: type[PilotfishError] = HeadError) -> bytes:
     """Read a file of at most ``most`` bytes; raises an error of this kind otherwise."""
-    try:
-        if not path.is_file():  # reading a pipe would wait
-            raise kind(f"There is no file {path}.")
-        with path.open("rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise kind(f"{path} cannot be read: {error}.") from error
-    if len(data) > most:
-        raise kind(f"{path} is larger than the {most} bytes that it may have.")
-    return data
+    with reading(lambda problem: kind(f"{path} cannot be read: {problem}.")):
+        try:
+            return content(path, most)
+        except FileNotFoundError:
+            raise kind(f"There is no file {path}.") from None
 
 
 def _tensors_of(data: bytes, path: Path) -> Tensors:

@@ -1,16 +1,17 @@
 """The edge's figures for Prometheus, over a small HTTP server of its own.
 
 In:  the tally that the serving loop keeps, its connections, its gate. Out: the text format, made
-when it is asked for, in that server's thread. Nothing here names a key: devices go by
-their file's name on the allow-list.
+when it is asked for, in that server's thread. Nothing here names a key. Devices are named only
+where the operator says so, by their files on the allow-list; and a foreign page in somebody's
+browser is told nothing: the ``Host`` must be this machine (`is_own_host`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pilotfish import wire
-from pilotfish.edge_runtime.exposition import Exposition
+from pilotfish.edge_runtime.exposition import Application, Exposition
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
@@ -18,7 +19,7 @@ from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.errors import ListenError, UnsupportedError
 from pilotfish.wire.metrics import families, metric
-from pilotfish.wire.transport import Listener
+from pilotfish.wire.transport import Listener, is_own_host
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -40,11 +41,16 @@ class MetricsSources(NamedTuple):
 class MetricsServer:
     """Answers on (host, port) until it is closed; port 0 takes a free one, see ``address``.
 
+    hosts: names that requests may call this machine by, besides ``host``. devices: whether devices
+    are named.
+
     Shows nothing but the build until `show` says of what. Raises `UnsupportedError` without the
     library, `ListenError` if the address cannot be had.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(
+        self, host: str, port: int, hosts: Sequence[str] = (), devices: bool = False
+    ) -> None:
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
@@ -53,9 +59,11 @@ class MetricsServer:
             ) from None
         registry = CollectorRegistry()
         self._sight: MetricsSources | None = None
+        self._devices = devices
         registry.register(self)
         try:
-            self._server = Exposition(make_wsgi_app(registry), host, port)
+            own = _for_own_hosts(make_wsgi_app(registry), (host, *hosts))
+            self._server = Exposition(own, host, port)
         except (OSError, OverflowError) as error:
             raise ListenError(f"Metrics cannot be served on {host}:{port}: {error}.") from error
         self.address = f"{host}:{self._server.port}"
@@ -70,25 +78,40 @@ class MetricsServer:
 
     def collect(self) -> Iterable["Metric"]:
         """All families of metrics, as they stand now."""
-        return () if self._sight is None else _families(self._sight)
+        return () if self._sight is None else _families(self._sight, devices=self._devices)
 
     def close(self) -> None:
         """Answer no more."""
         self._server.close()
 
 
-def _families(sight: MetricsSources) -> Iterator["Metric"]:
+def _for_own_hosts(answered: Application, hosts: Sequence[str]) -> Application:
+    """Answer requests for this machine; of others say only how it may be named."""
+    names = frozenset(host.lower() for host in hosts)
+
+    def application(environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        asked = environment.get("HTTP_HOST", "")
+        if is_own_host(asked, names):
+            return answered(environment, start)
+        start("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        told = f"{asked[:100]!r} is not known here: ask by an address, or name it by --metrics-host"
+        return [f"{told}.\n".encode()]
+
+    return application
+
+
+def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     manifest, tally, listener, service, target, inspection = sight
     connections, gate = listener.connections, listener.gate
     sessions = service.sessions_by_device()
-    yield from families(tally, PREFIX)
+    yield from families(tally, PREFIX, without="" if devices else "device")
     build = {(wire.SOFTWARE, manifest.model, target.digest): 1}
     yield _gauge("build_info", "Always 1; what runs here.", build, "software", "model", "digest")
     verified = "1 once the model's files were found to be those that were exported."
     yield _gauge("weights_verified", verified, inspection.passed)
     yield _gauge("weights_damaged", "1 once one was found to be another.", bool(inspection.damage))
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
-    if gate is not None:
+    if gate is not None and devices:
         yield _gauge("device_sessions", "Open sessions of each device.", sessions, "device")
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))

@@ -48,7 +48,9 @@ class EdgeServer:
         if keys is not None:
             self._command += ["--keys", str(keys)]
         for name, value in options.items():
-            self._command += [f"--{name.replace('_', '-')}", str(value)]
+            flag = f"--{name.replace('_', '-')}"
+            if value is not False:
+                self._command += [flag] if value is True else [flag, str(value)]
         self._cores = cores
         self._child: TiedProcess | None = None
         self.endpoint = ""

@@ -4,6 +4,7 @@ In:  NAME.json. Out: a `RelaxationCard`, checked: `RelaxationError` for damaged 
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -12,6 +13,7 @@ import msgspec
 from pilotfish.edge_runtime.head_file import End, read_bounded
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Manifest
+from pilotfish.reading import reading
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.wire.errors import PairMismatchError, RelaxationError
 from pilotfish.wire.protocols.adaptive import Ratio, Share
@@ -91,7 +93,7 @@ def read_relaxation(path: Path) -> RelaxationCard:
         RelaxationError: for a file that is missing, too large, damaged, or of a newer version.
     """
     data = read_bounded(path, CARD_BYTES, RelaxationError)
-    try:
+    with reading(partial(_invalid, path)):
         found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise RelaxationError(
@@ -99,11 +101,13 @@ def read_relaxation(path: Path) -> RelaxationCard:
                 "install the version that made it."
             )
         return msgspec.json.decode(data, type=RelaxationCard)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RelaxationError(
-            f"{path} is not what `pilotfish judge calibrate` writes ({error}): calibrate again, or "
-            "restore a copy of it."
-        ) from None
+
+
+def _invalid(path: Path, problem: str) -> RelaxationError:
+    return RelaxationError(
+        f"{path} is not what `pilotfish judge calibrate` writes ({problem}): calibrate again, or "
+        "restore a copy of it."
+    )
 
 
 def expect_writable(path: Path) -> None:

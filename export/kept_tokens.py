@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources import WeightSource
+from pilotfish.reading import reading
 
 Counts = NDArray[np.int64]
 PIECE = 1 << 16  # characters
@@ -87,18 +89,16 @@ def read_texts(path: Path) -> Iterator[str]:
         ExportError: if it cannot be read, holds no text, or is not what its name says.
     """
     found = False
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            pieces = _json_texts(path, file) if path.suffix == ".jsonl" else _pieces(file)
-            for piece in pieces:
-                if "\0" in piece:
-                    raise ExportError(f"{path} is no text: it has characters of code 0")
-                found = found or bool(piece.strip())
-                yield piece
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path} is not UTF-8 text: {error}") from None
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read: {error}") from None
+    with (
+        reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
+        path.open(encoding="utf-8-sig") as file,
+    ):
+        pieces = _json_texts(path, file) if path.suffix == ".jsonl" else _pieces(file)
+        for piece in pieces:
+            if "\0" in piece:
+                raise ExportError(f"{path} is no text: it has characters of code 0")
+            found = found or bool(piece.strip())
+            yield piece
     if not found:
         raise ExportError(f"{path} holds no text: tokens are counted in what the target writes")
 
@@ -115,13 +115,15 @@ def _json_texts(path: Path, file: Any) -> Iterator[str]:
         number += 1
         if not line.strip():
             continue
-        try:
+        with reading(partial(_no_json, path, number)):
             entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ExportError(f"{path}, line {number} is not JSON: {error}") from None
         for text in _answers(entry):
             # what JSON can say and UTF-8 cannot: half of a surrogate pair
             yield text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _no_json(path: Path, number: int, problem: str) -> ExportError:
+    return ExportError(f"{path}, line {number} is not JSON: {problem}")
 
 
 def _answers(entry: Any) -> Iterator[str]:

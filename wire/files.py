@@ -2,11 +2,15 @@
 
 The new content is written beside the file, made durable, and renamed into its place. Standard
 library only: this runs on a board before anything is installed there.
+
+What people said, and what they were answered, is nobody else's: such files are made with the mode
+`PRIVATE`, in folders made by `private_folder`. What is there already keeps its mode.
 """
 
 import os
 from pathlib import Path
 
+PRIVATE = 0o600
 _PARTIAL = ".pilotfish-partial"
 
 
@@ -35,6 +39,16 @@ def beside(path: Path) -> Path:
     partial = path.with_name(f".{path.name}{_PARTIAL}")
     partial.unlink(missing_ok=True)
     return partial
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for its owner alone.
+
+    One that is there stays as it is. Raises `OSError`, also for a file of that name.
+    """
+    if not path.is_dir():
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def tidy(folder: Path) -> None:

@@ -74,13 +74,18 @@ def notes(name: Callable[[RoundCounter], str]) -> Any:
             own = {protocol: sums[what, protocol] for what, protocol in [*sums] if what == one.name}
             yield metric("counter", prefix, name(one), one.help, own, "protocol")
 
-    return field(default_factory=lambda: defaultdict(float), metadata={"metrics": made})
+    about = {"metrics": made, "labels": ("protocol",)}
+    return field(default_factory=lambda: defaultdict(float), metadata=about)
 
 
-def families(own: Any, prefix: str) -> Iterator["Metric"]:
-    """Yield everything that the dataclass of ``own`` declares, as it stands now."""
+def families(own: Any, prefix: str, *, without: str = "") -> Iterator["Metric"]:
+    """Yield everything that the dataclass of ``own`` declares, as it stands now.
+
+    without: a label; what has it is left out.
+    """
     for one in fields(own):
-        yield from one.metadata["metrics"](prefix, getattr(own, one.name)) if one.metadata else ()
+        if one.metadata and without not in one.metadata["labels"]:
+            yield from one.metadata["metrics"](prefix, getattr(own, one.name))
 
 
 def metric(
@@ -118,4 +123,4 @@ def _declared(first: Callable[[], object], kind: Any, name: str, *told: str) -> 
         text, *labels = told
         return [metric(kind, prefix, name, text, value, *labels)]
 
-    return field(default_factory=first, metadata={"metrics": made})
+    return field(default_factory=first, metadata={"metrics": made, "labels": told[1:]})

@@ -8,7 +8,7 @@ Neither is thread-safe: each has one owner.
 import ipaddress
 import os
 import socket as sockets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -75,6 +75,20 @@ def is_loopback(endpoint: str) -> bool:
         return False
     address = _ip_address(host)
     return host == "localhost" if address is None else address.is_loopback
+
+
+def is_own_host(header: str, names: Collection[str]) -> bool:
+    """Whether a request's ``Host`` is an address, this machine's loopback name, or one of these.
+
+    A browser that a foreign page sends here names that page's host, whatever it resolves to (DNS
+    rebinding); without a ``Host`` it is no browser. names: in lower case.
+    """
+    try:
+        host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:  # brackets that do not match
+        return False
+    known = host == "localhost" or host in names or _ip_address(host) is not None
+    return not header or known
 
 
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

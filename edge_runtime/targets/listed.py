@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from pilotfish.edge_runtime.targets.peer import NodeAddress
+from pilotfish.reading import content, reading
 from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.nodes import Ready
@@ -90,21 +91,23 @@ def lacks_room(ready: Ready, slots: int, context: int) -> str:
     return ""
 
 
+_MOST_BYTES = 1 << 20
+
 L = TypeVar("L", Federation, Pipeline)
 
 
 def read_list(path: Path, kind: type[L]) -> L:
     """Read the settings in a file; `ConfigError` if it is unreadable or invalid."""
-    try:
+    with reading(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         if path.stat().st_mode & stat.S_IWOTH:
             raise ConfigError(
                 f"{path} can be written by every user of this machine: run `chmod o-w {path}`."
             )
-        return msgspec.toml.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:  # msgspec's, and int's for long numbers
-        raise ConfigError(f"{path} is not valid: {error}. See docs/scale.md.") from error
+        data = content(path, _MOST_BYTES)
+    with reading(
+        lambda problem: ConfigError(f"{path} is not valid: {problem}. See docs/scale.md.")
+    ):
+        return msgspec.toml.decode(data, type=kind)
 
 
 def places(path: Path, nodes: Sequence[Listed]) -> list[NodeAddress]:

@@ -24,6 +24,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS, keep_blocks
 from pilotfish.export.sources.mapped_file import MappedFile
+from pilotfish.reading import reading
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
@@ -72,10 +73,14 @@ class GgufFile:
         self._file = MappedFile(path)
         if self._file.data[:4] != MAGIC:
             raise ExportError(f"{path} is not a GGUF file")
-        try:
-            self.metadata, self.tensors = _read_header(_Cursor(self._file.data))
-        except (struct.error, ValueError, OverflowError) as error:
-            raise ExportError(f"{path} is a damaged or incomplete GGUF file: {error}") from None
+        with reading(self._damaged):
+            try:
+                self.metadata, self.tensors = _read_header(_Cursor(self._file.data))
+            except (struct.error, OverflowError) as error:
+                raise self._damaged(str(error)) from None
+
+    def _damaged(self, problem: str) -> ExportError:
+        return ExportError(f"{self.path} is a damaged or incomplete GGUF file: {problem}")
 
     def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
         """Return the tensor as float32 in numpy's dimension order; a view if stored as float32.

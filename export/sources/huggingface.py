@@ -7,13 +7,12 @@ In: config.json, safetensors (single or sharded), a tokenizer and chat templates
 from __future__ import annotations
 
 import logging
-import re
+import os
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer, within
+from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.sources.packed import PackedMatrix, join_packed
 from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
@@ -36,8 +36,6 @@ from pilotfish.export.sources.wrapped import text_config, text_weights
 from pilotfish.export.weights import EMBEDDING, HEAD, shapes
 
 log = logging.getLogger("pilotfish.export")
-BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
-INFINITY = rb'{"__float__": "Infinity"}'  # as transformers writes it
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 # In old checkpoints, although computed or not a weight.
@@ -67,7 +65,7 @@ class DirectorySource:
         self._revision = revision
         self._ignored = list(ignored)
         self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
-        values = _read_object(path / "config.json", required=True)
+        values = _read_config(path)
         described = describe_directory(path, self._location, ignored)
         self.config, self._names = described.config, described.architecture.names
         self._plus_one = described.architecture.plus_one
@@ -81,7 +79,7 @@ class DirectorySource:
         self.tokenizer_json, self._tokenizer_files = self._read_tokenizer()
         self.vocab_size = self._checked_vocabulary()
         self._check_shapes(described.settings)
-        generation = _read_object(path / "generation_config.json")
+        generation = read_object(path / "generation_config.json")
         self.bos_id = self._begin_id(generation, values)
         self.eos_ids = self._end_ids(generation, values)
 
@@ -310,35 +308,21 @@ def describe_directory(path: Path, location: str, ignored: Collection[str]) -> D
     Raises:
         ExportError: if it is missing or damaged, or the model is not supported.
     """
-    values, where = _read_object(path / "config.json", required=True), str(path / "config.json")
+    values, where = _read_config(path), str(path / "config.json")
     own = text_config(values, where)
     name = location.rpartition("/")[2]
     return Description(values if own is None else own, name, where, ignored)
 
 
-def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """Read a JSON object; {} if the file may be absent and is."""
-    try:
-        return _decoded(path.read_bytes())
-    except FileNotFoundError:
-        if required:
-            what = "it is not a Hugging Face model"
-            if (path.parent / GENAI_NAME).is_file():
-                what = f"as a folder of ONNX Runtime GenAI it goes with --dialect {GENAI}"
-            raise ExportError(f"{path.parent} holds no {path.name}: {what}") from None
-        return {}
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise ExportError(f"{path} cannot be read: {error}") from None
-
-
-def _decoded(text: bytes) -> dict[str, Any]:
-    """Decode an object; some write infinity as Python does, which is no JSON."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        if BARE_INFINITY.search(text) is None:
-            raise
-        return msgspec.json.decode(BARE_INFINITY.sub(INFINITY, text), type=dict[str, Any])
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read a directory's config.json, which must be there."""
+    file = path / "config.json"
+    if not os.path.lexists(file):
+        what = "it is not a Hugging Face model"
+        if (path / GENAI_NAME).is_file():
+            what = f"as a folder of ONNX Runtime GenAI it goes with --dialect {GENAI}"
+        raise ExportError(f"{path} holds no {file.name}: {what}")
+    return read_object(file)
 
 
 def _open_weights(path: Path) -> list[SafetensorsFile]:
@@ -350,7 +334,7 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
             "not meant"
         )
     if (path / INDEX).is_file():
-        shards = _read_object(path / INDEX).get("weight_map")
+        shards = read_object(path / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
             raise ExportError(f"{path / INDEX} has no weight_map")
         if whole.is_file() and WHOLE not in shards.values():

@@ -8,16 +8,19 @@ chat_template.json name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pilotfish.export.errors import ExportError
-from pilotfish.export.tokenizers.added import read_object
+from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
+from pilotfish.reading import reading, text
 
 TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"
@@ -26,7 +29,7 @@ DEFAULT = "default"
 # The files of a form, all of which must be there → how to make a tokenizer.json of them; the first
 # whose files are there is taken.
 FORMS: tuple[tuple[tuple[str, ...], Callable[[Path], str]], ...] = (
-    (("tokenizer.json",), lambda path: (path / "tokenizer.json").read_text("utf-8")),
+    (("tokenizer.json",), lambda path: text(path / "tokenizer.json")),
     (("tekken.json",), tekken_tokenizer_json),
     (("tokenizer.model",), sentencepiece_tokenizer_json),
     (("vocab.json", "merges.txt"), gpt2_tokenizer_json),
@@ -60,12 +63,10 @@ def read_tokenizer(path: Path) -> tuple[str, list[Path]]:
     """
     for names, read in FORMS:
         if all((path / name).is_file() for name in names):
-            try:
-                text = read(path)
-            except (OSError, UnicodeDecodeError) as error:
-                raise ExportError(f"{path}: the tokenizer cannot be read: {error}") from None
+            with reading(lambda problem: _unreadable(f"{path}: the tokenizer", problem)):
+                found = read(path)
             used = dict.fromkeys((*names, *(name for name in _ALSO if (path / name).is_file())))
-            return text, [path / name for name in used]
+            return found, [path / name for name in used]
     forms = ", ".join(" and ".join(names) for names, _ in FORMS)
     raise ExportError(f"{path} holds no tokenizer.json, nor another form of it ({forms})")
 
@@ -107,12 +108,8 @@ def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:
     files = {DEFAULT: path / TEMPLATE}
     files |= {file.stem: file for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
     for name, file in files.items():
-        try:
-            found[name] = file.read_text("utf-8")
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(f"{file} cannot be read: {error}") from None
+        with reading(partial(_unreadable, str(file))), suppress(FileNotFoundError):
+            found[name] = text(file)
     return found.pop(DEFAULT, None), found
 
 
@@ -121,11 +118,13 @@ def templates_in(stated: object) -> dict[str, str]:
     if isinstance(stated, str):
         return {DEFAULT: stated}
     entries = stated if isinstance(stated, list) else []
-    named = {
-        entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)
-    }
+    named = [(each.get("name"), each.get("template")) for each in entries if isinstance(each, dict)]
     return {
         name: template
-        for name, template in named.items()
+        for name, template in named
         if isinstance(name, str) and isinstance(template, str)
     }
+
+
+def _unreadable(what: str, problem: str) -> ExportError:
+    return ExportError(f"{what} cannot be read: {problem}")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.errors import ExportError
+from pilotfish.reading import reading
 
 
 class MappedFile:
@@ -24,11 +25,11 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # ValueError: an empty file
-            raise ExportError(f"{path} cannot be read: {error}") from None
+        with (
+            reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
+            path.open("rb") as file,
+        ):
+            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._last = (0, 0)  # start and length of the pages of the last view
 
     def view(self, start: int, size: int) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
+from pilotfish.reading import reading
 
 BYTES_AT_ONCE = 1 << 24
 ROWS_BYTES = 1 << 24  # of a tensor that is read in parts
@@ -50,13 +51,15 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = MappedFile(path)
-        try:
-            with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
-                self._start, self._tensors = self._read_header()
-        except (SafetensorError, OSError, msgspec.DecodeError, RecursionError) as error:
-            raise ExportError(
-                f"{path} is a damaged or incomplete safetensors file: {error}"
-            ) from None
+        with reading(self._damaged):
+            try:
+                with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
+                    self._start, self._tensors = self._read_header()
+            except SafetensorError as error:
+                raise self._damaged(str(error)) from None
+
+    def _damaged(self, problem: str) -> ExportError:
+        return ExportError(f"{self.path} is a damaged or incomplete safetensors file: {problem}")
 
     def names(self) -> list[str]:
         """Names of the tensors, as they stand in the file."""

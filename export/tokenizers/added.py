@@ -12,11 +12,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import tokenizers
 from tokenizers import AddedToken
 
 from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.json_object import read_object
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -106,17 +106,3 @@ def _content(token: object) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if the file is absent.
-
-    Raises:
-        ExportError: if it cannot be read, or holds something else.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise ExportError(f"{path} cannot be read: {error}") from None

@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
+from pilotfish.engines.tokenizer import complaining
 from pilotfish.export.errors import ExportError
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
 from pilotfish.export.tokenizers.spelling import Prefix, spell
@@ -132,7 +133,7 @@ class GgufVocabulary:
         if self._metadata.get("tokenizer.ggml.treat_whitespace_as_suffix"):
             raise ExportError(f"{self._path}: a tokenizer that puts spaces behind words is unknown")
         table = list(zip(self._tokens, map(float, self._scores()), strict=True))
-        try:
+        with complaining(f"{self._path}: the tokenizer is damaged", ExportError):
             unknown = self._id("unknown_token_id")
             tokenizer = tokenizers.Tokenizer(models.Unigram(table, unknown, False))
             spell(
@@ -141,8 +142,6 @@ class GgufVocabulary:
                 collapse=bool(self._metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
                 table=self._table(),
             )
-        except Exception as error:  # the library raises bare Exception
-            raise ExportError(f"{self._path}: the tokenizer is damaged: {error}") from None
         return tokenizer
 
     def _table(self) -> bytes:
@@ -170,12 +169,8 @@ class GgufVocabulary:
 
     def _with_model(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
         vocabulary = {token: id for id, token in enumerate(self._tokens)}
-        try:
+        with complaining(f"{self._path}: the merges do not fit the vocabulary", ExportError):
             return tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
-        except Exception as error:  # the library raises bare Exception
-            raise ExportError(
-                f"{self._path}: the merges do not fit the vocabulary: {error}"
-            ) from None
 
     def _id(self, key: str) -> int | None:
         value = self._metadata.get(f"tokenizer.ggml.{key}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
+from pilotfish.engines.tokenizer import complaining
 from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS
 from pilotfish.export.tokenizers.tables import pair
+from pilotfish.reading import reading, text
 
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
@@ -21,25 +23,22 @@ def gpt2_tokenizer_json(directory: Path) -> str:
     Raises:
         ExportError: if the files are damaged or belong to another kind of tokenizer.
     """
-    try:
-        settings = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
-        vocabulary = json.loads((directory / "vocab.json").read_text("utf-8"))
-        lines = (directory / "merges.txt").read_text("utf-8").splitlines()
-        kind = settings.get("tokenizer_class")
-        if kind not in GPT2_CLASSES:
-            raise ExportError(f"{directory}: a {kind} without tokenizer.json is not supported")
+    settings = read_object(directory / "tokenizer_config.json")
+    kind = settings.get("tokenizer_class")
+    if kind not in GPT2_CLASSES:
+        raise ExportError(f"{directory}: a {kind!r:.60} without tokenizer.json is not supported")
+    vocabulary = read_object(directory / "vocab.json")
+    path = directory / "merges.txt"
+    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+        lines = text(path).splitlines()
         merges = [pair(line) for line in lines if line and not line.startswith("#version")]
+    with complaining(f"{directory}: the tokenizer is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    except ExportError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise ExportError(f"{directory}: the tokenizer is damaged: {error}") from None
     stated = [settings.get(f"{role}_token") for role in ("bos", "eos", "unk", "pad")]
     # A special token is a string, or an object with its string as `content`.
     special = [token.get("content") if isinstance(token, dict) else token for token in stated]
-    tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in special if t in vocabulary]
-    )
+    known = [token for token in special if isinstance(token, str) and token in vocabulary]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in known])
     tokenizer.pre_tokenizer = PRETOKENIZERS["gpt-2"].build()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer.to_str()

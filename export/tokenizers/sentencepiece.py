@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, processors
 
+from pilotfish.engines.tokenizer import complaining
 from pilotfish.export.errors import ExportError
 from pilotfish.export.tokenizers.added import Added, read_added
 from pilotfish.export.tokenizers.model_proto import (
@@ -28,6 +29,7 @@ from pilotfish.export.tokenizers.model_proto import (
 )
 from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score
+from pilotfish.reading import content, reading
 
 MODEL = "tokenizer.model"
 
@@ -62,7 +64,8 @@ def sentencepiece_tokenizer_json(directory: Path) -> str:
 
 def _parse(path: Path) -> Any:
     """Read the file; what is returned is a `ModelProto`, whose class has no types."""
-    data = path.read_bytes()
+    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+        data = content(path)
     try:
         return parse_model(data)
     except ValueError as error:
@@ -104,7 +107,7 @@ def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenize
     """Build the part that joins characters into tokens."""
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     fallback = model.trainer_spec.byte_fallback
-    try:
+    with complaining(f"{path} is damaged", ExportError):
         if model.trainer_spec.model_type == UNIGRAM:
             return tokenizers.Tokenizer(models.Unigram(pieces, unknown, fallback))
         scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
@@ -117,8 +120,6 @@ def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenize
                 byte_fallback=fallback,
             )
         )
-    except Exception as error:  # the library raises bare Exception
-        raise ExportError(f"{path} is damaged: {error}") from None
 
 
 def _prefix(model: Any, added: Added) -> Prefix:

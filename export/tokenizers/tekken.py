@@ -14,9 +14,10 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
-from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE
+from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, complaining
 from pilotfish.export.errors import ExportError
 from pilotfish.export.tokenizers.tables import merges_by_score
+from pilotfish.reading import content, reading
 
 FILE = "tekken.json"
 BOS = "<s>"
@@ -64,10 +65,8 @@ def tekken_tokenizer_json(directory: Path) -> str:
         ExportError: if the file is damaged.
     """
     path = directory / FILE
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ExportError(f"{path} cannot be read: {error}") from None
+    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+        file = msgspec.json.decode(content(path), type=_File)
     special = _special_tokens(file, path)
     ordinary = _ordinary_tokens(file, len(special), path)
     vocabulary = {token.content: id for id, token in enumerate(special)}
@@ -75,11 +74,9 @@ def tekken_tokenizer_json(directory: Path) -> str:
     if len(vocabulary) != len(special) + len(ordinary):
         raise ExportError(f"{path} is damaged: it has a token twice")
     merges = merges_by_score({token: -rank for rank, token in enumerate(ordinary)})
-    try:
+    with complaining(f"{path} is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
         split = pre_tokenizers.Split(Regex(file.config.pattern), "isolated")
-    except Exception as error:  # the library raises bare Exception
-        raise ExportError(f"{path} is damaged: {error}") from None
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pilotfish.reading import reading
 from pilotfish.wire.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -108,7 +109,7 @@ def _flags(path: Path) -> Iterator[str]:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    try:
+    with reading(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         with path.open("rb") as file:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
@@ -120,9 +121,6 @@ def _table(path: Path) -> dict[str, Any]:
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise ConfigError(f"{path} is longer than {_MAX_BYTES:,} bytes.")
+    with reading(lambda problem: ConfigError(f"{path} is not valid TOML: {problem}.")):
         table: dict[str, Any] = tomllib.loads(text.decode())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:  # a number too long is a plain ValueError
-        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     return table

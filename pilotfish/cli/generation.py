@@ -9,6 +9,7 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_taken
+from pilotfish.reading import reading
 from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols import names, option_types
@@ -162,10 +163,8 @@ def talk_of(args: argparse.Namespace) -> TalkOptions:
     options = TalkOptions(tool_choice=args.tool_choice, thinking=args.think)
     if args.tools is None:
         return options
-    try:
+    with reading(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
         told = json.loads(args.tools.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{args.tools} cannot be read: {error}") from error
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
     options["tools"] = told
@@ -174,13 +173,11 @@ def talk_of(args: argparse.Namespace) -> TalkOptions:
 
 def constraint_of(args: argparse.Namespace) -> Grammar | None:
     """What the answer must be; `ConfigError` for a file that cannot be read."""
-    try:
-        if args.schema:
-            return Grammar.of_schema(args.schema.read_text("utf-8"))
-        if args.lark:
-            return Grammar("lark", args.lark.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{args.schema or args.lark} cannot be read: {error}") from error
+    file = args.schema or args.lark
+    if file:
+        with reading(lambda problem: ConfigError(f"{file} cannot be read: {problem}.")):
+            text = file.read_text("utf-8")
+        return Grammar.of_schema(text) if args.schema else Grammar("lark", text)
     if args.choice:
         return Grammar.of_choices(args.choice)
     return Grammar("regex", args.regex) if args.regex is not None else None

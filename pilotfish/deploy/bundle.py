@@ -236,5 +236,5 @@ def _is_ours(out: Path) -> bool:
         return False
     try:
         return "role" in json.loads((out / manifest.NAME).read_bytes())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return not any(out.iterdir())

@@ -62,7 +62,7 @@ def targets(folder: Path) -> dict[Path, str]:
 def packaged(root: Rootfs) -> set[str]:
     """List the paths of a root that the edge's Debian package owns."""
     try:
-        listed = root.path(_PACKAGED).read_text()
+        listed = root.path(_PACKAGED).read_text(errors="surrogateescape")
     except FileNotFoundError:
         return set()
     return {line.strip("/") for line in listed.splitlines()}

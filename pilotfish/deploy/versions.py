@@ -145,7 +145,9 @@ class Versions:
         folder = self.folder(name)
         try:
             expected = json.loads((folder / LISTING).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
+            expected = None
+        if not isinstance(expected, dict):
             return [f"{folder / LISTING} is missing or damaged."]
         found = listing(folder)
         return [

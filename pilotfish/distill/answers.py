@@ -6,6 +6,7 @@ A line that was cut short is dropped when the file is opened again; all before i
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -13,7 +14,9 @@ import msgspec
 
 from pilotfish.distill.asking import Prompting
 from pilotfish.distill.rows import TrainingRow
+from pilotfish.reading import content, reading
 from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.files import PRIVATE
 
 
 class Lesson(msgspec.Struct, frozen=True):
@@ -54,7 +57,7 @@ class LessonFile:
         """
         line = msgspec.json.encode(one) + b"\n"
         with self._lock:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
             try:
                 before = os.fstat(descriptor).st_size
                 _write(descriptor, line, before, self.path)
@@ -63,21 +66,22 @@ class LessonFile:
             self.answers[one.key] = one
 
     def _read(self) -> None:
-        data = self.path.read_bytes()
+        with reading(lambda problem: RunFileError(f"{self.path} cannot be read: {problem}.")):
+            data = content(self.path)
         whole = data.rfind(b"\n") + 1
         decoder = msgspec.json.Decoder(Lesson)
         for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
-            try:
+            with reading(partial(self._damaged, number)):
                 one = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise RunFileError(
-                    f"{self.path} is not a file of answers, or its line {number} is damaged: "
-                    f"{error}. Delete that line, and its prompt is asked again, or name another "
-                    "--run-folder."
-                ) from error
             self.answers[one.key] = one
         if whole < len(data):
             os.truncate(self.path, whole)
+
+    def _damaged(self, number: int, problem: str) -> RunFileError:
+        return RunFileError(
+            f"{self.path} is not a file of answers, or its line {number} is damaged: {problem}. "
+            "Delete that line, and its prompt is asked again, or name another --run-folder."
+        )
 
 
 def _write(descriptor: int, line: bytes, before: int, path: Path) -> None:

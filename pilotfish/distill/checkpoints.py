@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from pilotfish.reading import reading
 from pilotfish.wire.errors import RunFileError
 from pilotfish.wire.files import beside, take_place
 
@@ -44,12 +45,16 @@ def restore(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def restore_facts(path: Path) -> dict[str, Any]:
     """Read only what is said of them."""
-    try:
-        with safe_open(path, "pt") as file:
-            found: dict[str, Any] = msgspec.json.decode(file.metadata()["facts"])
-    except (SafetensorError, OSError, KeyError, TypeError, msgspec.DecodeError) as error:
-        raise RunFileError(
-            f"{path} cannot be read: {error}. Delete checkpoint-* and best.safetensors there to "
+
+    def damaged(problem: object) -> RunFileError:
+        return RunFileError(
+            f"{path} cannot be read: {problem}. Delete checkpoint-* and best.safetensors there to "
             "train from the start; the answers stay."
-        ) from error
-    return found
+        )
+
+    with reading(damaged):
+        try:
+            with safe_open(path, "pt") as file:
+                return msgspec.json.decode(file.metadata()["facts"], type=dict[str, float])
+        except (SafetensorError, KeyError, TypeError) as error:
+            raise damaged(error) from error

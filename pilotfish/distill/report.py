@@ -10,20 +10,19 @@ from pilotfish.distill.measuring import ALL
 from pilotfish.distill.outcome import DEPTH, Distilled
 from pilotfish.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.field.report.canvas import legend_below, plain
-from pilotfish.wire.files import write_whole
+from pilotfish.wire.files import PRIVATE, write_whole
 
-_MODE = 0o644
 _HEIGHT = 3.4  # inches
 
 
 def write(folder: Path, found: Distilled) -> Path:
     """Write the report into the folder; returns the page."""
-    write_whole(folder / "report.json", _json(found), _MODE)
+    write_whole(folder / "report.json", _json(found), PRIVATE)
     _depths(folder / "depths.png", found)
     _kinds(folder / "kinds.png", found)
     _learning(folder / "learning.png", found)
     page = folder / "report.md"
-    write_whole(page, _page(found).encode(), _MODE)
+    write_whole(page, _page(found).encode(), PRIVATE)
     return page
 
 

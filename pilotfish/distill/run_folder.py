@@ -17,6 +17,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.reading import content, reading
 from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.files import tidy, write_whole
+from pilotfish.wire.files import PRIVATE, private_folder, tidy, write_whole
 
 _LOCK = ".lock"
-_MODE = 0o644
+_Facts = dict[str, Any]
 _FLAGS = ("settings", "training")  # what is told by flags of these names
 _OTHERWISE = {"training": "delete checkpoint-* and trained there to train anew, "}
 
@@ -45,7 +47,7 @@ class RunFolder:
         self.before = path / "before"
         self.trained = path / "trained"
         self._facts_file, self._shared_file = path / "run.json", path / "shared.i64"
-        self.facts: dict[str, Any] = self._read()
+        self.facts: dict[str, _Facts] = self._read()
 
     @classmethod
     @contextmanager
@@ -54,8 +56,8 @@ class RunFolder:
 
         Raises `RunFileError` if another process has it, or it holds something that is no run.
         """
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        private_folder(path)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,22 +69,17 @@ class RunFolder:
             os.close(lock)
 
     def _read(self) -> dict[str, Any]:
-        try:
-            facts = msgspec.json.decode(self._facts_file.read_bytes(), type=dict[str, Any])
-        except FileNotFoundError:
-            others = [one.name for one in self.path.iterdir() if one.name != _LOCK]
-            if others:
-                raise RunFileError(
-                    f"{self.path} holds {sorted(others)[0]}, but no run.json: name another "
-                    "--run-folder."
-                ) from None
-            return {}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RunFileError(
-                f"{self._facts_file} is not a run's, or is damaged: {error}. Name another "
-                "--run-folder."
-            ) from error
-        return facts
+        with reading(partial(_damaged, self._facts_file)):
+            try:
+                return msgspec.json.decode(content(self._facts_file), type=dict[str, _Facts])
+            except FileNotFoundError:
+                others = [one.name for one in self.path.iterdir() if one.name != _LOCK]
+                if others:
+                    raise RunFileError(
+                        f"{self.path} holds {sorted(others)[0]}, but no run.json: name another "
+                        "--run-folder."
+                    ) from None
+                return {}
 
     @property
     def begun(self) -> bool:
@@ -100,7 +97,7 @@ class RunFolder:
         if before is None or not binding:
             self.facts = {**self.facts, what: told}
             content = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
-            write_whole(self._facts_file, content, _MODE)
+            write_whole(self._facts_file, content, PRIVATE)
             return
         for name in sorted(told.keys() & before.keys()):
             if told[name] != before[name]:
@@ -112,11 +109,12 @@ class RunFolder:
     def share(self, shared: SharedTokens | None) -> None:
         """Keep the drafter's ids that the target has too; None: all of them."""
         own = np.empty(0, np.int64) if shared is None else np.sort(shared.own)
-        write_whole(self._shared_file, own.astype("<i8").tobytes(), _MODE)
+        write_whole(self._shared_file, own.astype("<i8").tobytes(), PRIVATE)
 
     def shared(self) -> NDArray[np.int64] | None:
         """Return these ids, ascending; None: all."""
-        own = np.frombuffer(self._shared_file.read_bytes(), "<i8").astype(np.int64)
+        with reading(partial(_damaged, self._shared_file)):  # ValueError: it was cut
+            own = np.frombuffer(content(self._shared_file), "<i8").astype(np.int64)
         return own if len(own) else None
 
     def note(self, line: Mapping[str, Any]) -> None:
@@ -131,18 +129,15 @@ class RunFolder:
         """
         if not self.learning.exists():
             return []
-        data = self.learning.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        try:
+        with reading(partial(_damaged, self.learning)):
+            data = content(self.learning)
+            whole = data[: data.rfind(b"\n") + 1]
             lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(whole)
-            kept = [line for line in lines if int(line["step"]) <= until]
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError) as error:
-            raise RunFileError(
-                f"{self.learning} is damaged: {error}. Name another --run-folder."
-            ) from error
-        content = b"".join(msgspec.json.encode(line) + b"\n" for line in kept)
-        if content != data:
-            write_whole(self.learning, content, _MODE)
+            steps = msgspec.convert([line.get("step") for line in lines], list[int])
+        kept = [line for line, step in zip(lines, steps, strict=True) if step <= until]
+        wanted = b"".join(msgspec.json.encode(line) + b"\n" for line in kept)
+        if wanted != data:
+            write_whole(self.learning, wanted, PRIVATE)
         return kept
 
     def checkpoints(self) -> list[tuple[int, Path]]:
@@ -157,6 +152,12 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         """Name the checkpoint of a step."""
         return self.path / f"checkpoint-{step:07}.safetensors"
+
+
+def _damaged(path: Path, problem: str) -> RunFileError:
+    return RunFileError(
+        f"{path} is not a run's, or is damaged: {problem}. Name another --run-folder."
+    )
 
 
 def _said(name: str, before: Any, now: Any, what: str) -> str:

@@ -27,6 +27,7 @@ from pilotfish.engines.manifest import (
     Manifest,
     read_manifest,
 )
+from pilotfish.reading import content, reading
 
 
 class Artifact:
@@ -154,10 +155,8 @@ def _head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] | Non
     if manifest.head_tokens is None:
         return None
     path = directory / HEAD_TOKENS_NAME
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from None
+    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        data = content(path)
     if hashlib.sha256(data).hexdigest() != manifest.files[HEAD_TOKENS_NAME]:
         raise _altered(path)
     kept = np.frombuffer(data[: len(data) // 4 * 4], "<u4").astype(np.int64)

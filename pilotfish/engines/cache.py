@@ -15,15 +15,19 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotfish"
 
 
-def replace_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file beside `path` and rename it, so that it is never seen half written."""
+def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
+    """Write a file beside `path` and rename it, so that it is never seen half written.
+
+    mode: of the file, less the umask.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*"):
         if not Path(f"/proc/{left.suffix[1:]}").exists():  # left by a thread that was killed
             left.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
-        with partial.open("wb") as file:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 
 from pilotfish.engines.cut import Cut
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.reading import content, reading
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
@@ -242,17 +244,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of `directory`, and check what its types do not say."""
-    try:
-        data = (directory / MANIFEST_NAME).read_bytes()
-    except FileNotFoundError:
-        state = "holds no manifest.json" if directory.is_dir() else "does not exist"
-        raise ArtifactError(
-            f"{directory} is not an artifact: it {state}. "
-            "Make one with `pilotfish export model SOURCE --out DIR`"
-        ) from None
-    except OSError as error:
-        raise ArtifactError(f"{directory / MANIFEST_NAME} cannot be read: {error}") from None
-    try:
+    path = directory / MANIFEST_NAME
+    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        try:
+            data = content(path)
+        except FileNotFoundError:
+            state = "holds no manifest.json" if directory.is_dir() else "does not exist"
+            raise ArtifactError(
+                f"{directory} is not an artifact: it {state}. "
+                "Make one with `pilotfish export model SOURCE --out DIR`"
+            ) from None
+    with reading(partial(_invalid, directory)):
         found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise ArtifactError(
@@ -260,8 +262,6 @@ def read_manifest(directory: Path) -> Manifest:
                 "export the model again, or install the version that made it"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid(directory, str(error)) from None
     _check(directory, manifest)
     return manifest
 

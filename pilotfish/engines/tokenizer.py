@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError, TextTooLongError
+from pilotfish.engines.errors import ArtifactError, EngineError, TextTooLongError
 from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
+from pilotfish.reading import reading, text
 
 # Texts are encoded one by one, each by the calling thread: a pool of threads would take the cores
 # that a drafter computes on. The library reads this at its first encoding.
@@ -55,11 +56,7 @@ class Tokenizer:
         path = location.path if isinstance(location, Artifact) else Path(location)
         if path.is_dir():
             path = path / TOKENIZER_NAME
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArtifactError(f"{path} cannot be read: {error}") from None
-        self._load(text, str(path))
+        self._load(tokenizer_text(path), str(path))
 
     @classmethod
     def from_json(cls, text: str, name: str = TOKENIZER_NAME) -> Tokenizer:
@@ -69,7 +66,7 @@ class Tokenizer:
         return tokenizer
 
     def _load(self, text: str, name: str) -> None:
-        with _complaining(f"{name} is not a tokenizer.json"):
+        with complaining(f"{name} is not a tokenizer.json"):
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
             parsed = json.loads(text)
         if not self._tokenizer.get_vocab_size():
@@ -274,19 +271,26 @@ def _encoded(
     offsets: whether they are wanted, which takes half as long again.
     """
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
-    with _complaining("the tokenizer broke at a text"):
+    with complaining("the tokenizer broke at a text"):
         return encode([text], add_special_tokens=whole)[0]
 
 
+def tokenizer_text(path: Path) -> str:
+    """Read a `tokenizer.json`, unchecked; `ArtifactError` if it cannot be read, or is no text."""
+    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        return text(path)
+
+
 @contextmanager
-def _complaining(what: str) -> Iterator[None]:
+def complaining(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
     """Turn the library's errors into ours: bare `Exception`, and `BaseException` on panic."""
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, kind) or not (panic or isinstance(error, Exception)):
             raise
-        raise ArtifactError(f"{what}: {error}") from None
+        raise kind(f"{what}: {error}") from None
 
 
 class TextStream:

@@ -17,7 +17,8 @@ from pilotfish.engines.errors import ArtifactError, TemplateError
 from pilotfish.engines.families import ModelFamily, family_of
 from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from pilotfish.engines.manifest import TOKENIZER_NAME, Positive, TokenId
-from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.tokenizer import Tokenizer, tokenizer_text
+from pilotfish.reading import reading
 
 if TYPE_CHECKING:
     from pilotfish.engines.chat import ChatTemplate
@@ -50,13 +51,9 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
     def of(cls, artifact: Artifact) -> Vocabulary:
         """Read an artifact's. Raises `ArtifactError` if its tokenizer cannot be read."""
         manifest, path = artifact.manifest, artifact.tokenizer_path
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArtifactError(f"{path} cannot be read: {error}") from None
         vocabulary = cls(
             model=manifest.model,
-            tokenizer_json=text,
+            tokenizer_json=tokenizer_text(path),
             vocab_size=manifest.vocab_size,
             bos_id=manifest.bos_id,
             eos_ids=manifest.eos_ids,
@@ -70,10 +67,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
     @classmethod
     def decode(cls, data: bytes, model: str) -> Vocabulary:
         """Decode `encode`'s bytes of the model of this name; raises `ArtifactError` otherwise."""
-        try:
+        with reading(lambda problem: ArtifactError(f"this is not a vocabulary: {problem}")):
             nameless = msgspec.msgpack.decode(data, type=cls)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise ArtifactError(f"this is not a vocabulary: {error}") from None
         vocabulary = msgspec.structs.replace(nameless, model=model)
         if vocabulary.vocab_size > MAX_TOKENS:
             raise ArtifactError(f"{vocabulary.vocab_size} tokens are more than any vocabulary has")

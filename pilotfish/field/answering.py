@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from pilotfish.device_runtime.device import Device
+from pilotfish.reading import reading
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.errors import PromptTooLongError, RunFileError
-from pilotfish.wire.files import sync
+from pilotfish.wire.files import PRIVATE, sync
 from pilotfish.wire.protocols import STREAM, Law
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ class AnswerFile:
                 f"{path} is there: go on with it by --resume, or name another place."
             )
         self.answers: dict[int, Answered] = {}
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        if path.is_dir():
+            raise RunFileError(f"{path} is a folder: name another place.")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
         self._file = os.fdopen(descriptor, "r+b", buffering=0)  # a full disk is heard of at once
         try:
             self._lock(path)
@@ -121,11 +124,10 @@ class AnswerFile:
         whole, _, _ = self._file.read().rpartition(b"\n")
         lines = whole.split(b"\n") if whole else []
         self._file.truncate(len(whole) + 1 if lines else 0)
-        try:
+        what = f"{path} is no file of answers, or is damaged"
+        with reading(lambda problem: RunFileError(f"{what}: {problem}.")):
             begun = [msgspec.json.decode(line, type=Asking) for line in lines[:1]]
             found = [msgspec.json.decode(line, type=Answered) for line in lines[1:]]
-        except msgspec.DecodeError as error:
-            raise RunFileError(f"{path} is no file of answers, or is damaged: {error}.") from error
         for before in begun:
             _expect_same(path, before, asking)
         if any(token >= vocab_size for one in found for token in one.tokens):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from pilotfish.reading import reading
 from pilotfish.wire.errors import UnsupportedError
 
 # short and long answers, prose and code: what a drafter predicts well, and what it does not
@@ -51,13 +52,14 @@ def numbered_lines(path: Path) -> list[PromptLine]:
 
     UnsupportedError says what is wrong with the file, and in which line.
     """
-    try:
-        # by line feeds alone: JSON strings may hold what else ends a line in Unicode
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
-    except OSError as error:
-        raise UnsupportedError(f"The prompts cannot be read: {error}.") from error
+    with reading(
+        lambda problem: UnsupportedError(f"The prompts in {path} cannot be read: {problem}.")
+    ):
+        try:
+            # by line feeds alone: JSON strings may hold what else ends a line in Unicode
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     if "\0" in text:
         raise UnsupportedError(f"{path} is no text: it holds bytes of value 0.")
     lines = enumerate(text.split("\n"), 1)
@@ -70,10 +72,10 @@ def numbered_lines(path: Path) -> list[PromptLine]:
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
+    with reading(
+        lambda problem: UnsupportedError(f"{path}, line {number} is not JSON: {problem}.")
+    ):
         entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedError(f"{path}, line {number} is not JSON: {error}.") from error
     if not isinstance(entry, dict):
         raise UnsupportedError(f"{path}, line {number} is no JSON object.")
     return entry

@@ -38,6 +38,7 @@ from pilotfish.field.run_file import (
     upgrade,
 )
 from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.files import PRIVATE
 from pilotfish.wire.protocols import STREAM, counters
 
 
@@ -56,7 +57,7 @@ class Recorder:
     def create(cls, path: Path, facts: Facts) -> "Recorder":
         """Create a file with these facts; `RunFileError` if a run has begun there already."""
         expect_nothing(path)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)  # as are its logs, by SQLite
         try:
             _lock(path, lock)
             database = _open(path)

@@ -11,13 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.cache import replace_file
 from pilotfish.judge.reading import Floats, Ids
 from pilotfish.judge.speakers import Mismatch
+from pilotfish.reading import content, reading
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.files import PRIVATE, private_folder
 
 SETTINGS = "mined.json"
 _SUFFIX = ".safetensors"
@@ -89,19 +92,24 @@ class Episode:
         arrays = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
         told = {name: one for name, one in vars(self).items() if name not in arrays}
         data = save(arrays, {_META: json.dumps(told)})
-        replace_file(folder / f"{self.key}{_SUFFIX}", data)
+        replace_file(folder / f"{self.key}{_SUFFIX}", data, mode=PRIVATE)
 
     @classmethod
     def read(cls, path: Path) -> Episode:
         """Read one file; `UnsupportedError` if it does not hold episodes."""
         from safetensors import SafetensorError, safe_open
 
-        try:
-            with safe_open(path, framework="numpy") as file:
-                told: dict[str, Any] = json.loads(file.metadata()[_META])
-                return cls(**told, **{name: file.get_tensor(name) for name in list(file.keys())})
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise UnsupportedError(f"{path} is no episode: {error}. Remove it.") from error
+        def none(problem: object) -> UnsupportedError:
+            return UnsupportedError(f"{path} is no episode: {problem}. Remove it.")
+
+        with reading(none):
+            try:
+                with safe_open(path, framework="numpy") as file:
+                    told: dict[str, Any] = json.loads(file.metadata()[_META])
+                    arrays = {name: file.get_tensor(name) for name in list(file.keys())}
+                    return cls(**told, **arrays)
+            except (SafetensorError, KeyError, TypeError) as error:
+                raise none(error) from error
 
 
 @dataclass(frozen=True)
@@ -130,17 +138,20 @@ class Mined:
                     "same pair, task, --max-tokens, --slack and --right-only."
                 )
             return
-        replace_file(path, json.dumps(asdict(self), indent=2).encode())
+        private_folder(folder)
+        replace_file(path, json.dumps(asdict(self), indent=2).encode(), mode=PRIVATE)
 
     @classmethod
     def read(cls, folder: Path) -> Mined:
         """Read how this folder was mined; `UnsupportedError` if it was not."""
-        try:
-            return cls(**json.loads((folder / SETTINGS).read_text("utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UnsupportedError(
-                f"{folder} holds no mined episodes ({error}): pilotfish judge mine makes them."
-            ) from error
+
+        def none(problem: str) -> UnsupportedError:
+            return UnsupportedError(
+                f"{folder} holds no mined episodes ({problem}): pilotfish judge mine makes them."
+            )
+
+        with reading(none):
+            return msgspec.json.decode(content(folder / SETTINGS), type=cls)
 
 
 def done(folder: Path) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.judge.trajectories import Trajectory
+from pilotfish.reading import content, reading
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.errors import UnsupportedError
@@ -178,16 +179,14 @@ class SweepFile:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def _read(self) -> None:
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        try:
+        with reading(lambda problem: UnsupportedError(f"{self.path} is no sweep: {problem}.")):
+            data = content(self.path)
+            whole = data.rfind(b"\n") + 1
             for line in msgspec.json.Decoder(_Line).decode_lines(data[:whole]):
                 self.plan = line.sweep or self.plan
                 self.pace = line.pace or self.pace
                 if line.question:
                     self.tallies[line.question] = line.tallies
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnsupportedError(f"{self.path} is no sweep: {error}.") from error
         if whole and self.plan is None:
             raise UnsupportedError(f"{self.path} is no sweep: it does not begin with a plan.")
         self._whole, self._torn = whole, whole < len(data)

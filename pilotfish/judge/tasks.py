@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from pilotfish.reading import reading
 from pilotfish.wire.errors import UnsupportedError
 
 _COMMAND_S = 30.0
@@ -130,20 +131,18 @@ def task_named(name: str, checker: Sequence[str] = ()) -> Task:
 def questions(path: Path, task: Task) -> list[Question]:
     """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
     found = []
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnsupportedError(f"The questions cannot be read: {error}.") from error
+    with reading(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):
+        lines = path.read_text("utf-8").split("\n")  # JSON strings may hold Unicode's other ends
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            said: dict[str, Any] = json.loads(line)
+        wanted = f'{path}, line {number} is no JSON object with "question" and "answer"'
+        with reading(lambda problem: UnsupportedError(f"{wanted}: {problem}.")):  # noqa: B023
+            said = json.loads(line)
+            if not isinstance(said, dict) or not said.keys() >= {"question", "answer"}:
+                raise UnsupportedError(f"{wanted}.")
             asked, answer = str(said["question"]), str(said["answer"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UnsupportedError(
-                f'{path}, line {number} is no JSON object with "question" and "answer".'
-            ) from error
+            (asked + answer).encode()  # half of a surrogate pair is no text
         found.append(Question(f"{path.stem}-{number}", task.ask(asked), answer))
     if not found:
         raise UnsupportedError(f"{path} holds no question.")

@@ -145,6 +145,7 @@ def test_keys_are_swapped_without_dropping_a_session(
     options = {"protocol": "dsd", "temperature": 1.0, "seed": 3, "window": 3, "max_tokens": 60}
     port = free_port()
     flags = ("--target", pair.target, "--keys", folder, "--threads", 1, "--metrics", port)
+    flags += ("--metrics-devices",)
     with (
         running(*flags, systemd=systemd) as daemon,
         RawClient(daemon.endpoint, bob) as revoked,
@@ -179,6 +180,7 @@ def test_keys_are_swapped_without_dropping_a_session(
         assert figures['refusals_total{code="access-denied"}'] >= 1
         assert figures['reloads_total{result="done"}'] == 1
         assert figures['device_sessions{device="alice"}'] == 1
+        assert figures["sessions"] == 1  # bob's is gone, not only its jobs
         await_sample(port, 'connections_cut_total{reason="revoked-key"}', 1)  # the one that stood
         text = exposition(port)
         assert not any(key.public.decode() in text for key in (alice, bob, eve))

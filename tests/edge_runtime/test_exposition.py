@@ -148,6 +148,7 @@ def test_a_key_file_whose_name_is_no_text_spoils_no_figures(
     listed = folder / "allowed" / "bob.pub"
     listed.rename(os.fsdecode(bytes(listed.parent) + b"/b\xff\nb.pub"))
     flags = ("--target", pair.target, "--threads", 1, "--keys", folder, "--metrics", port)
+    flags += ("--metrics-devices",)
     bob = DeviceKeys.load(key_folders["bob"])
     with running(*flags) as edge, RawClient(edge.endpoint, bob) as device:
         session = RawSession()

@@ -136,6 +136,7 @@ def test_two_keys_that_hold_all_sessions_keep_no_third_out(
     alice, bob, carol = (DeviceKeys.load(key_folders[name]) for name in ("alice", "bob", "eve"))
     port = free_port()
     flags = ("--target", pair.target, "--threads", 1, "--keys", folder, "--metrics", port)
+    flags += ("--metrics-devices",)
     with (
         running(*flags, "--sessions", 6, "--idle", 1) as edge,
         RawClient(edge.endpoint, alice) as a,

@@ -33,6 +33,7 @@ from pilotfish.field.contenders import (
 from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.prompts import BUILT_IN, read_questions
 from pilotfish.wire.errors import MalformedError, PairMismatchError, UnsupportedError
+from pilotfish.wire.files import private_folder
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
@@ -82,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     plan(protocol=STREAM, temperature=told.temperature, seed=told.seed)
     questions = BUILT_IN if told.prompts is None else read_questions(told.prompts)
     if told.out is not None:
-        told.out.mkdir(parents=True, exist_ok=True)
+        private_folder(told.out)
     with _edge(told) as address:
         asking, answers, welcome, vocabulary = _asked(told, names, questions, address)
     # the edge that was served here is gone, and its memory with it

@@ -98,7 +98,7 @@ def read_outline(text: str) -> Outline:
     """Read the text of a grammar of kind "turn"; raises `GrammarError` for a malformed one."""
     try:
         found = msgspec.json.decode(text, type=Outline)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise GrammarError(f"This is no turn: {error}.") from error
     if found.content is not None and found.content.kind == KIND:
         raise GrammarError("A turn is not within a turn.")

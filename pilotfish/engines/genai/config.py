@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.reading import content, reading
 
 MOST_BYTES = 1 << 20  # of genai_config.json
 FLOATS = ("float32", "float16")  # numpy has no bfloat16
@@ -110,18 +111,11 @@ def read_genai_config(path: Path) -> GenaiConfig:
     Raises:
         ArtifactError: if it cannot be read, or describes what is not run here.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ArtifactError(f"{path} is too large to be what ONNX Runtime GenAI writes")
+    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        data = content(path, MOST_BYTES)
+    saying = f"{path} does not say what ONNX Runtime GenAI says of a text model"
+    with reading(lambda problem: ArtifactError(f"{saying}: {problem}")):
         config = msgspec.json.decode(data, type=GenaiConfig)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError(
-            f"{path} does not say what ONNX Runtime GenAI says of a text model: {error}"
-        ) from None
     problem = _not_run(config)
     if problem:
         raise ArtifactError(f"{path}: {problem}")

@@ -138,5 +138,5 @@ def _read(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:
         with path.open("rb") as file:
             header = msgspec.json.decode(file.readline(HEADER_LIMIT), type=_Header)
             return header, file.read() if whole else b""
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # ValueError: msgspec's, and of no UTF-8
         return None, b""

@@ -6,6 +6,7 @@ from pathlib import Path
 from pilotfish.field.report.measured import Measured
 from pilotfish.field.report.page import page
 from pilotfish.field.report.pictures import draw
+from pilotfish.wire.files import PRIVATE, private_folder, write_whole
 
 PAGE = "report.html"
 
@@ -18,7 +19,7 @@ def write(
     show: called after each plot with how many of how many are done. OSError where something cannot
     be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     path = folder / PAGE
-    path.write_text(page(runs, draw(runs, folder, show)), encoding="utf-8")
+    write_whole(path, page(runs, draw(runs, folder, show)).encode(), PRIVATE)
     return path

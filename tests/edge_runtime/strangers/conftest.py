@@ -40,7 +40,7 @@ def fort(pair: Pair, key_folders: dict[str, Path]) -> Iterator[Fort]:
     port = free_port()
     with EdgeServer(
         pair.target, keys=key_folders["edge"], threads=1, sessions=8, sessions_per_client=4,
-        connections=64, message_mib=4, metrics=port,
+        connections=64, message_mib=4, metrics=port, metrics_devices=True,
     ) as server:  # fmt: skip
         yield Fort(server.endpoint, server.pid, port)
 

@@ -1,0 +1,38 @@
+"""Read a JSON object that belongs to a model: its configuration, its tokenizer's, an index."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pilotfish.export.errors import ExportError
+from pilotfish.reading import content, reading
+
+# Python's json writes infinity bare, which is no JSON; transformers writes it so.
+_BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
+_INFINITY = rb'{"__float__": "Infinity"}'
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; {} if the file is absent.
+
+    Raises:
+        ExportError: if it cannot be read, or holds something else.
+    """
+    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+        try:
+            return _decoded(content(path))
+        except FileNotFoundError:
+            return {}
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError:
+        if _BARE_INFINITY.search(data) is None:
+            raise
+        return msgspec.json.decode(_BARE_INFINITY.sub(_INFINITY, data), type=dict[str, Any])

@@ -1,0 +1,63 @@
+"""Read files that others made, which may be anything: damaged, of another kind, endless.
+
+`reading` is the one place that knows what reading and decoding such a file can raise, and makes one
+typed error of it. `content` and `text` read a file as a whole, if it is one: a pipe in its place
+would be waited for, and an endless one fills the memory. Standard library only.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MOST_BYTES = 1 << 30  # of a file that is read as a whole
+
+
+@contextmanager
+def reading(told: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise ``told(problem)`` for whatever is wrong with a file that is read or decoded here.
+
+    told: makes the error of half a sentence, such as "Permission denied". A file that is not there
+    is such a problem, too: catch `FileNotFoundError` inside where it has words of its own. What has
+    the right form and wrong values is the caller's to check.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise told(error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        found = error.object[error.start]
+        raise told(f"it is not UTF-8 text, by its byte {error.start}, 0x{found:02x}") from error
+    except RecursionError as error:
+        raise told("what it holds is nested too deeply") from error
+    except MemoryError as error:
+        raise told("it is too large for this machine's memory") from error
+    except ValueError as error:  # json's, msgspec's and tomllib's, and int's for endless digits
+        problem = str(error).partition("; use sys.set_int_max_str_digits")[0]
+        raise told(problem) from error
+
+
+def content(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Read a file's bytes; `OSError` says why not, `ValueError` for what is no file or too large.
+
+    To be called within `reading`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        raise ValueError("it is no file but a folder" if stat.S_ISDIR(kind) else "it is no file")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it is larger than the {most:,} bytes that such a file may have")
+    return data
+
+
+def text(path: Path, most: int = MOST_BYTES) -> str:
+    """Read a file of UTF-8 text, whose lines end in ``\\n`` whatever they end in there.
+
+    To be called within `reading`; errors are those of `content`, and `UnicodeDecodeError`.
+    """
+    return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
