@@ -51,7 +51,7 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"it is larger than the {most:,} bytes that such a file may have")
+        raise ValueError(f"it is too large: such a file may have {most:,} bytes")
     return data
 
 
