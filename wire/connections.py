@@ -129,7 +129,8 @@ class Connections:
             self.read_events()  # the event of its connection may still be unread
             with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
                 connection = self._open.get(frame.get(_SRCFD))
-            if connection is None:
+            # the sender may have gone, and its descriptor be another peer's
+            if connection is None or connection.peer not in ("", _sender(frame)):
                 return
             self._introduce(connection, client, owner)
         connection.intake.took(size, frames)
@@ -325,6 +326,10 @@ class Connections:
     def _is_ours(self, lent: socket.socket) -> bool:
         name = lent.getsockname()
         return bool((name[1] if isinstance(name, tuple) else name) == self._local)
+
+
+def _sender(frame: zmq.Frame) -> str:
+    return str(frame.get("Peer-Address")).partition("%")[0]  # without an interface
 
 
 def _host(lent: socket.socket) -> str:

@@ -84,9 +84,9 @@ def served(listener: Listener) -> Envelope | None:
     return listener.receive()
 
 
-def shake_hands(endpoint: str) -> socket.socket:
+def shake_hands(endpoint: str, host: str = "127.0.0.1") -> socket.socket:
     at = urlsplit(endpoint)
-    connection = socket.create_connection((at.hostname, at.port))
+    connection = socket.create_connection((at.hostname, at.port), source_address=(host, 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
     connection.settimeout(10.0)
@@ -180,3 +180,19 @@ def test_it_pays_who_sends_tiny_frames_not_who_holds_most(frames: bytes) -> None
         assert most - before < 96
         honest.sendall(b"\x00\x00")
         await_message(listener.receive, 10 * 20_000)  # all that is taken of so many parts
+
+
+def test_what_one_left_unread_is_not_the_next_ones_who_has_its_descriptor() -> None:
+    """It would be charged to the key of another, and be known before it has said a word."""
+    with listening() as listener:
+        with shake_hands(listener.endpoint, "127.0.0.2") as gone:
+            gone.sendall(b"\x00\x05early")
+        time.sleep(0.3)  # ZeroMQ closes its descriptor, which the next one gets
+        with shake_hands(listener.endpoint) as silent:
+            early = listener.receive()
+            assert early is not None
+            assert early.header == b"early"
+            assert listener.connections.devices == 0
+            silent.sendall(b"\x00\x04late")
+            await_message(listener.receive, 4)
+            assert listener.connections.devices == 1
