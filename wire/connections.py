@@ -44,7 +44,7 @@ _BURST = 256  # events taken in one turn
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
 # or of all strangers, whose keys are unknown before their first message.
 _UNFINISHED_IN_ALL, _OF_ONE_KEY_TIMES = 4, 0.5
-_CHARGED_IN_ALL = 4 * CHARGED_BYTES
+_CHARGED_IN_ALL = 2 * CHARGED_BYTES
 # Bytes of replies that a connection, and a key with all of its own, may leave untaken.
 _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted

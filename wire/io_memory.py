@@ -25,7 +25,7 @@ _TASKS: Final = Path("/proc/self/task")
 _FAULTS_AT = 7  # among the fields of a thread's `stat`, behind its name: minflt
 _NUMBERS = count(1)  # of contexts, which name their threads; a name has 15 characters
 _TIMES = 4  # bytes of memory that a byte read explains
-_MOST_TIMES = 256  # bytes of memory that a byte read can take
+_MOST_TIMES = 32  # bytes of memory that a byte of tiny frames takes
 # What may be touched after the bytes for it were counted.
 _AHEAD_BYTES = 8 << 20
 # Of what was touched while a connection ended, whose last bytes nobody knows, one part in so many
