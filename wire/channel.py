@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
@@ -51,6 +52,7 @@ class EdgeChannel:
         if not has_port(endpoint):
             raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._growth = Growth(self._context) if keys is None else None
         self._socket = self._context.socket(zmq.DEALER)
         set_up(self._socket, endpoint, message_bytes)
         self._socket.immediate = True  # never queue for an edge that is not there
@@ -74,7 +76,8 @@ class EdgeChannel:
         self._news = threading.Lock()  # to read the monitor: the memory watch does, too
         self._unnoticed = False  # it did, and the owner has not been told
         self._looked_s = time.monotonic()  # when the owner last did
-        self._intake, self._drained, self._encrypted = Intake(), False, keys is not None
+        self._encrypted, self._drained = keys is not None, False
+        self._intake = Intake(self._encrypted)
         self._most_bytes = message_bytes + SLACK_BYTES
         self._shunned_s, self._shun_s = 0.0, _SHUN_S[0]
         self.endpoint = endpoint
@@ -138,7 +141,7 @@ class EdgeChannel:
                 while more:  # drop the rest: no message has so many parts
                     more = self._socket.recv(_NOBLOCK, copy=False).more
                 size = sum(map(len, buffers))
-                self._intake.took(size, len(parts), self._encrypted)
+                self._intake.took(size, len(parts))
                 return buffers[0], buffers[1:], size
             self.catch_up()
         self._drained = True
@@ -172,13 +175,17 @@ class EdgeChannel:
                 self._unnoticed |= self._read_events()
         intake, drained = self._intake, self._drained
         self._drained = False
+        if self._growth is not None:
+            self._growth.measure()
         with borrowed(self._descriptor, leads_to(self._port)) as connection:
             crossed = volume(connection)
             if crossed is None:
                 return shunned
             if not shunned:
-                held = intake.update(crossed.received, glance, drained=drained)
-                if held <= self._most_bytes and not intake.swollen(glance, held):
+                held = intake.update(crossed, glance, drained=drained)
+                if self._growth is not None:
+                    self._growth.charge([intake])
+                if held <= self._most_bytes and intake.charged <= CHARGED_BYTES:
                     if intake.messages:
                         self._shun_s = _SHUN_S[0]
                     return False
@@ -222,7 +229,7 @@ class EdgeChannel:
         elif event in _FAILED:
             self._failed_s = time.monotonic()
         if event == zmq.Event.CONNECTED:
-            self._descriptor, self._intake = value, Intake()
+            self._descriptor, self._intake = value, Intake(self._encrypted)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.connected = True
             self.connections += 1

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, acquit
 from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.socket_events import next_event
@@ -43,6 +44,7 @@ _BURST = 256  # events taken in one turn
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
 # or of all strangers, whose keys are unknown before their first message.
 _UNFINISHED_IN_ALL, _OF_ONE_KEY_TIMES = 4, 0.5
+_CHARGED_IN_ALL = 2 * CHARGED_BYTES
 # Bytes of replies that a connection, and a key with all of its own, may leave untaken.
 _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
@@ -63,10 +65,10 @@ class Bounds(NamedTuple):
 class _Connection:
     descriptor: int
     peer: str  # an address without its port
+    intake: Intake
     client: bytes = b""  # ZeroMQ's name for it, after its first message
     owner: bytes = b""
     came_s: float = field(default_factory=time.monotonic)
-    intake: Intake = field(default_factory=Intake)
     sent: int = 0  # bytes on the wire, at least
     acknowledged: int = 0  # of these, when last looked at
     revoked_s: float = math.inf  # when its key was first seen to be off the list
@@ -77,9 +79,12 @@ class Connections:
     """The connections of one listening socket.
 
     Used by the thread that serves the socket and by the memory watch; a lock guards them.
+    growth: of the memory that the socket's context takes for messages; None: it is encrypted.
     """
 
-    def __init__(self, listening: "zmq.Socket[bytes]", bounds: Bounds) -> None:
+    def __init__(
+        self, listening: "zmq.Socket[bytes]", bounds: Bounds, growth: Growth | None
+    ) -> None:
         self.monitor = listening.get_monitor_socket(_EVENTS)
         self.bounds = bounds
         self.closing = False  # no new connections from now on
@@ -93,7 +98,9 @@ class Connections:
         self._local: int | str | None = None  # our port or path, once bound
         self._turn = threading.RLock()  # guards these tables and the monitor
         self.drained = False  # all messages that had arrived were received
-        self.encrypted = False
+        self.encrypted = growth is None
+        self._growth = growth
+        self._left = False  # a connection ended since the memory was last checked
 
     def bound(self, endpoint: str) -> None:
         """Note that the socket listens on this endpoint, and start the checks."""
@@ -122,10 +129,11 @@ class Connections:
             self.read_events()  # the event of its connection may still be unread
             with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
                 connection = self._open.get(frame.get(_SRCFD))
-            if connection is None:
+            # the sender may have gone, and its descriptor be another peer's
+            if connection is None or connection.peer not in ("", _sender(frame)):
                 return
             self._introduce(connection, client, owner)
-        connection.intake.took(size, frames, self.encrypted)
+        connection.intake.took(size, frames)
 
     def has_room(self, client: bytes, size: int) -> bool:
         """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.
@@ -200,17 +208,34 @@ class Connections:
         with self._turn:
             self.read_events()
             drained, self.drained = self.drained, False
-            holders = []
+            if self._growth is not None:
+                self._growth.measure()
+            counted = []
             for connection in self._open.values():
-                crossed = None if connection.cut else self._volume(connection)
-                if crossed is not None and connection.intake.update(
-                    crossed.received, glance, drained=drained
-                ):
-                    holders.append(connection)
-            self._bound(holders, glance)
+                crossed = self._volume(connection)
+                if crossed is not None:
+                    connection.intake.update(crossed, glance, drained=drained)
+                    counted.append(connection)
+            if self._growth is not None:
+                left, self._left = self._left or len(counted) < len(self._open), False
+                self._growth.charge([each.intake for each in counted], left=left)
+            present = [each for each in counted if not each.cut]
+            self._bound_charged([each for each in present if each.intake.charged])
+            self._bound_held([each for each in present if each.intake.held])
         return False
 
-    def _bound(self, holders: list[_Connection], glance: Glance) -> None:
+    def _bound_charged(self, charged: list[_Connection]) -> None:
+        """Cut those whose frames are so small that they take far more memory than their bytes."""
+        total = sum(each.intake.charged for each in charged)
+        charged.sort(key=lambda each: (bool(each.client), -each.intake.charged))
+        for connection in charged:
+            if connection.intake.charged > CHARGED_BYTES or total > _CHARGED_IN_ALL:
+                self._cut(connection, UNFINISHED)
+                total -= connection.intake.charged
+        if cut := [each.intake for each in charged if each.cut]:
+            acquit(cut, [each.intake for each in charged if not each.cut])
+
+    def _bound_held(self, holders: list[_Connection]) -> None:
         """Cut what exceeds the bounds: strangers first, then of the keys that hold most."""
         limit = self.bounds.message_bytes + SLACK_BYTES
         by_key: Counter[bytes] = Counter()
@@ -225,9 +250,6 @@ class Connections:
 
         holders.sort(key=last_to_go)
         total = by_key.total()
-        swollen = [each for each in holders if each.intake.swollen(glance, total)]
-        for connection in swollen[:1]:  # the others may only seem to have grown because of it
-            self._cut(connection, UNFINISHED)
         for connection in holders:
             held = connection.intake.held
             alone = held > limit
@@ -249,7 +271,7 @@ class Connections:
     def _came(self, descriptor: int) -> None:
         with borrowed(descriptor, self._is_ours) as lent:
             peer = "" if lent is None else _host(lent)
-        connection = _Connection(descriptor, peer)
+        connection = _Connection(descriptor, peer, Intake(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
         if self.closing:
@@ -267,6 +289,7 @@ class Connections:
         self._strangers.pop(descriptor, None)
         if connection is None:
             return
+        self._left = True
         if self._known.get(connection.client) is connection:
             del self._known[connection.client]
         if not connection.client and not connection.cut:
@@ -303,6 +326,10 @@ class Connections:
     def _is_ours(self, lent: socket.socket) -> bool:
         name = lent.getsockname()
         return bool((name[1] if isinstance(name, tuple) else name) == self._local)
+
+
+def _sender(frame: zmq.Frame) -> str:
+    return str(frame.get("Peer-Address")).partition("%")[0]  # without an interface
 
 
 def _host(lent: socket.socket) -> str:

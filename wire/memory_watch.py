@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakSet
 
+from pilotfish.wire.link.tcp import Volume
+
 _log = logging.getLogger("pilotfish.wire")
 
 # Seconds between checks: while the process is stable, while it grows; and of peers in any case.
@@ -27,17 +29,14 @@ _KEPT: Final = 16 << 20  # less free memory than this is not returned
 _TRIM_S = (0.1, 60.0)  # between two attempts: doubling while they free nothing
 
 SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake
-_HEARTBEATS_BPS = 400.0  # bytes a second of an idle peer's heartbeats
+_HEARTBEATS_BPS = {False: 80.0, True: 400.0}  # bytes a second of an idle peer's; encrypted
 _FRAME_BYTES = {False: 9, True: 42}  # a frame's overhead on the wire; encrypted
-# A message takes about as much memory as it has bytes, but one of tiny frames 40 times as much:
-# the growth that is allowed while one is unfinished, and per byte of it.
-_GROWN, _TIMES = 8 << 20, 4
+_PLAIN_SLACK_BYTES: Final = 1 << 12  # what is left of an idle peer's bytes; not encrypted
 
 
 class Glance(NamedTuple):
-    """One measurement. resident: the process's bytes; urgent: whether it grows."""
+    """When it is looked, and whether the process grows: then it is looked again soon."""
 
-    resident: int
     now_s: float
     urgent: bool
 
@@ -55,47 +54,50 @@ class Intake:
 
     The receiver writes ``messages`` and ``handed``, the watch the rest. handed: bytes of these
     messages on the wire, about; held: bytes received and not handed out, if more than the usual
-    overhead.
+    overhead; fresh: bytes that ZeroMQ read since the last look; under_way: a message has begun;
+    since: bytes read from then on; charged: memory that ZeroMQ took for it beyond what its bytes
+    explain; beside: such memory of all connections in the same time (`wire.io_memory`).
     """
 
+    encrypted: bool
     messages: int = 0
     handed: int = 0
     held: int = 0
+    fresh: int = 0
+    under_way: bool = False
+    since: int = 0
+    charged: int = 0
+    beside: int = 0
+    _read: int = 0
     _messages_then: int = 0  # when all messages were last seen handed out
     _handed_then: int = 0
     _received_then: int = 0
-    _resident_then: int = 0
     _since_s: float = field(default_factory=time.monotonic)
-    _swollen: int = 0  # checks in a row
 
-    def took(self, size: int, frames: int, encrypted: bool) -> None:
+    def took(self, size: int, frames: int) -> None:
         """Note that a message of this size was handed out."""
         self.messages += 1
-        self.handed += size + frames * _FRAME_BYTES[encrypted]
+        self.handed += size + frames * _FRAME_BYTES[self.encrypted]
 
-    def update(self, received: int, look: Glance, *, drained: bool) -> int:
+    def update(self, crossed: Volume, look: Glance, *, drained: bool) -> int:
         """Compute the held bytes; drained: all messages were handed out since the last check."""
         handed = self.handed
-        if not self._resident_then:
-            self._resident_then = look.resident
         if drained and self.messages != self._messages_then:
             self._messages_then, self._handed_then = self.messages, handed
-            self._received_then, self._since_s = received, look.now_s
-            self._resident_then = look.resident
-        heartbeats = int(_HEARTBEATS_BPS * (look.now_s - self._since_s))
-        held = received - self._received_then - (handed - self._handed_then) - heartbeats
+            self._received_then, self._since_s = crossed.received, look.now_s
+            self._begin()
+        heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (look.now_s - self._since_s))
+        held = crossed.received - self._received_then - (handed - self._handed_then) - heartbeats
         self.held = held if held > SLACK_BYTES else 0
+        self.under_way = held > _PLAIN_SLACK_BYTES
+        if not self.under_way:
+            self._begin()
+        self.fresh, self._read = max(0, crossed.read - self._read), max(self._read, crossed.read)
+        self.since += self.fresh
         return self.held
 
-    def swollen(self, look: Glance, total: int) -> bool:
-        """Whether the process has grown by far more than the message's ``total`` bytes explain.
-
-        True only at the second check in a row: growth for another reason shows in one alone.
-        """
-        grown = look.resident - self._resident_then
-        beyond = look.urgent and self.held > 0 and grown > _GROWN + _TIMES * total
-        self._swollen = self._swollen + 1 if beyond else 0
-        return self._swollen > 1
+    def _begin(self) -> None:
+        self.charged = self.beside = self.since = 0
 
 
 class MemoryWatch:
@@ -135,7 +137,7 @@ class MemoryWatch:
                     self._thread = None
                     return
                 if urgent or now_s >= next_s:
-                    look = Glance(resident, now_s, urgent)
+                    look = Glance(now_s, urgent)
                     soon = [_checked(watched, look) for watched in list(self._watched)]
                     then, next_s = resident, now_s if any(soon) else now_s + _ANYWAY_S
             self._free.look(resident, now_s)

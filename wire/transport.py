@@ -18,6 +18,7 @@ import zmq
 from pilotfish.wire.access import DOMAIN, Gate
 from pilotfish.wire.connections import Bounds, Connections
 from pilotfish.wire.errors import ListenError, MalformedError, TooLargeError
+from pilotfish.wire.io_memory import Growth
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
 
@@ -131,6 +132,7 @@ class Listener:
             )
         if not has_port(endpoint):
             raise ListenError(f"{endpoint!r} is no address to listen on; write tcp://HOST:PORT.")
+        growth = None if keys else Growth(context)
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
         # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
@@ -144,8 +146,7 @@ class Listener:
             self.socket.curve_secretkey = keys.secret
         self._arrivals = zmq.Poller()  # asked for its events, a socket takes longer to answer
         self._arrivals.register(self.socket, zmq.POLLIN)
-        self.connections = Connections(self.socket, bounds)
-        self.connections.encrypted = keys is not None
+        self.connections = Connections(self.socket, bounds, growth)
         # the client and owner of a message with too many parts, and how many were dropped
         self._shredding: tuple[bytes, bytes] | None = None
         self._dropped = 0

@@ -4,8 +4,10 @@ The connections are ZeroMQ's, which names their descriptors and may close them a
 may then stand for something else. So each is checked before it is used.
 """
 
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -29,9 +31,13 @@ class Segments(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """Counters of a TCP connection: bytes received, and bytes that the peer acknowledged."""
+    """Counters of a TCP connection, in bytes.
+
+    received: what came; read: what of it was taken from the kernel; acknowledged: by the peer.
+    """
 
     received: int
+    read: int
     acknowledged: int
 
 
@@ -82,10 +88,12 @@ def segments(descriptor: int, port: int) -> Segments | None:
 
 def volume(connection: socket.socket | None) -> Volume | None:
     """Read what has crossed a connection; None where the kernel does not say."""
+    waiting = _waiting(connection)
     info = _info(connection)
     if len(info) < _RECEIVED_AT + 8:
         return None
-    return Volume(_u64(info, _RECEIVED_AT), _u64(info, _ACKNOWLEDGED_AT))
+    received = _u64(info, _RECEIVED_AT)
+    return Volume(received, received - waiting, _u64(info, _ACKNOWLEDGED_AT))
 
 
 def hang_up(connection: socket.socket | None) -> None:
@@ -101,6 +109,14 @@ def _info(connection: socket.socket | None) -> bytes:
         with suppress(OSError):
             return connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
     return b""
+
+
+def _waiting(connection: socket.socket | None) -> int:
+    """Count the bytes that have come and were not read."""
+    if connection is not None:
+        with suppress(OSError):
+            return _u32(fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4)), 0)
+    return 0
 
 
 def _u32(info: bytes, at: int) -> int:

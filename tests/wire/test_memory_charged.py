@@ -1,0 +1,198 @@
+"""Memory is charged to the peer that caused it, whatever else makes the process grow."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import zmq
+
+from pilotfish.wire import messages as m
+from pilotfish.wire.channel import EdgeChannel
+from pilotfish.wire.connections import UNFINISHED, Bounds
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.transport import Envelope, Listener
+from tests.support.hostile import RawClient
+
+MESSAGE = 1_000_000
+# ZeroMQ hears nothing of a peer within a frame, which must not take longer than its patience.
+FRAMES = [bytes(MESSAGE // 8)] * 8
+BPS = 4e6  # so that the message takes two seconds
+GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
+READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+PART = b"\x03" + struct.pack(">Q", 20_000) + bytes(20_000)
+TINY, SMALL = b"\x01\x00" * 30_000, b"\x01\x22" + b"x" * 34  # 2 and 36 bytes a frame
+
+
+@contextmanager
+def listening(keys: EdgeKeys | None = None) -> Iterator[Listener]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    listener = Listener(context, "tcp://127.0.0.1:0", keys, Bounds(64, 32, 64 << 20))
+    try:
+        yield listener
+    finally:
+        listener.close()
+        context.destroy(linger=0)
+
+
+@contextmanager
+def growing() -> Iterator[None]:
+    """The process grows by 160 MiB and shrinks again, ever so often, in a thread of its own."""
+    over = threading.Event()
+
+    def grow() -> None:
+        kept = []
+        while not over.wait(0.02):
+            kept.append(np.ones(1 << 19))
+            if len(kept) == 40:
+                kept.clear()
+
+    growth = threading.Thread(target=grow)
+    growth.start()
+    try:
+        yield
+    finally:
+        over.set()
+        growth.join()
+
+
+def await_message(take: Callable[[], object | None], size: int, within_s: float = 20.0) -> None:
+    """Take messages until one of at least this size has come."""
+    end_s = time.monotonic() + within_s
+    while time.monotonic() < end_s:
+        taken = take()
+        if taken is None:
+            time.sleep(0.005)
+        elif (taken.size if isinstance(taken, Envelope) else taken[2]) >= size:  # type: ignore[index]
+            return
+    pytest.fail("the message did not come")
+
+
+def served(listener: Listener) -> Envelope | None:
+    """Answer handshakes, and take the next message."""
+    if listener.gate is not None:
+        listener.gate.answer()
+    return listener.receive()
+
+
+def shake_hands(endpoint: str, host: str = "127.0.0.1") -> socket.socket:
+    at = urlsplit(endpoint)
+    connection = socket.create_connection((at.hostname, at.port), source_address=(host, 0))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+    connection.settimeout(10.0)
+    said = b""
+    while not said.endswith(b"Identity\0\0\0\0"):  # a frame before its READY is an error
+        new = connection.recv(4096)
+        if not new:
+            raise ConnectionError("hung up on within the handshake")
+        said += new
+    return connection
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_a_device_is_not_charged_what_its_edge_does(
+    encrypted: bool, key_folders: dict[str, Path]
+) -> None:
+    ours = EdgeKeys.load(key_folders["edge"]) if encrypted else None
+    theirs = DeviceKeys.load(key_folders["alice"]) if encrypted else None
+    with (
+        listening(ours) as listener,
+        Emulator(listener.endpoint, Conditions(up_bps=BPS)) as link,
+        RawClient(link.endpoint, theirs) as device,
+    ):
+        device.say(m.Ping(nonce=1))
+        await_message(lambda: served(listener), 1)
+        device.say(m.Ping(nonce=2), *FRAMES)
+        with growing():
+            await_message(lambda: served(listener), MESSAGE)
+        assert not listener.connections.cuts
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_an_edge_is_not_charged_what_its_device_does(
+    encrypted: bool, key_folders: dict[str, Path]
+) -> None:
+    ours = EdgeKeys.load(key_folders["edge"]) if encrypted else None
+    theirs = DeviceKeys.load(key_folders["alice"]) if encrypted else None
+    with (
+        listening(ours) as listener,
+        Emulator(listener.endpoint, Conditions(down_bps=BPS)) as link,
+    ):
+        channel = EdgeChannel(link.endpoint, theirs, 16 << 20)
+        try:
+            end_s = time.monotonic() + 10.0
+            while not channel.connected:
+                assert time.monotonic() < end_s
+                served(listener)
+                channel.take(0.01)
+            channel.send(m.Ping(nonce=1))
+            end_s = time.monotonic() + 10.0
+            while (greeted := served(listener)) is None:
+                assert time.monotonic() < end_s
+                time.sleep(0.005)
+            listener.send(greeted.client, m.Pong(nonce=1, received_ns=0, sent_ns=0), FRAMES)
+            with growing():
+                await_message(lambda: channel.take(0.0), MESSAGE)
+            assert channel.connections == 1
+        finally:
+            channel.close()
+
+
+def spoil(endpoint: str, frames: bytes) -> None:
+    """Send a message of such frames that does not end, until the connection does."""
+    with suppress(OSError), shake_hands(endpoint) as hostile:
+        end_s = time.monotonic() + 10.0
+        while time.monotonic() < end_s:
+            hostile.sendall(frames)
+
+
+@pytest.mark.parametrize("frames", [TINY, SMALL], ids=["tiny", "alone"])
+def test_it_pays_who_sends_tiny_frames_not_who_holds_most(frames: bytes) -> None:
+    """Others' message is larger, and half there."""
+    with listening() as listener, shake_hands(listener.endpoint) as honest, ExitStack() as stack:
+        honest.sendall(40 * PART)
+        time.sleep(0.3)
+        hostile = [
+            threading.Thread(target=spoil, args=(listener.endpoint, frames)) for _ in range(6)
+        ]
+        for each in hostile:
+            each.start()
+            stack.callback(each.join)
+            for _ in range(10):
+                honest.sendall(PART)
+                time.sleep(0.02)
+                assert listener.receive() is None
+        end_s = time.monotonic() + 15.0
+        while any(each.is_alive() for each in hostile):
+            assert time.monotonic() < end_s
+            honest.sendall(PART)
+            time.sleep(0.02)
+        assert listener.connections.cuts == {UNFINISHED: len(hostile)}
+        honest.sendall(b"\x00\x00")
+        await_message(listener.receive, 10 * 20_000)  # all that is taken of so many parts
+
+
+def test_what_one_left_unread_is_not_the_next_ones_who_has_its_descriptor() -> None:
+    """It would be charged to the key of another, and be known before it has said a word."""
+    with listening() as listener:
+        with shake_hands(listener.endpoint, "127.0.0.2") as gone:
+            gone.sendall(b"\x00\x05early")
+        time.sleep(0.3)  # ZeroMQ closes its descriptor, which the next one gets
+        with shake_hands(listener.endpoint) as silent:
+            early = listener.receive()
+            assert early is not None
+            assert early.header == b"early"
+            assert listener.connections.devices == 0
+            silent.sendall(b"\x00\x04late")
+            await_message(listener.receive, 4)
+            assert listener.connections.devices == 1
