@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pilotfish import Device, EdgeServer, Piece
+from pilotfish.device_runtime.link.loss import backoff
 from pilotfish.wire import messages as m
 from pilotfish.wire.emulation.emulator import Emulator
 from pilotfish.wire.errors import (
@@ -91,6 +92,13 @@ def tokens_of(pieces: list[Piece]) -> list[int]:
 
 
 # wait
+
+
+def test_attempts_come_ever_later_but_never_later_than_four_seconds() -> None:
+    """An edge that was away for a day is found as soon as one that was for a minute."""
+    waits = [*islice(backoff(), 50)]
+    assert waits[:6] == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
+    assert set(waits[5:]) == {4.0}
 
 
 def test_an_edge_that_comes_late_is_waited_for(long_pair: Pair, relay: Relay, server) -> None:

@@ -88,6 +88,20 @@ def test_to_look_a_session_up_is_no_use_of_it() -> None:
     assert table.held == {"other": 1}
 
 
+def test_what_waits_for_a_pass_does_not_expire() -> None:
+    """However long the passes before it take, and whoever else is idle."""
+    table = Table(slots=3)
+    waits, rests = table.open("one", busy=True), table.open("one")
+    table.now_s += IDLE_S
+    fresh = table.open("other")
+    table.sessions.expire(IDLE_S)
+    assert rests not in table.sessions
+    assert [*table.sessions] == [waits, fresh]
+    waits.jobs.clear()
+    table.sessions.expire(IDLE_S)
+    assert [*table.sessions] == [fresh]
+
+
 @given(st.lists(st.sampled_from("abcd"), max_size=80), st.integers(2, 9))
 def test_whoever_comes_again_and_again_gets_a_fair_share(asking: list[str], slots: int) -> None:
     """After any crowd: an owner that asks until it is refused is at most one short of the most."""

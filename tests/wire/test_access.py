@@ -1,4 +1,4 @@
-"""Who is let in at a listening socket, who is shown out and when, and what a key may leave unread."""
+"""Who is let in at a listening socket, who is shown out when, and what a key may leave unread."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def listener(key_folders: dict[str, Path]) -> Iterator[Listener]:
     """One that lets Alice and Bob in."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     bounds = Bounds(16, 16, MEBIBYTE)
-    listening = Listener(
-        context, "tcp://127.0.0.1:0", EdgeKeys.load(key_folders["edge"]), bounds
-    )
+    listening = Listener(context, "tcp://127.0.0.1:0", EdgeKeys.load(key_folders["edge"]), bounds)
     yield listening
     listening.close()
     context.destroy(linger=0)
