@@ -173,12 +173,12 @@ def test_a_bomb_costs_neither_time_nor_memory(count: int) -> None:
     sparse = bytes([3 << 3 | 1 << 5]) + b"\xff" * 60
     counts = b"\0" + b"\xff" * 60
     tracemalloc.start()
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(MalformedError):
         decode_sparse(sparse, count, vocab)
     with pytest.raises(MalformedError):
         decode_counts(counts, vocab, 16)
-    spent = time.perf_counter() - begun
+    spent = time.process_time() - begun
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200_000
