@@ -172,9 +172,11 @@ def test_no_session_starves(decoder: Decoder) -> None:
     assert prompts >= 25
 
 
-@pytest.mark.parametrize(("others", "forgotten"), [(900, False), (1200, True)])
+@pytest.mark.parametrize(
+    ("others", "again", "forgotten"), [(900, 0, False), (1200, 0, True), (1200, 600, False)]
+)
 def test_whose_pass_was_last_is_remembered_of_so_many_owners(
-    decoder: Decoder, others: int, forgotten: bool
+    decoder: Decoder, others: int, again: int, forgotten: bool
 ) -> None:
     """Of more an edge would keep one for every key and connection that ever came."""
     scheduler = Scheduler(LocalTarget(decoder))
@@ -189,6 +191,10 @@ def test_whose_pass_was_last_is_remembered_of_so_many_owners(
     run_all(scheduler)
     for at in range(others):
         submit(at % SLOTS, f"another {at}", 2)
+        if at + 1 == again:  # since then, fewer others
+            run_all(scheduler)
+            submit(0, "served", 2)
+            run_all(scheduler)
     run_all(scheduler)
     served, new = submit(0, "served", NARROW + 1), submit(1, "new", NARROW + 1)
     first, second = run_all(scheduler)  # a prompt has a pass of its own

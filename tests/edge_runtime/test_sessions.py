@@ -60,6 +60,15 @@ def test_the_owner_with_most_gives_way(busy: bool) -> None:
         table.open("greedy")
 
 
+def test_a_session_gets_the_lowest_free_slot() -> None:
+    """Adjacent slots make the cheapest batch."""
+    table = Table(slots=4)
+    held = [table.open("one") for _ in range(4)]
+    for at in (3, 1, 2):
+        table.sessions.close(held[at])
+    assert [table.open("one").slot for _ in range(3)] == [1, 2, 3]
+
+
 def test_work_under_way_is_displaced_last() -> None:
     table = Table(slots=3)
     table.open("greedy", busy=True)
