@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.reaper import Reaper
+
 ROOT = Path(__file__).parents[1]
 NO_TESTS = 5  # pytest's exit status where a selection is empty
 # More workers than cores, since most of a test's time is waiting.
@@ -165,4 +167,7 @@ def git(*words: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    reaper = Reaper()  # of this process's own children, pytest's, too
+    status = main()
+    reaper.close()
+    sys.exit(status)

@@ -18,6 +18,7 @@ from pilotfish.engines.cache import cache_directory
 from pilotfish.wire import keys
 from tests.support.judging import random_head, saved
 from tests.support.measuring import PROMPTS
+from tests.support.reaper import Reaper, own_mounts
 from tests.support.tiny import tiny_artifact
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ TESTS = Path(__file__).parent
 ROOMS = sorted(path.name for path in TESTS.iterdir() if (path / "__init__.py").exists())
 ONE_WORKER = ("tests/deploy/booted/",)  # folders whose files share what takes long to make
 
+REAPER = pytest.StashKey[Reaper]()
 VOCAB = 64
 PADDED_VOCAB = 72
 CONTEXT = 256
@@ -43,9 +45,16 @@ HIDDEN = 64  # d of both models' states
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each room is a marker: ``-m "slow and deploy"``."""
+    """Each room is a marker: ``-m "slow and deploy"``. No process or mount outlives the run."""
     for room in ROOMS:
         config.addinivalue_line("markers", f"{room}: tests/{room}")
+    own_mounts()
+    config.stash[REAPER] = Reaper()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what the tests have left."""
+    config.stash[REAPER].close()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pilotfish import Device, EdgeServer, Piece
+from pilotfish.device_runtime.link.loss import backoff
 from pilotfish.wire import messages as m
 from pilotfish.wire.emulation.emulator import Emulator
 from pilotfish.wire.errors import (
@@ -95,6 +96,13 @@ def tokens_of(pieces: list[Piece]) -> list[int]:
 # wait
 
 
+def test_attempts_come_ever_later_but_never_later_than_four_seconds() -> None:
+    """An edge that was away for a day is found as soon as one that was for a minute."""
+    waits = [*islice(backoff(), 50)]
+    assert waits[:6] == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
+    assert set(waits[5:]) == {4.0}
+
+
 def test_an_edge_that_comes_late_is_waited_for(long_pair: Pair, relay: Relay, server) -> None:
     relay.turn_to(NOWHERE)
     with opened(long_pair, relay.endpoint, "wait") as device:
@@ -158,6 +166,7 @@ def test_a_device_that_is_just_being_made_follows_the_others(
         moving.join()
 
 
+@pytest.mark.timing
 def test_an_interrupt_ends_a_wait_at_once(long_pair: Pair, relay: Relay, server) -> None:
     with opened(long_pair, relay.endpoint, "wait") as device:
         wanted = device.generate(PROMPT, protocol="dsd", **SAMPLED).tokens
@@ -220,6 +229,7 @@ def test_the_drafter_goes_on_alone_until_the_edge_is_back(
             assert tokens_of(got[last:]) == again.tokens
 
 
+@pytest.mark.timing
 def test_without_an_edge_from_the_start_all_is_the_drafters(long_pair: Pair, relay: Relay) -> None:
     relay.turn_to(NOWHERE)
     with opened(long_pair, relay.endpoint, "local") as device:

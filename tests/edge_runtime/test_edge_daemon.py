@@ -256,6 +256,38 @@ def test_what_needs_a_restart_does_not_change_by_halves(
     context.term()
 
 
+@pytest.mark.parametrize("moved", ["nowhere", "onto a file", "a list that is a file"])
+def test_a_list_that_moves_where_none_can_be_read_is_read_where_it_was(
+    pair: Pair, folder: Path, key_folders: dict[str, Path], tmp_path: Path, moved: str
+) -> None:
+    """Whoever is taken off there is out, and whoever is put there comes in."""
+    config = EdgeConfig(target=pair.target, keys=folder)
+    found = [config]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    started = EdgeKeys.load(folder)
+    listener = Listener(context, "tcp://127.0.0.1:0", started, bounds_of(config))
+    assert listener.gate is not None
+    elsewhere = tmp_path / "elsewhere"
+    if moved == "onto a file":
+        elsewhere.write_text("")
+    elif moved == "a list that is a file":
+        elsewhere.mkdir()
+        (elsewhere / "allowed").write_text("")
+    with SocketlessEdge(pair.target) as edge:
+        settings = LiveSettings(config, started, lambda: found[0], Tally())
+        found[0] = replace(config, keys=elsewhere)
+        keys.allow(folder, key_folders["eve"] / "device.pub", "eve")
+        (folder / "allowed" / "bob.pub").unlink()
+        settings.reload(listener, edge.service)
+        assert str(elsewhere) in settings.trouble
+        assert sorted(listener.gate.allowed.values()) == ["alice", "eve"]
+        (folder / "allowed" / "alice.pub").unlink()  # again, after a reload that failed
+        settings.reload(listener, edge.service)
+        assert sorted(listener.gate.allowed.values()) == ["eve"]
+    listener.close()
+    context.term()
+
+
 # Stopping
 
 
@@ -284,6 +316,7 @@ def test_a_drain_answers_what_was_received(long_pair: Pair, systemd: Systemd) ->
         systemd.await_("STATUS", "draining")
 
 
+@pytest.mark.timing
 def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -> None:
     flags = ("--target", long_pair.target, "--threads", 1, "--context", 4096, "--drain", 60)
     with (

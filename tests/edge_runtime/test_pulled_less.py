@@ -8,9 +8,12 @@ import pytest
 
 from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints
 from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.protocols.ahead import HintChain
-from tests.support.hostile import PROMPT, ids_bytes
+from tests.conftest import VOCAB, Pair
+from tests.support.hostile import PROMPT, RawSession, ids_bytes
+from tests.support.passes import collect
 from tests.support.socketless import SocketlessEdge
 from tests.support.tiny import tiny_artifact
 
@@ -36,6 +39,53 @@ def test_a_smaller_pull_during_a_pass(tmp_path: Path, protocol: str, count: int)
         edge.deliver(pull(count))  # the job of the first one is queued, or under way
         edge.start()
         assert isinstance(edge.reply(), m.Tokens)
+
+
+@pytest.mark.parametrize(("count", "sent"), [(0, 1), (1, 1), (3, 3), (20, 7)])
+def test_a_pass_under_way_brings_no_more_than_was_pulled_last(
+    pair: Pair, count: int, sent: int
+) -> None:
+    """Six hints are right; of what they bring, only its first token comes unasked."""
+    with SocketlessEdge(pair.target) as edge:
+        edge.start()
+
+        def begun(protocol: str) -> RawSession:
+            session = RawSession()
+            edge.deliver(session.begin(PROMPT, protocol, temperature=0.0))
+            while edge.scheduler.wait_s() is not None:
+                edge.turn()
+            return session
+
+        def taken() -> list[int]:
+            reply, frames = edge.reply_all()
+            assert isinstance(reply, m.Tokens), reply
+            return decode_ids(frames[0], VOCAB).tolist()
+
+        plain = begun("stream")
+        edge.deliver(plain.pull(20))
+        text: list[int] = []
+        while len(text) < 20:
+            text += taken()
+        session = begun("ahead")
+        edge.deliver(session.hint(text[:6]))
+        edge.deliver(session.pull(20))
+        batch = edge.scheduler.next_batch()
+        assert batch is not None
+        assert [span.rows for span in batch.spans] == [7], "the hints did not come along"
+        edge.deliver(session.pull(count))
+        edge.scheduler.target.start(batch.number, batch.spans)
+        for job in collect(edge.scheduler):
+            edge.service.answer(job)
+        assert taken() == text[:sent]
+        if count < sent + 1:
+            assert edge.scheduler.wait_s() is None  # and nothing more is computed
+            assert edge.replies == []
+        session.committed.extend(text[:sent])
+        edge.deliver(session.pull(20 - sent))
+        while sent < 20:
+            found = taken()
+            assert found == text[sent : sent + len(found)]
+            sent += len(found)
 
 
 def test_a_price_near_zero() -> None:

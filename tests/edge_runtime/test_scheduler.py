@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
+from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.distributions import Floats
@@ -170,6 +170,35 @@ def test_no_session_starves(decoder: Decoder) -> None:
     assert max(windows.values()) - min(windows.values()) <= 1
     assert min(windows.values()) >= 55
     assert prompts >= 25
+
+
+@pytest.mark.parametrize(
+    ("others", "again", "forgotten"), [(900, 0, False), (1200, 0, True), (1200, 600, False)]
+)
+def test_whose_pass_was_last_is_remembered_of_so_many_owners(
+    decoder: Decoder, others: int, again: int, forgotten: bool
+) -> None:
+    """Of more an edge would keep one for every key and connection that ever came."""
+    scheduler = Scheduler(LocalTarget(decoder))
+
+    def submit(slot: int, owner: str, length: int) -> Job:
+        ids = np.array(text(1, length), np.uint32)
+        job = Job(owner.encode(), slot, ids, rows=0, rule=None, owner=owner.encode())
+        scheduler.submit(job)
+        return job
+
+    submit(0, "served", 2)
+    run_all(scheduler)
+    for at in range(others):
+        submit(at % SLOTS, f"another {at}", 2)
+        if at + 1 == again:  # since then, fewer others
+            run_all(scheduler)
+            submit(0, "served", 2)
+            run_all(scheduler)
+    run_all(scheduler)
+    served, new = submit(0, "served", NARROW + 1), submit(1, "new", NARROW + 1)
+    first, second = run_all(scheduler)  # a prompt has a pass of its own
+    assert (first, second) == ((served, new) if forgotten else (new, served))
 
 
 def test_a_pass_that_fails_fails_its_jobs_and_no_others(

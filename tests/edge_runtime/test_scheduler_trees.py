@@ -237,6 +237,24 @@ def test_of_a_tree_whose_rule_fails_nothing_stays(
     desk.agrees(seen, prompt, tree)
 
 
+def test_a_text_that_goes_on_like_a_tree_whose_rule_failed_is_read(
+    desk: Desk, tree: Draft, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The slot does not hold the nodes, in whatever order the next text has their tokens."""
+    caplog.set_level(logging.CRITICAL, logger="pilotfish.edge")
+    prompt = text(6, 20)
+    desk.submit(0, prompt, tree, accept=-1)
+    desk.run()
+    desk.take_fed()
+    longer = [*prompt, *tree.ids.tolist(), 5]
+    following = drafted("coupled", (1, 1), 1)
+    job, seen = desk.submit(0, longer, following)
+    assert desk.run() == [job]
+    assert job.error is None
+    assert desk.take_fed() == [(0, [*tree.ids.tolist(), 5, *following.ids.tolist()])]
+    desk.agrees(seen, longer, following)
+
+
 def test_a_tree_that_does_not_fit_the_context_fails_alone(
     desk: Desk, tree: Draft, caplog: pytest.LogCaptureFixture
 ) -> None:

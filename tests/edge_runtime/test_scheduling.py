@@ -215,3 +215,25 @@ def test_a_round_whose_prompt_could_not_be_read_is_decided_once(pair, monkeypatc
         assert not edge.replies
         edge.deliver(session.window())
         session.settle([], edge.reply())
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_waited_behind_a_prompt_that_could_not_be_read_is_dropped(
+    pair, monkeypatch, streams: bool
+) -> None:
+    """The device is told once, and no verdict or token comes that it has not asked for again."""
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(LONG, "stream" if streams else "greedy"))
+        edge.deliver(session.pull(4) if streams else session.window([1, 2]))
+        edge.start()
+        with monkeypatch.context() as broken:
+            broken.setattr(Decoder, "forward", lambda *_: 1 / 0)
+            edge.turn()
+        edge.fails("internal")
+        before = edge.scheduler.passes
+        for _ in range(6):
+            edge.turn()
+        assert edge.replies == []
+        assert edge.scheduler.passes == before
+        assert not any(held.jobs for held in edge.service.sessions)

@@ -60,6 +60,15 @@ def test_the_owner_with_most_gives_way(busy: bool) -> None:
         table.open("greedy")
 
 
+def test_a_session_gets_the_lowest_free_slot() -> None:
+    """Adjacent slots make the cheapest batch."""
+    table = Table(slots=4)
+    held = [table.open("one") for _ in range(4)]
+    for at in (3, 1, 2):
+        table.sessions.close(held[at])
+    assert [table.open("one").slot for _ in range(3)] == [1, 2, 3]
+
+
 def test_work_under_way_is_displaced_last() -> None:
     table = Table(slots=3)
     table.open("greedy", busy=True)
@@ -86,6 +95,20 @@ def test_to_look_a_session_up_is_no_use_of_it() -> None:
     assert table.sessions.find(session.id, b"one") is session
     table.open("other")
     assert table.held == {"other": 1}
+
+
+def test_what_waits_for_a_pass_does_not_expire() -> None:
+    """However long the passes before it take, and whoever else is idle."""
+    table = Table(slots=3)
+    waits, rests = table.open("one", busy=True), table.open("one")
+    table.now_s += IDLE_S
+    fresh = table.open("other")
+    table.sessions.expire(IDLE_S)
+    assert rests not in table.sessions
+    assert [*table.sessions] == [waits, fresh]
+    waits.jobs.clear()
+    table.sessions.expire(IDLE_S)
+    assert [*table.sessions] == [fresh]
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=80), st.integers(2, 9))

@@ -71,10 +71,10 @@ def test_functions_that_templates_use() -> None:
     ],
 )
 def test_endless_templates_are_stopped(source: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TemplateError, match=r"more than 0\.5 s"):
         render(source, max_seconds=0.5)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -36,16 +36,15 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
 from tests.support.staged import Staged
 from tests.support.tiny import FAMILIES, tiny_artifact
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _gpu() -> None:
-    """Skip where there is no GPU, or nothing that would run on it."""
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        pytest.skip("onnxruntime is built without CUDA: install onnxruntime-gpu in its place")
-    try:
-        Cuda()
-    except CudaError as error:
-        pytest.skip(f"no GPU: {error}")
+if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    pytest.skip(
+        "onnxruntime is built without CUDA: install onnxruntime-gpu in its place",
+        allow_module_level=True,
+    )
+try:
+    Cuda()
+except CudaError as error:
+    pytest.skip(f"no GPU: {error}", allow_module_level=True)
 
 
 class Apart(CudaBackend):
@@ -56,9 +55,7 @@ class Apart(CudaBackend):
 
 
 @pytest.fixture(scope="module", params=["opset24-cuda", "opset17-cuda", "opset17-apart"])
-def opened(
-    request: pytest.FixtureRequest, _gpu: None, tmp_path_factory: pytest.TempPathFactory
-) -> Decoder:
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     dialect, _, provider = request.param.partition("-")
     artifact = tiny_artifact(tmp_path_factory.mktemp("gpu") / "a", dialect=dialect)
     with pytest.MonkeyPatch.context() as patch:

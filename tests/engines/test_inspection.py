@@ -104,6 +104,7 @@ def test_file_that_goes_before_it_is_opened_is_named(tmp_path: Path) -> None:
         Inspection(artifact)
 
 
+@pytest.mark.timing
 def test_it_takes_a_share_of_a_core_and_ends_at_once_when_told(tmp_path: Path) -> None:
     folder = write(tmp_path / "a")
     with (folder / WEIGHTS).open("wb") as file:

@@ -42,16 +42,12 @@ from tests.support.gguf_models import (
     write_foreign,
 )
 
+llama_cpp()
 TEXT = np.random.default_rng(3).integers(0, 256, 600)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _library():
-    llama_cpp()
-
-
 @pytest.fixture(scope="module")
-def opened(_library, tmp_path_factory):
+def opened(tmp_path_factory):
     return open_model(gguf_artifact(tmp_path_factory.mktemp("gguf")), slots=SLOTS, threads=1)
 
 

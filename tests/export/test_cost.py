@@ -13,7 +13,9 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export import cost
+from pilotfish.export.config import Layer
 from pilotfish.export.model import export_model
+from pilotfish.export.parts import plain_rope
 from pilotfish.export.reference import Reference, largest_part
 from pilotfish.export.sample_text import TEXT
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
@@ -44,6 +46,23 @@ def test_layer_by_layer_is_the_whole_model(tmp_path: Path, family: str) -> None:
     wanted = whole.prefill(0, tokens, rows=30).logits
     np.testing.assert_allclose(found, wanted, atol=2e-4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fp32"]
+
+
+@pytest.mark.parametrize(("context", "length"), [(256, 50), (256, 90), (64, 50)])
+def test_a_text_is_read_by_the_rotary_factors_of_the_artifact(
+    tmp_path: Path, context: int, length: int
+) -> None:
+    """LongRoPE has others beyond 64 positions; an artifact that goes beyond has them throughout."""
+    short, long = plain_rope(1e4, 16), plain_rope(1e6, 16)
+    rope = msgspec.structs.replace(short, long=long.frequencies, short_context=64)
+    random = RandomSource(tiny_config(pattern=(Layer(rope),), context=context), 3)
+    whole = Decoder(export_model(random, tmp_path / "fp32", context=context), provider="cpu")
+    tokens = (5 * np.arange(length)) % 128
+    reference = Reference(random, random.config, tmp_path)
+    with reference.head(reference.states(tokens, lambda: None)) as logits:
+        found = logits(0, length)
+    wanted = whole.prefill(0, tokens, rows=length).logits
+    np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 
 def test_the_cost_is_that_of_both_exports_side_by_side(tmp_path: Path) -> None:

@@ -165,7 +165,6 @@ def test_a_sensor_that_fails_meanwhile_gives_no_figure(tmp_path):
 
 def test_a_meter_ends_with_what_it_measures(tmp_path):
     sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
-    began = time.monotonic()
-    with pytest.raises(KeyError), energy.Meter(energy.rails(tmp_path), period_s=30.0):
+    # if it were waited for, the test would be ended
+    with pytest.raises(KeyError), energy.Meter(energy.rails(tmp_path), period_s=3600.0):
         raise KeyError
-    assert time.monotonic() - began < 10

@@ -71,6 +71,7 @@ def test_a_target_of_another_precision_is_another_target(pair, edge, out, prompt
         assert run.facts.target.digest == Artifact.open(pair.target).manifest.digest
 
 
+@pytest.mark.timing
 def test_what_recording_takes_is_in_no_figure(pair, edge, out, prompts, monkeypatch):
     """With a disk that needs 100 ms a round, stages and totals are what they were."""
     taken = Recorder.round

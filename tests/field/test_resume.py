@@ -151,7 +151,7 @@ def test_interrupted_it_says_how_to_go_on(pair, edge, out, prompts):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not (begun(out) and answers(out)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -168,6 +168,14 @@ def test_nucleus_includes_the_token_that_crosses():
     assert nucleus(weights, 0.85).tolist() == [True, True, True, False]  # ties by id
 
 
+def test_a_nucleus_that_is_met_exactly_takes_no_further_token():
+    weights = np.array([0.125, 0.5, 0.25, 0.125])  # sums of them are exact
+    assert nucleus(weights, 0.5).tolist() == [False, True, False, False]
+    assert nucleus(weights, 0.75).tolist() == [False, True, True, False]
+    assert nucleus(weights, 0.875).tolist() == [True, True, True, False]
+    assert nucleus(weights, np.nextafter(0.75, 1)).tolist() == [True, True, True, False]
+
+
 def test_nucleus_beyond_the_first_guess_equals_a_full_sort():
     rng = np.random.default_rng(0)
     weights = rng.random(5000)

@@ -17,7 +17,7 @@ from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.split import systematic
-from pilotfish.speculation.tree import Tree, chain, nodes_at_most
+from pilotfish.speculation.tree import Tree, chain, nodes_at_most, verify
 from pilotfish.speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, SparseRows, largest, truncate
 from tests.support.enumeration import (
     KINDS,
@@ -215,6 +215,15 @@ def test_tokens_of_probability_zero_get_no_weight_however_the_sum_rounds():
             assert not systematic(p, 16, offset)[5:].any()
 
 
+@pytest.mark.parametrize("bits", [1, 16, 24])
+def test_what_is_rounded_sums_to_its_bits_though_the_last_offset_is_lost(bits):
+    """2ᵇ + (1 − 2⁻⁵³) is 2ᵇ + 1 in float64: a token too many, which no device would take."""
+    for p in (np.array([0.25, 0.75]), np.array([0.5, 0.5, 0.0]), np.array([1.0])):
+        counts = systematic(p, bits, 1 - 2.0**-53)
+        assert counts.sum() == 2**bits
+        assert counts.max() <= 2**bits
+
+
 @given(pairs())
 def test_truncation_keeps_the_shape_and_rounds_by_a_quarter_octave(pair):
     *_, drafter, drafting, _ = pair
@@ -262,6 +271,26 @@ def test_equal_candidates_share_a_node_and_keep_their_order():
     assert list(tree.level) == [3, 4, 5, 6, 7]
     assert tree.tokens(tree.path(6)) == [2, 2]
     assert tree.path(0) == []
+
+
+def test_coins_of_a_tree_are_numbered_as_its_candidates_were_drawn():
+    """One for each candidate, also where two are equal and share a node; the wire's law."""
+    tree = Tree()
+    tree.grow([[1, 1]])
+    tree.grow([[2, 2]])
+    even = Row(np.full(3, 1 / 3))
+    tossed = []
+
+    def coin(number, probability):
+        tossed.append((number, probability))
+        return number in (1, 3)  # of equal candidates the second is taken
+
+    # the target likes what is drafted less than the drafter does: no coin is certain
+    rows = [np.array([0.5, 0.25, 0.25]), np.array([0.5, 0.25, 0.25]), np.array([1.0, 0.0, 0.0])]
+    walk = verify(tree.candidates, tree.ids, lambda _: even, rows.__getitem__, coin)
+    assert [number for number, _ in tossed] == [0, 1, 2, 3]
+    assert walk.node == 2
+    assert not walk.rejected
 
 
 def test_the_sizes_of_trees_and_chains():

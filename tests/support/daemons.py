@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 START_S = 90.0
+WAIT_S = 90.0  # for what is to be told or counted: on a busy machine that may take a while
 # Slows passes over prompts of given lengths: a slow or hanging target.
 SLOW = """
 import sys, time
@@ -59,7 +60,7 @@ class Systemd:
             told = dict(line.split("=", 1) for line in lines)
             self.received.append((time.monotonic(), told))
 
-    def await_(self, name: str, value: str = "", since: int = 0, within_s: float = 30.0) -> str:
+    def await_(self, name: str, value: str = "", since: int = 0, within_s: float = WAIT_S) -> str:
         """Wait for a variable with this beginning of its value; returns the whole value."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
@@ -144,7 +145,7 @@ class Daemon:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def await_line(self, pattern: str, within_s: float = 30.0) -> str:
+    def await_line(self, pattern: str, within_s: float = WAIT_S) -> str:
         """Wait for a line on stderr."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
@@ -198,7 +199,7 @@ def scrape(port: int) -> dict[str, float]:
     return {name.removeprefix("pilotfish_edge_"): float(value) for name, value in samples}
 
 
-def await_sample(port: int, name: str, at_least: float, within_s: float = 30.0) -> float:
+def await_sample(port: int, name: str, at_least: float, within_s: float = WAIT_S) -> float:
     """Wait until a sample is at least this large."""
     deadline = time.monotonic() + within_s
     while (value := scrape(port).get(name, 0.0)) < at_least:

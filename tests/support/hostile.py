@@ -7,6 +7,7 @@ valid messages, so that a test can send a single invalid one at the right moment
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -60,16 +61,17 @@ def resident_mib(pid: int | str = "self") -> float:
 def await_idle(pid: int, limit_s: float = 60.0) -> None:
     """Wait until a process has worked off its messages."""
     deadline = time.monotonic() + limit_s
-    spent = -math.inf
-    while (ticks := _cpu_ticks(pid)) - spent > 2:  # of 10 ms
+    spent_s = -math.inf
+    while (now_s := cpu_s(pid)) - spent_s > 0.02:
         assert time.monotonic() < deadline, "the process is still busy"
-        spent = ticks
+        spent_s = now_s
         time.sleep(0.3)
 
 
-def _cpu_ticks(pid: int) -> int:
+def cpu_s(pid: int) -> float:
+    """Return a process's CPU seconds, by 0.01."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mib(pid: int) -> float:

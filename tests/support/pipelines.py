@@ -291,12 +291,6 @@ class Answering(threading.Thread):
         return self.tokens
 
 
-def cpu_s(pid: int) -> float:
-    """Return a process's CPU seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def holdings(pid: int) -> tuple[int, int]:
     """Count the open descriptors and threads of a process."""
     return tuple(len(list(Path(f"/proc/{pid}/{what}").iterdir())) for what in ("fd", "task"))

@@ -49,6 +49,7 @@ def test_a_sampled_text_with_a_seed_can_be_had_again(
         assert answer.protocol in (among or ("coupled", AHEAD, STREAM))
 
 
+@pytest.mark.timing
 def test_a_changed_link_is_followed_within_two_answers(pair: Pair, edge: EdgeServer) -> None:
     auto = Auto(among=["greedy", "stream"])
     with (

@@ -63,6 +63,7 @@ def asked(device: Device, rtt_s: float, auto: Auto = THRESHOLD, **options: Any) 
     pytest.fail("the machine is too busy to see a short RTT")
 
 
+@pytest.mark.timing
 def test_a_moved_link_switches_the_protocol_of_the_very_next_request(
     device: Device, road: Emulator
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_moved_link_switches_the_protocol_of_the_very_next_request(
         assert "10 ms" in answer.choice.reason
 
 
+@pytest.mark.timing
 def test_a_link_that_moves_within_an_answer_counts_for_the_next_one(
     device: Device, road: Emulator
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_link_that_moves_within_an_answer_counts_for_the_next_one(
     assert asked(device, FAR_S).protocol == FULL
 
 
+@pytest.mark.timing
 def test_under_a_threshold_of_100_ms_it_does_not_switch(device: Device, road: Emulator) -> None:
     patient = Auto(lossy=True, policy="threshold", rtt_threshold_s=0.1)
     for rtt_s in (NEAR_S, FAR_S, NEAR_S):
@@ -106,6 +109,7 @@ def test_both_protocols_say_the_same_of_one_link(device: Device) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.timing
 def test_predictive_takes_a_head_into_account(device: Device, road: Emulator) -> None:
     road.set(rtt_s=FAR_S)
     auto = Auto(among=["greedy", FULL, SELECTIVE])

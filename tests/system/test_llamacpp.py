@@ -11,6 +11,7 @@ from tests.support.tiny import tiny_artifact
 from tests.system.test_lossless import LENGTH, THRESHOLD, VOCAB, law
 from tests.system.test_lossless import PROMPT as LAW_PROMPT
 
+llama_cpp()
 PROMPT = [1, 30, 2, 77]
 ANSWERS = 300
 
@@ -18,7 +19,6 @@ ANSWERS = 300
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """A target and a drafter that is a little like it, for both engines."""
-    llama_cpp()
     from pilotfish.export.model import export_model
 
     folder = tmp_path_factory.mktemp("models")

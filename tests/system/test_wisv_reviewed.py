@@ -70,6 +70,7 @@ def test_what_the_drafter_does_meanwhile_is_drafting(slow: Device) -> None:
 
 
 @pytest.mark.timing
+@pytest.mark.timing
 @pytest.mark.parametrize("protocol", ["greedy", FULL, SELECTIVE])
 def test_no_stage_counts_twice(
     pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch, protocol: str

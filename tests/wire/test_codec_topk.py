@@ -314,10 +314,10 @@ def test_a_bomb_costs_neither_time_nor_memory(form: int, count: int, kept: int) 
     for body in (b"\xff" * 200, bytes(200), b"\x00\x3c" * 100):
         frame = bytes([form]) + kept.to_bytes(3, "little") + body
         tracemalloc.start()
-        begun = time.perf_counter()
+        begun = time.process_time()
         with pytest.raises(MalformedError):
             decode_topk(frame, count, kept, vocab)
-        spent = time.perf_counter() - begun
+        spent = time.process_time() - begun
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 200_000

@@ -140,6 +140,7 @@ def test_the_rate_is_right_to_three_percent(way, rate_bps):
     within(lambda _: goodput_bps(link, way, size), rate_bps, 0.03 * rate_bps)
 
 
+@pytest.mark.timing
 def test_connections_share_the_rate():
     totals: dict[int, int] = {}
 
@@ -272,6 +273,7 @@ def test_loss_shows_as_stalls_of_a_time_out_for_lone_messages(echoing):
     assert lost - 3 <= stalls <= lost
 
 
+@pytest.mark.timing
 def test_loss_in_a_stream_holds_it_for_a_round_trip():
     rtt_s, seen = 0.05, []
 

@@ -28,6 +28,7 @@ def test_a_cut_resets_connections_and_refuses_new_ones_for_a_while() -> None:
             assert received(client, 5) == b"after"
 
 
+@pytest.mark.timing
 def test_a_silent_cut_only_delays() -> None:
     with serving(echo) as endpoint, Emulator(endpoint) as link, connected(link.endpoint) as client:
         began = time.monotonic()

@@ -165,6 +165,7 @@ def test_a_device_that_breaks_off_without_a_reader_leaves_nothing_behind():
         until(lambda: len(os.listdir(f"/proc/{link.pid}/fd")) == idle)
 
 
+@pytest.mark.timing
 def test_many_connections_at_once():
     with serving(echo) as endpoint, Emulator(endpoint, Conditions(rtt_s=0.03)) as link:
         clients = [connected(link.endpoint) for _ in range(100)]

@@ -40,18 +40,30 @@ class Prepared:
     edge_keys: Path
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test here waits until a rootfs is made; that has a limit of its own."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(rootfs.LIMIT_S + 300))
+
+
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory, long_pair: Pair) -> Prepared:
-    """Everything that takes a network or much time; skips where no system can be booted."""
-    folder = tmp_path_factory.mktemp("booted")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tar file of a fresh rootfs; skips where no system can be booted, and tries once."""
     kept = os.environ.get("PILOTFISH_CACHE")
     try:
         rootfs.tools()
-        archive = rootfs.archive(Path(kept) / "tests" if kept else folder)
+        return rootfs.archive(Path(kept) / "tests" if kept else tmp_path_factory.mktemp("rootfs"))
     except rootfs.Impossible as reason:
         if os.environ.get("PILOTFISH_BOOTED") == "required":
             pytest.fail(f"systems must be booted here, but {reason}")
         pytest.skip(f"no system can be booted: {reason}")
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, long_pair: Pair, archive: Path) -> Prepared:
+    """Everything else that takes a network or much time."""
+    folder = tmp_path_factory.mktemp("booted")
     edge_keys, device_keys = folder / "edge-keys", folder / "device-keys"
     public = keys.create(edge_keys, keys.EDGE)
     keys.allow(edge_keys, keys.create(device_keys, keys.DEVICE), "board")
@@ -94,15 +106,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Ite
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def board(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[Machine]:
     """A machine on which nothing is installed."""
     folder = tmp_path_factory.mktemp("board")
-    kept = os.environ.get("PILOTFISH_CACHE")
-    try:
-        rootfs.tools()
-        archive = rootfs.archive(Path(kept) / "tests" if kept else folder)
-    except rootfs.Impossible as reason:
-        pytest.skip(f"no system can be booted: {reason}")
     rootfs.unpack(archive, folder / "root")
     machine = Machine(folder / "root")
     machine.boot()

@@ -1,4 +1,7 @@
-"""A minimal Debian or Ubuntu of this machine's own release, made once and unpacked for each run."""
+"""A minimal Debian or Ubuntu of this machine's own release, made once and unpacked for each run.
+
+What debootstrap mounts there, and runs, is in namespaces of its own: nothing of it outlives it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,16 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 INCLUDED = ("systemd", "systemd-sysv", "dbus", "python3", "procps", "openssh-client")
 _LEFT_OUT = ("usr/share/doc/*", "usr/share/man/*", "usr/share/locale/*", "var/cache/apt/*",
              "var/lib/apt/lists/*")  # fmt: skip
+# What is mounted, and who runs, in there goes with it, however it ends.
+_ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+LIMIT_S = 900.0  # for debootstrap: seconds with a mirror nearby, minutes on a busy machine
 _LINE = re.compile(r"^deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)", re.MULTILINE)
 
 
@@ -53,6 +61,7 @@ def archive(cache: Path) -> Path:
     if not found.exists():
         cache.mkdir(parents=True, exist_ok=True)
         building = cache / f"{found.name}.{os.getpid()}"
+        shutil.rmtree(building, ignore_errors=True)  # a killed run's, whose number comes again
         try:
             _debootstrap(suite, building, mirror)
             partial = building.with_suffix(".tar")
@@ -105,11 +114,33 @@ def _sources() -> list[tuple[str, list[str]]]:
 
 def _debootstrap(suite: str, root: Path, mirror: str) -> None:
     include = f"--include={','.join(INCLUDED)}"
-    _check("debootstrap", "--variant=minbase", include, suite, root, mirror)
+    command = ["debootstrap", "--variant=minbase", include, suite, root, mirror]
+    try:
+        _check(*command, within=_ALONE, limit_s=LIMIT_S)
+    except Impossible as reason:
+        log = root / "debootstrap/debootstrap.log"
+        told = f"; its log: {_end(log.read_text(errors='replace'))}" if log.exists() else ""
+        raise Impossible(f"{reason}{told}") from None
 
 
-def _check(*command: object) -> None:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        output = (done.stdout + done.stderr)[-2000:]
-        raise Impossible(f"{command[0]} failed ({done.returncode}): {output}")
+def _check(*command: object, within: Sequence[str] = (), limit_s: float | None = None) -> None:
+    """Run this, ``within`` other words; raise `Impossible` with the cause that it tells."""
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        running = subprocess.Popen(
+            [*within, *map(str, command)], stdin=subprocess.DEVNULL, stdout=said, stderr=said
+        )
+        try:
+            code = running.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+            raise Impossible(f"{command[0]} was not done after {limit_s:g} s") from None
+        said.seek(0)
+        if code != 0:
+            raise Impossible(f"{command[0]} failed ({code}): {_end(said.read())}")
+
+
+def _end(output: str) -> str:
+    """The end of what a program said, without the lines about its progress."""
+    lines = [line for line in output.splitlines() if line and not line.startswith("I: ")]
+    return " | ".join(lines[-8:])[-1000:]

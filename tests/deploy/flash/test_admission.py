@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish.cli import main
 from pilotfish.deploy import signatures
-from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.errors import BundleError, InstallError
 from pilotfish.deploy.wheels import Wheel
 from tests.support.bundles import (
     can_install,
@@ -132,3 +132,28 @@ def test_an_older_version_is_refused_unless_it_is_asked_for(
     assert current(root) == "2.0"
     assert flash("--rollback") == 0  # no downgrade either
     assert current(root) == "1.0"
+
+
+@pytest.mark.parametrize("faster", ["newer", "the same", "older"])
+def test_another_installation_may_have_been_faster(
+    root: Path, one: Path, two: Path, tmp_path: Path, faster: str
+) -> None:
+    """While a bundle was being checked a newer version came: it is looked at again, under lock."""
+    wanted = tiny_bundle(tmp_path / "wanted", version="1.5")
+    versions = {"newer": two, "the same": wanted, "older": one}
+    there: list[dict[str, object]] = []
+
+    def overtake(what: str, done: int, total: int) -> None:
+        if (what, there) == ("checking the bundle", []):
+            put(root, versions[faster])
+            there.append(snapshot(root))
+
+    here, _ = installation(root)
+    here.progress = overtake
+    if faster == "newer":
+        with pytest.raises(InstallError, match=r"version 1\.5, and 2\.0 is installed"):
+            here.install(wanted, demands())
+        assert [snapshot(root)] == there
+    else:
+        here.install(wanted, demands())
+        assert current(root) == "1.5"

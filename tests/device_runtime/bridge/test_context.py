@@ -487,6 +487,6 @@ def test_a_long_prompt_is_quick() -> None:
     ids[::50] = 1  # <|im_start|>
     assert len(ids) > 8000
     own.encode_rest("a")
-    started = time.perf_counter()
+    started = time.process_time()
     Context(target, own, {1: 1}).of(ids)
-    assert time.perf_counter() - started < 1.0  # 0.05 s
+    assert time.process_time() - started < 1.0  # 0.05 s

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.record import Generation
-from pilotfish.device_runtime.service.lanes import Lanes
+from pilotfish.device_runtime.service.lanes import BUFFERED, Lanes
+from pilotfish.device_runtime.service.refusal import RefusalError
 from tests.conftest import Pair
 from tests.support.serving import Serving, chat, eventually, said, serving
 
@@ -89,6 +90,7 @@ class Flood:
             thread.join(120)
 
 
+@pytest.mark.timing
 def test_a_flood_is_bounded_and_starves_no_client(service: Serving) -> None:
     alice, bob = (service.client(KEYS[name]) for name in ("alice", "bob"))
     ended: list[str] = []
@@ -224,6 +226,7 @@ def test_what_does_not_end_in_time_is_told_so(long_pair: Pair, endless_edge: Edg
         assert service.process.wait(30) == 0
 
 
+@pytest.mark.timing
 def test_a_lost_edge_is_waited_for_and_the_client_sees_that_it_is_not_forgotten(
     pair: Pair, tmp_path: Path
 ) -> None:
@@ -272,6 +275,49 @@ def test_a_lane_that_hangs_is_seen(pair: Pair, edge: EdgeServer) -> None:
 
     with Device(pair.draft, edge.endpoint, threads=1, on_round=lambda _: go_on.wait(30)) as device:
         assert asyncio.run(hang()) == ([], [0], [])
+
+
+def test_an_answer_that_nobody_takes_is_given_up(long_pair: Pair) -> None:
+    """So many pieces may wait for a client; a lane makes no more for it."""
+
+    async def unread(device: Device) -> tuple[int, int]:
+        lanes = Lanes([device], places=1)
+        with lanes.admit("somebody") as job:
+            options = {"max_tokens": 3 * BUFFERED, "protocol": "local"}
+            lanes.submit(job, device.prompt([1, 2, 3]), options, streamed=True)
+            while not job.ended:
+                assert await job.ready(30)  # and takes nothing
+                await asyncio.sleep(0.01)
+            waited = job.behind - 1  # behind them is why
+            for _ in range(waited):
+                job.take()
+            with pytest.raises(RefusalError, match="reads too slowly"):
+                job.take()
+        running = lanes.running
+        assert await asyncio.to_thread(lanes.close, 30)
+        return running, waited
+
+    with Device(long_pair.draft, threads=1) as device:
+        assert asyncio.run(unread(device)) == (0, BUFFERED + 1)
+
+
+@pytest.mark.parametrize(("places", "retry_s"), [(1, 10.0), (8, 45.0), (200, 60.0)])
+def test_how_soon_a_client_is_told_to_come_again(pair: Pair, places: int, retry_s: float) -> None:
+    """5 s an answer at first, for all that wait; a minute at most, however many they are."""
+
+    async def fill(device: Device) -> RefusalError:
+        lanes = Lanes([device], places=places)
+        with ExitStack() as held:
+            for at in range(places + 1):
+                held.enter_context(lanes.admit(f"client {at}"))
+            with pytest.raises(RefusalError) as refused:
+                held.enter_context(lanes.admit("one more"))
+        assert await asyncio.to_thread(lanes.close, 30)
+        return refused.value
+
+    with Device(pair.draft, threads=1) as device:
+        refused = asyncio.run(fill(device))
+    assert (refused.status, refused.retry_s) == (429, retry_s)
 
 
 def test_what_systemd_is_told(pair: Pair, edge: EdgeServer, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
+from pilotfish.edge_runtime.slots import check_items
 from pilotfish.wire.codecs.topk import decode_topk
+from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import MAX_WINDOW, encode
 from pilotfish.wire.nodes import MAX_ITEMS, Attach, Item, Refused, Scored, Step
 from tests.conftest import CONTEXT, VOCAB
@@ -41,6 +43,15 @@ def attached(lone: EdgeServer) -> Iterator[Tenant]:
 @pytest.fixture(scope="module")
 def expected(cast: Cast) -> NDArray[np.float32]:
     return expected_of(cast.a)
+
+
+def test_a_step_with_two_items_for_one_slot_is_refused_before_it_is_run() -> None:
+    """A slot's own passes would say so too, but where items are run in parts they might not."""
+    none = np.empty(0, np.int64)
+    check_items([item(), item(slot=1)], 2, none, slots=SESSIONS, context=CONTEXT)
+    for doubled in ([item(), item()], [item(slot=1), item(), item(slot=1, start=1)]):
+        with pytest.raises(MalformedError, match="two items for one slot"):
+            check_items(doubled, len(doubled), none, slots=SESSIONS, context=CONTEXT)
 
 
 CHAIN = ([item(size=4, rows=0)], ids(1, 2, 3, 4), b"")

@@ -85,6 +85,7 @@ def read(scheduler: Scheduler, target: PipelineTarget, slots: int) -> None:
     done(scheduler, target, slots)
 
 
+@pytest.mark.timing
 def test_windows_that_come_together_are_shared_out_over_the_stages(
     nodes: Row, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_windows_that_come_together_are_shared_out_over_the_stages(
         assert ends[-1] < 2.0 * 0.05 * (STAGES - 1) + 3 * 0.05, "they waited for each other"
 
 
+@pytest.mark.timing
 def test_more_windows_than_stages_share_passes(nodes: Row, tmp_path: Path) -> None:
     with pipeline(nodes, tmp_path, stage_s=0.05) as target:
         scheduler = Scheduler(target)
@@ -112,6 +114,7 @@ def test_more_windows_than_stages_share_passes(nodes: Row, tmp_path: Path) -> No
         assert scheduler.passes - before == STAGES
 
 
+@pytest.mark.timing
 def test_long_links_hold_more_passes_than_there_are_stages(nodes: Row, tmp_path: Path) -> None:
     with pipeline(nodes, tmp_path, hop_s=0.05) as target:
         scheduler = Scheduler(target)
@@ -123,6 +126,7 @@ def test_long_links_hold_more_passes_than_there_are_stages(nodes: Row, tmp_path:
         assert max(ends) < 1.7 * 0.05 * STAGES
 
 
+@pytest.mark.timing
 def test_pieces_of_a_long_prompt_follow_each_other(nodes: Row, tmp_path: Path) -> None:
     with pipeline(nodes, tmp_path, hop_s=0.1) as target:
         scheduler = Scheduler(target)
@@ -132,6 +136,7 @@ def test_pieces_of_a_long_prompt_follow_each_other(nodes: Row, tmp_path: Path) -
         assert took_s < 3.5 * 0.1 * STAGES, "eight rounds would take 3.2 s"
 
 
+@pytest.mark.timing
 def test_a_window_does_not_wait_for_all_of_a_long_session(nodes: Row, tmp_path: Path) -> None:
     """That is fed again, in pieces: no more of these are under way than keep the stages busy."""
     long, short = np.full(16 * CHUNK - 40, 1, np.uint32), np.full(25, 2, np.uint32)

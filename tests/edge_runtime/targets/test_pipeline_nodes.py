@@ -24,10 +24,10 @@ from pilotfish.wire import keys
 from pilotfish.wire.errors import ConfigError, KeysError
 from pilotfish.wire.keys import EdgeKeys
 from tests.conftest import Pair
+from tests.support.hostile import cpu_s
 from tests.support.pipelines import (
     Node,
     Row,
-    cpu_s,
     cut,
     made_pair,
     opened,

@@ -19,10 +19,10 @@ from pilotfish.wire.emulation.emulator import Emulator
 from pilotfish.wire.errors import TargetLostError
 from tests.conftest import Pair
 from tests.support.daemons import free_port, scrape
+from tests.support.hostile import cpu_s
 from tests.support.pipelines import (
     Answering,
     Row,
-    cpu_s,
     cut,
     holdings,
     made_pair,
@@ -387,6 +387,7 @@ def test_nothing_grows_however_often_stages_are_attached(made: Pair, tmp_path: P
             assert holdings(pid)[1] <= threads + 1
 
 
+@pytest.mark.timing
 @SLOW
 def test_idle_stages_that_are_lost_often_are_soon_attached_again(
     made: Pair, tmp_path: Path

@@ -1,0 +1,142 @@
+"""Who is let in at a listening socket, who is shown out when, and what a key may leave unread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from pilotfish.wire.access import DOMAIN, Gate
+from pilotfish.wire.connections import REVOKED, Bounds
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.messages import Ping, Pong
+from pilotfish.wire.transport import Envelope, Listener
+from tests.support.hostile import RawClient
+
+WAIT_S = 30.0
+MEBIBYTE = 2**20
+
+
+@pytest.fixture
+def listener(key_folders: dict[str, Path]) -> Iterator[Listener]:
+    """One that lets Alice and Bob in."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    bounds = Bounds(16, 16, MEBIBYTE)
+    listening = Listener(context, "tcp://127.0.0.1:0", EdgeKeys.load(key_folders["edge"]), bounds)
+    yield listening
+    listening.close()
+    context.destroy(linger=0)
+
+
+def heard(listener: Listener, count: int) -> list[Envelope]:
+    """Take in so many messages, and let in those who send them."""
+    deadline, found = time.monotonic() + WAIT_S, []
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
+        assert listener.gate is not None
+        listener.gate.answer()
+        listener.connections.read_events()
+        if (envelope := listener.receive()) is not None:
+            found.append(envelope)
+        else:
+            time.sleep(0.001)
+    return found
+
+
+KEY = bytes(range(32))
+ASKED = [b"1.0", b"7", DOMAIN, b"127.0.0.1", b"", b"CURVE", KEY]
+LET_IN = {
+    "as it asks": (ASKED, b"200"),
+    "another domain": ([*ASKED[:2], b"global", *ASKED[3:]], b"400"),
+    "no domain": ([*ASKED[:2], b"", *ASKED[3:]], b"400"),
+    "another version": ([b"2.0", *ASKED[1:]], b"400"),
+    "another key": ([*ASKED[:-1], bytes(32)], b"400"),
+    "a password": ([*ASKED[:5], b"PLAIN", b"name", KEY], b"400"),
+    "no mechanism": ([*ASKED[:5], b"NULL"], b"400"),
+}
+
+
+@pytest.mark.parametrize("case", LET_IN)
+def test_who_is_let_in(case: str) -> None:
+    """A socket of another domain in this process is none of the gate's, whoever comes to it."""
+    asked, status = LET_IN[case]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    gate = Gate(context, {z85.encode(KEY)})
+    with context.socket(zmq.REQ) as asking:
+        asking.linger = 0
+        asking.connect("inproc://zeromq.zap.01")
+        asking.send_multipart(asked)
+        gate.answer()
+        version, request, answer, *_ = asking.recv_multipart()
+    assert (version, request, answer) == (b"1.0", b"7", status)
+    assert gate.refused == (status != b"200")
+    gate.close()
+    context.term()
+
+
+def test_the_holder_of_a_revoked_key_has_time_to_be_told(
+    listener: Listener, key_folders: dict[str, Path]
+) -> None:
+    alice, bob = (DeviceKeys.load(key_folders[name]) for name in ("alice", "bob"))
+    with RawClient(listener.endpoint, alice) as stays, RawClient(listener.endpoint, bob) as goes:
+        for client in (stays, goes):
+            client.say(Ping(nonce=1))
+        clients = {envelope.owner: envelope.client for envelope in heard(listener, 2)}
+        began_s = time.monotonic()
+        listener.connections.cut_revoked({alice.public: "alice"})
+        listener.connections.read_events()
+        assert listener.connections.has(clients[bob.public])
+        assert listener.connections.cuts[REVOKED] == 0
+        listener.send(clients[bob.public], Pong(nonce=1, received_ns=0, sent_ns=0))
+        assert isinstance(goes.receive(), Pong)
+        while listener.connections.has(clients[bob.public]):  # and is cut when it has passed
+            assert time.monotonic() < began_s + WAIT_S
+            time.sleep(0.01)
+            listener.connections.cut_revoked({alice.public: "alice"})
+            listener.connections.read_events()
+        assert time.monotonic() - began_s >= 1.0
+        assert listener.connections.cuts[REVOKED] == 1
+        assert listener.connections.has(clients[alice.public])
+
+
+def sent(listener: Listener, clients: Sequence[bytes], size: int, most: int) -> int:
+    """Send replies of this size to these clients in turn until one has no room; the bytes sent."""
+    total, reply = 0, Pong(nonce=1, received_ns=0, sent_ns=0)
+    while total < most:
+        for client in clients:
+            try:
+                total += listener.send(client, reply, (bytes(size),))
+            except zmq.Again:
+                return total
+    return total
+
+
+def test_what_a_key_leaves_unread_is_bounded_over_its_connections(
+    listener: Listener, key_folders: dict[str, Path]
+) -> None:
+    """On several it has the room of one, and each has a little of its own; so have other keys."""
+    alice, bob = (DeviceKeys.load(key_folders[name]) for name in ("alice", "bob"))
+    deaf = [
+        RawClient(listener.endpoint, keys, queue=1, receive_bytes=4096)
+        for keys in (alice, alice, alice, bob)
+    ]
+    try:
+        clients: dict[bytes, list[bytes]] = {alice.public: [], bob.public: []}
+        for client in deaf:
+            client.say(Ping(nonce=1))
+        for envelope in heard(listener, len(deaf)):
+            clients[envelope.owner].append(envelope.client)
+        first, second, third = clients[alice.public]
+        size, most = 60_000, 32 * MEBIBYTE
+        alone = sent(listener, [first, second], size, most)
+        assert 8 * MEBIBYTE - size <= alone < 12 * MEBIBYTE  # and what the kernel took
+        beside = sent(listener, [third], size, most)
+        assert size <= beside < MEBIBYTE
+        assert sent(listener, clients[bob.public], size, most) > 4 * MEBIBYTE
+    finally:
+        for client in deaf:
+            client.close()
