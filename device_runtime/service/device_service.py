@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar, cast
+from weakref import WeakValueDictionary
 
 from pilotfish.device_runtime.bridge import Asked, Prompt
 from pilotfish.device_runtime.config import ServiceConfig
@@ -52,6 +53,8 @@ class DeviceService:
         self.inspection = inspection
         self.responses = ResponseStore()
         self.started_s = int(time.time())
+        # by client; held while something of it is read, or waits for a reader
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
 
     @property
@@ -110,13 +113,18 @@ class DeviceService:
             "waiting": max(0, lanes.waiting),
         }
 
-    async def read(self, wanted: CompletionRequest) -> Prompt:
+    async def read(self, client: str, wanted: CompletionRequest) -> Prompt:
         """Tokenise the prompt, in the vocabulary of the edge greeted last."""
-        return await self.apart(partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat))
+        work = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
+        return await self.apart(client, work)
 
-    async def apart(self, work: Callable[[], _Result]) -> _Result:
-        """Do what may take long, as tokenising does, in a thread of the readers'."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+    async def apart(self, client: str, work: Callable[[], _Result]) -> _Result:
+        """Do what may take long, as tokenising does, in a thread of the readers'.
+
+        Of each client one at a time: so clients take turns, however much one asks for.
+        """
+        async with self._reading.setdefault(client, asyncio.Lock()):
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def text_of(self, prompt: Asked) -> str:
         """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""

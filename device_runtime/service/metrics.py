@@ -122,8 +122,8 @@ class _Counts:
         "weights_verified", "1 once the drafter's files were found to be those that were exported."
     )
     damaged: bool = gauge("weights_damaged", "1 once one was found to be another.")
-    waiting: int = gauge("num_requests_waiting", "Requests that wait for a lane.")
-    running: int = gauge("num_requests_running", "Requests that are being answered.")
+    waiting: int = gauge("num_requests_waiting", "Answers that wait for a lane.")
+    running: int = gauge("num_requests_running", "Answers that are being made.")
 
 
 class Metrics:
@@ -204,7 +204,7 @@ class Metrics:
             self._counts.refused[_bounded(reason, self._counts.refused)] += 1
 
     def queue(self, waiting: int, running: int) -> None:
-        """Take down how many requests wait for a lane, and how many have one."""
+        """Take down how many answers wait for a lane, and how many have one."""
         with self._lock:
             self._counts.waiting, self._counts.running = waiting, running
 
