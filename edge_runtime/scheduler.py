@@ -39,8 +39,9 @@ from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import PilotfishError
+from pilotfish.wire.errors import BusyError, PilotfishError
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
+from pilotfish.wire.shortage import shortage
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -303,10 +304,10 @@ class Scheduler:
         batch = self._batches.pop(scores.number)
         done = []
         if scores.error is not None:
-            _log.error("a target pass failed", exc_info=scores.error)
+            error = _told(scores.error, "a target pass failed")
             self._tally.failed_passes += 1
             for job, _ in batch.members:
-                job.error = scores.error
+                job.error = error
                 done.append(job)
         else:
             for (job, span), output in zip(batch.members, scores.outputs, strict=True):
@@ -360,9 +361,9 @@ class Scheduler:
             if span.nodes and isinstance(job.ruling, Ruling):
                 self._keep_path(job, span, job.ruling)
         except Exception as error:
-            if not isinstance(error, PilotfishError):  # which the request is to blame for
-                _log.exception("a rule failed")
-            job.error = error
+            # a PilotfishError is the request's own fault
+            told = error if isinstance(error, PilotfishError) else _told(error, "a rule failed")
+            job.error = told
             if span.nodes:
                 self.target.keep_path(job.slot, [])
         finally:
@@ -382,6 +383,15 @@ class Scheduler:
         if not queue:
             del self._waiting[job.slot]
             self._answered_ns[job.slot] = job.done_ns
+
+
+def _told(error: Exception, what: str) -> Exception:
+    """Log an error that no request is to blame for; returns what the request is told."""
+    if (short := shortage(error)) is None:
+        _log.error(what, exc_info=error)
+        return error
+    _log.error("%s for want of %s: %s", what, short, error)
+    return BusyError(f"The edge's machine has no {short} left for it now: try again later.")
 
 
 def _within_shares(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:

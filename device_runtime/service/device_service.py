@@ -3,6 +3,7 @@ the device.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ _LEAST_BODY_BYTES = 64 * 1024
 _MOST_BODY_BYTES = 1 << 26  # for any context of the edge
 _BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
 _READERS = 2  # prompts tokenised at once
+_STARTED_S = 5.0  # in which all their threads start, if they do
 _Result = TypeVar("_Result")
 STUCK_S = 180.0  # without a sign of life, after which a lane counts as hanging
 
@@ -56,6 +58,9 @@ class DeviceService:
         # by client; held while something of it is read, or waits for a reader
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+        all_here = threading.Barrier(_READERS)
+        for _ in range(_READERS):  # started now: later there may be no thread to be had
+            self._readers.submit(all_here.wait, _STARTED_S)
 
     @property
     def device(self) -> Device:
