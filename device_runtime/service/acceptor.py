@@ -23,6 +23,7 @@ _log = logging.getLogger("pilotfish.service")
 _OWN = 128  # open files besides connections, where the limit can be raised
 _KEPT = 16  # for own needs, beyond those that are open at the start
 _PAUSE_S = 0.25  # between two tries while there is no room
+_CLOSING_S = 0.005  # for an idle one to close, before another loses its place
 _OVER_S = 3.0  # without a connection that had no room, after which there is room again
 _SPARE = 4  # descriptors that are free then, besides those that are kept
 
@@ -90,16 +91,16 @@ class Acceptor:
         except OSError as error:
             if error.errno in EXHAUSTED and not isinstance(error, BlockingIOError):
                 self._note_shortage()
-                self._make_room()
-                self._pause()
+                self._pause(_CLOSING_S if self._make_room() else _PAUSE_S)
             return  # else it ended before it was accepted
         if connection.fileno() >= self._limit - self._kept:
             self._note_shortage()
             if not self._make_room():
                 self.turned_away += 1
                 connection.close()
-                self._pause()
+                self._pause(_PAUSE_S)
                 return
+            self._pause(_CLOSING_S)
         entering = self._loop.create_task(self._enter(connection))
         self._entering.add(entering)
         entering.add_done_callback(self._entering.discard)
@@ -110,11 +111,11 @@ class Acceptor:
         except (OSError, MemoryError):
             connection.close()
 
-    def _pause(self) -> None:
+    def _pause(self, pause_s: float) -> None:
         """Leave connections with the kernel for a moment."""
         self._loop.remove_reader(self._listening)
         self._resume = self._loop.call_later(
-            _PAUSE_S, self._loop.add_reader, self._listening, self._accept
+            pause_s, self._loop.add_reader, self._listening, self._accept
         )
 
     def _note_shortage(self) -> None:
