@@ -91,7 +91,7 @@ class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
         Path | None, setting("the certificate's key, not encrypted", metavar="FILE", live=True)
     ] = None
     lanes: Annotated[int, setting("answers generated at once", ge=1, le=64)] = 2
-    queue: Annotated[int, setting("requests that may wait for a lane", ge=0, le=10_000)] = 16
+    queue: Annotated[int, setting("answers that may wait for a lane", ge=0, le=10_000)] = 16
     context: (
         Annotated[int, setting("tokens of a conversation (default: the model's)", ge=2)] | None
     ) = None

@@ -52,6 +52,7 @@ class Exposition:
         self._listening.setblocking(False)
         self.port: int = self._listening.getsockname()[1]
         self._clients: list[_Client] = []  # the oldest first
+        self._short = False  # the last connection could not be accepted
         self._wake, self._woken = socket.socketpair()
         self._poller = selectors.DefaultSelector()
         self._poller.register(self._listening, selectors.EVENT_READ)
@@ -84,12 +85,17 @@ class Exposition:
         except (BlockingIOError, ConnectionError):  # gone already
             return
         except OSError as error:  # no descriptor is left
-            _log.error("figures cannot be asked for: %s", error)
+            if not self._short:  # until one comes in again
+                _log.error("figures cannot be asked for: %s", error)
+            self._short = True
             if self._clients:
                 self._leave(self._least())
             else:  # the connection stays queued: retrying at once would loop
                 time.sleep(_TICK_S)
             return
+        if self._short:
+            _log.warning("figures can be asked for again")
+        self._short = False
         connection.setblocking(False)
         client = _Client(connection, str(address[0]))
         if len(self._clients) >= _CONNECTIONS:

@@ -79,7 +79,7 @@ class EdgeLoop(ServingLoop):
             f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
             f"{f'; {lacking}' if lacking else ''}"
-            f"{f'; not in force: {trouble}' if trouble else ''}"
+            f"{f'; not in force: {trouble}' if trouble else ''}{self._room}"
         )
 
     @property

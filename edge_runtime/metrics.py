@@ -115,6 +115,8 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
         yield _gauge("device_sessions", "Open sessions of each device.", sessions, "device")
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))
+    crowded = "1 while connections are turned away, since there are too many."
+    yield _gauge("connections_crowded", crowded, connections.crowded)
     yield _gauge("node_up", "Whether a node of the target takes part.", target.nodes, "node")
     refused = {"broken": connections.broken, "key": gate.refused if gate else 0}
     yield _counter("handshakes_refused", "Strangers turned away.", refused, "reason")

@@ -6,16 +6,15 @@ so is one whose file is damaged.
 """
 
 import logging
-import resource
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.wire.connections import Bounds
+from pilotfish.wire.descriptors import room
 from pilotfish.wire.errors import KeysError, PilotfishError
 from pilotfish.wire.keys import AllowList, EdgeKeys, edge_secret
 from pilotfish.wire.settings import fixed_changes
@@ -30,16 +29,9 @@ _OWN_DESCRIPTORS = 128  # open files of the process besides connections
 def bounds_of(config: EdgeConfig) -> Bounds:
     """Return a configuration's bounds on connections, within the system's limit of open files."""
     limits = config.limits
-    wanted = limits.connections + _OWN_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < wanted:  # below 0: unlimited
-        most = wanted if hard < 0 else min(wanted, hard)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-    connections = limits.connections
-    if 0 <= soft < wanted:
-        connections = max(2, soft - _OWN_DESCRIPTORS)
+    connections = room(limits.connections, _OWN_DESCRIPTORS)
+    if connections < limits.connections:
+        wanted = limits.connections + _OWN_DESCRIPTORS
         _log.warning("room for %d connections only: raise LimitNOFILE to %d", connections, wanted)
     return Bounds(connections, limits.connections_per_client, limits.message_mib * MEBIBYTE)
 

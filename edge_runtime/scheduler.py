@@ -7,6 +7,11 @@ A pass takes the next piece of the first job, and every other session's piece of
 windows of several devices share a pass, and a long prompt advances in chunks between them, so that
 it delays no window by more than one chunk. Jobs of one slot keep their order.
 
+Owners share the passes by work: the next pass is of the owner that has had the target's time least,
+where nobody saves up time by having no jobs; of equals, the one served longest ago. A pass's time,
+its rules included, is shared out among its jobs by their positions. Where several owners' windows
+wait, a pass takes no more than a chunk's positions of each.
+
 A local target makes one pass at a time. Other targets have lanes, and stages that work on different
 passes at once: there a pass starts as soon as its lane has room, and waiting jobs are spread over
 several passes.
@@ -19,7 +24,7 @@ start before the end of this one.
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -34,15 +39,18 @@ from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import PilotfishError
+from pilotfish.wire.errors import BusyError, PilotfishError
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
+from pilotfish.wire.shortage import shortage
 
 _log = logging.getLogger("pilotfish.edge")
 
 CHUNK = 128  # tokens of a prompt per pass
 NARROW = 32  # a pass of at most so many tokens a session is a window's, not a prompt's
 _PATIENCE = 0.125  # of a pass, for which jobs wait for devices that are due
-_OWNERS = 1024  # most owners with a noted last pass
+_OWNERS = 1024  # most owners whose passes are noted
+_EVEN = 0.25  # of the longest pass of late, by which owners may differ and count as equal
+_FADE = 0.99  # of the longest pass of late, a pass
 _LATE = 1.25  # times its last turnaround, after which a device is no longer waited for
 
 
@@ -134,6 +142,11 @@ class Scheduler:
         self._pass_ns: dict[int, int] = {}
         self._free_ns: dict[int, int] = {}
         self._served_ns: dict[bytes, int] = {}  # when an owner's last pass began, oldest first
+        # the target's time that each of these has had. One that comes after a silence begins at
+        # ``_least_ns``, the least that any had who waited at the last pass.
+        self._used_ns: dict[bytes, int] = {}
+        self._least_ns = 0
+        self._longest_ns = 0.0  # of the passes of late
         self.passes = 0
 
     def submit(self, job: Job) -> None:
@@ -189,8 +202,10 @@ class Scheduler:
             job.started_ns = job.started_ns or started_ns
             self._served_ns.pop(job.owner, None)
             self._served_ns[job.owner] = started_ns
+            self._used_ns[job.owner] = max(self._used_ns.get(job.owner, 0), self._least_ns)
         while len(self._served_ns) > _OWNERS:
-            del self._served_ns[next(iter(self._served_ns))]
+            longest_ago = next(iter(self._served_ns))
+            del self._served_ns[longest_ago], self._used_ns[longest_ago]
         batch = Batch(next(self._numbers), lane, members, started_ns)
         self._batches[batch.number] = batch
         self._under_way[lane] += 1
@@ -221,6 +236,8 @@ class Scheduler:
                 del self._waiting[slot]
             elif self._under_way[lane := slot % self.target.lanes] < self.target.depth:
                 heads.setdefault(lane, []).append(queue[0])
+        used_ns = [self._used_ns.get(job.owner, 0) for jobs in heads.values() for job in jobs]
+        self._least_ns = max(self._least_ns, min(used_ns, default=0))
         for jobs in heads.values():
             jobs.sort(key=self._turn)
         return heads
@@ -233,7 +250,7 @@ class Scheduler:
         batch = [(job, self._span(job)) for job in heads]
         if batch[0][1].size > NARROW:
             return batch[:1]
-        windows = [(job, span) for job, span in batch if span.size <= NARROW]
+        windows = _within_shares([(job, span) for job, span in batch if span.size <= NARROW])
         passes = max(1, self.target.abreast - self._under_way[lane])
         return self._boarded(windows[: -(-len(windows) // passes)])
 
@@ -250,9 +267,15 @@ class Scheduler:
                 job.rider.board(job, drafts)
         return [(job, self._span(job)) for job, _ in members]
 
-    def _turn(self, job: Job) -> tuple[int, int]:
-        """Return a job's precedence: by the start of its owner's last pass, then by its age."""
-        return self._served_ns.get(job.owner, 0), job.queued_ns
+    def _turn(self, job: Job) -> tuple[int, int, int]:
+        """Return a job's precedence.
+
+        By the time that its owner has had, by the start of the owner's last pass, by its own age.
+        """
+        used_ns = self._used_ns.get(job.owner, 0)
+        if used_ns <= self._least_ns + _EVEN * self._longest_ns:
+            used_ns = 0
+        return used_ns, self._served_ns.get(job.owner, 0), job.queued_ns
 
     def _span(self, job: Job) -> Span:
         """Return the span of the job's next pass.
@@ -281,10 +304,10 @@ class Scheduler:
         batch = self._batches.pop(scores.number)
         done = []
         if scores.error is not None:
-            _log.error("a target pass failed", exc_info=scores.error)
+            error = _told(scores.error, "a target pass failed")
             self._tally.failed_passes += 1
             for job, _ in batch.members:
-                job.error = scores.error
+                job.error = error
                 done.append(job)
         else:
             for (job, span), output in zip(batch.members, scores.outputs, strict=True):
@@ -307,11 +330,11 @@ class Scheduler:
         self.passes += 1
         self._free_ns[batch.lane] = now_ns
         self._under_way[batch.lane] -= 1
-        tokens = 0
-        for job, span in batch.members:
+        tokens = sum(span.size for span in batch.spans)
+        self._charge(batch, now_ns, tokens)
+        for job, _ in batch.members:
             self._computing.discard(job.slot)
-            tokens += span.size
-        narrow = span.size <= NARROW  # then all are, else it is alone
+        narrow = batch.members[0][1].size <= NARROW  # then all are, else it is alone
         if narrow:
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
         # prompts take less a position than drafts do, and are far wider
@@ -322,6 +345,14 @@ class Scheduler:
         self._tally.batch.add(len(batch.members))
         self._tally.pass_tokens.add(tokens)
 
+    def _charge(self, batch: Batch, now_ns: int, tokens: int) -> None:
+        """Note the time that each owner has had of a pass of so many tokens in all."""
+        took_ns = now_ns - batch.started_ns
+        self._longest_ns = max(_FADE * self._longest_ns, took_ns)
+        for job, span in batch.members:
+            if job.owner in self._used_ns:  # else it is forgotten
+                self._used_ns[job.owner] += took_ns * span.size // tokens
+
     def _decide(self, job: Job, span: Span, output: Output) -> None:
         """Rule on a job; an error does not affect the pass's other jobs."""
         begun_s = time.thread_time()
@@ -330,9 +361,9 @@ class Scheduler:
             if span.nodes and isinstance(job.ruling, Ruling):
                 self._keep_path(job, span, job.ruling)
         except Exception as error:
-            if not isinstance(error, PilotfishError):  # which the request is to blame for
-                _log.exception("a rule failed")
-            job.error = error
+            # a PilotfishError is the request's own fault
+            told = error if isinstance(error, PilotfishError) else _told(error, "a rule failed")
+            job.error = told
             if span.nodes:
                 self.target.keep_path(job.slot, [])
         finally:
@@ -352,3 +383,25 @@ class Scheduler:
         if not queue:
             del self._waiting[job.slot]
             self._answered_ns[job.slot] = job.done_ns
+
+
+def _told(error: Exception, what: str) -> Exception:
+    """Log an error that no request is to blame for; returns what the request is told."""
+    if (short := shortage(error)) is None:
+        _log.error(what, exc_info=error)
+        return error
+    _log.error("%s for want of %s: %s", what, short, error)
+    return BusyError(f"The edge's machine has no {short} left for it now: try again later.")
+
+
+def _within_shares(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+    """Return a pass's windows, in order; if of several owners, up to `CHUNK` tokens of each."""
+    if len({job.owner for job, _ in windows}) == 1:
+        return windows
+    taken: Counter[bytes] = Counter()
+    found = []
+    for job, span in windows:
+        if taken[job.owner] + span.size <= CHUNK:
+            taken[job.owner] += span.size
+            found.append((job, span))
+    return found

@@ -5,6 +5,7 @@ or a pass that hangs starves it, whatever the background receiver still answers.
 not: it is read in passes of bounded length.
 """
 
+import logging
 import math
 import signal
 import time
@@ -19,6 +20,8 @@ from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.supervisor import Supervisor
 from pilotfish.wire.transport import Envelope, Listener
+
+_log = logging.getLogger("pilotfish.edge")
 
 # Most messages of one turn, and its longest time: neither a flood nor costly messages keep replies
 # from leaving.
@@ -60,7 +63,7 @@ class ServingLoop(ABC):
         self._signals = signals
         self._supervisor = supervisor
         self._inspection = inspection
-        self._orphaned = False
+        self._orphaned = self._crowded = False
         # often enough for the watchdog
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
@@ -95,6 +98,7 @@ class ServingLoop(ABC):
             if time.monotonic() >= self._tick_s:
                 self._tick_s = time.monotonic() + self._idle_s
                 self._supervisor.feed()
+                self._note_crowd()
                 if (code := self._tick()) is not None:
                     return code
                 self._supervisor.status(self.status)
@@ -115,6 +119,22 @@ class ServingLoop(ABC):
     @abstractmethod
     def _stop(self, number: int) -> int | None:
         """This signal asks for an end: an exit code if it comes now."""
+
+    def _note_crowd(self) -> None:
+        """Log when connections begin to be turned away, and when that is over."""
+        connections = self._listener.connections
+        if connections.crowded != self._crowded:
+            self._crowded = not self._crowded
+            if self._crowded:
+                most = connections.bounds.connections
+                _log.warning("no room for another connection: %d are the most", most)
+            else:
+                _log.warning("there is room for connections again")
+
+    @property
+    def _room(self) -> str:
+        """What the status line says of it."""
+        return "; no room for more connections" if self._crowded else ""
 
     def _take_in(self, timeout_s: float) -> None:
         """Wait for news for so long at most, and do the duties."""

@@ -50,6 +50,7 @@ _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
 _HANDSHAKE_S = 3.0  # with its first message a handshake takes four round trips, rarely so long
 _TOLD_S = 1.0  # in which the holder of a revoked key may learn so from a reply
+_CROWDED_S = 8.0  # for which the last connection without room counts as a crowd
 _SRCFD = int(zmq.SRCFD)
 
 
@@ -91,6 +92,7 @@ class Connections:
         self.cuts: Counter[str] = Counter()
         self.broken = 0  # ended before the first message, refused keys aside
         self._listening = listening
+        self._crowded_s = -math.inf  # when a connection was last cut because of too many
         self._denied = 0  # keys refused whose connections have not ended yet
         self._open: dict[int, _Connection] = {}  # by descriptor
         self._strangers: dict[int, _Connection] = {}  # those of them without a message yet
@@ -110,6 +112,11 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there has just been no room for a connection."""
+        return time.monotonic() - self._crowded_s < _CROWDED_S
 
     @property
     def devices(self) -> int:
@@ -283,6 +290,7 @@ class Connections:
             # cutting the oldest always would keep a fleet that connects at once from ever finishing
             late = connection.came_s - theirs[0].came_s > _HANDSHAKE_S
             self._cut(theirs[0 if late else -1], CROWD)
+            self._crowded_s = time.monotonic()
 
     def _went(self, descriptor: int) -> None:
         connection = self._open.pop(descriptor, None)

@@ -81,7 +81,8 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
             prompt_words=service.device.tokenizer if wanted.prompt_logprobs else None,
         )
         client = _client(request)
-        return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
+        read = partial(service.read, client.name)
+        return Completion(service.lanes, client, wanted, answer, read, service.refused)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Completion:
@@ -107,7 +108,8 @@ def _add_responses(app: FastAPI, service: DeviceService) -> None:
         answer = ResponseFormat(
             asked, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
-        return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
+        read = partial(service.read, client.name)
+        return Completion(service.lanes, client, wanted, answer, read, service.refused)
 
     @app.get("/v1/responses/{name}", response_model=None)
     async def again(request: Request, name: str) -> Response:
@@ -147,12 +149,13 @@ def _add_tokens(app: FastAPI, service: DeviceService) -> None:
     async def tokenize(request: Request) -> Response:
         asked, chat, words = asked_of(await bounded_body(request, service.body_bytes))
         work = partial(tokenized, service.device, asked, chat=chat, words=words)
-        return json_response(await service.apart(work))
+        return json_response(await service.apart(_client(request).name, work))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(request: Request) -> Response:
         tokens = tokens_of(await bounded_body(request, service.body_bytes))
-        return json_response(await service.apart(partial(detokenized, service.device, tokens)))
+        work = partial(detokenized, service.device, tokens)
+        return json_response(await service.apart(_client(request).name, work))
 
     @app.api_route("/v1/embeddings", methods=["GET", "POST"], response_model=None)
     async def embeddings() -> Response:

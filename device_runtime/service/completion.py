@@ -111,14 +111,12 @@ class Completion(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; raises errors that can still get a status of their own."""
         wanted = self._wanted
-        with self._lanes.admit(self._client.name) as job:
+        with self._lanes.admit(self._client.name, wanted.choices) as job:
             job.owner = self._client.owner
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
                 prompt = await self._read(wanted)
-                self._lanes.submit(
-                    job, prompt, wanted.options, streamed=wanted.stream, choices=wanted.choices
-                )
+                self._lanes.submit(job, prompt, wanted.options, streamed=wanted.stream)
                 if wanted.stream:
                     await self._stream(job, scope, receive, send)
                 else:

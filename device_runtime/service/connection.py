@@ -10,6 +10,7 @@ certificate may be replaced at any time, for later connections.
 
 import asyncio
 import ssl
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import uvicorn
@@ -48,15 +49,25 @@ class Connection(H11Protocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        others = [
-            one
-            for one in self.connections
-            if isinstance(one, Connection) and not one.transport.is_closing()
-        ]
+        others = Connection.open_among(self.connections)
         if len(others) > self.most:
-            idle = [one for one in others if one is not self and not one._busy]
-            oldest = min(idle, key=lambda one: one._idle_since_s, default=self)
-            oldest.transport.abort()
+            (Connection.idle_longest(one for one in others if one is not self) or self).abort()
+
+    @staticmethod
+    def open_among(connections: Iterable[object]) -> "list[Connection]":
+        """List those of uvicorn's connections that are not ending."""
+        own = (one for one in connections if isinstance(one, Connection))
+        return [one for one in own if not one.transport.is_closing()]
+
+    @staticmethod
+    def idle_longest(connections: "Iterable[Connection]") -> "Connection | None":
+        """Return the one that has waited longest for a request; None: all are busy."""
+        idle = (one for one in connections if not one._busy)
+        return min(idle, key=lambda one: one._idle_since_s, default=None)
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a head or a body; ends the head's time-out once a request runs."""
@@ -146,6 +157,14 @@ class TlsHandshake(asyncio.Protocol):
         greeting[transport] = self._loop.create_task(self._shake_hands(transport, self._tls))
         if len(greeting) > self.most:
             next(iter(greeting)).abort()
+
+    @classmethod
+    def abort_oldest(cls) -> bool:
+        """Abort the oldest handshake under way; False: there is none."""
+        oldest = next((one for one in cls._under_way if not one.is_closing()), None)
+        if oldest is not None:
+            oldest.abort()
+        return oldest is not None
 
     @classmethod
     def abort_all(cls) -> None:

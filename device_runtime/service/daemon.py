@@ -21,9 +21,16 @@ from starlette.types import ASGIApp
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
+from pilotfish.device_runtime.service.acceptor import Acceptor
 from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys
 from pilotfish.device_runtime.service.app import application
-from pilotfish.device_runtime.service.connection import HEAD_S, Config, TlsHandshake
+from pilotfish.device_runtime.service.connection import (
+    CONNECTIONS,
+    HEAD_S,
+    Config,
+    Connection,
+    TlsHandshake,
+)
 from pilotfish.device_runtime.service.device_service import DeviceService
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import Metrics
@@ -210,6 +217,7 @@ class Daemon:
             self.metrics.link(up, state)
             self.status.link(up, state)
             self.metrics.weights(self._inspection)
+            self._look_at_connections()
             stuck = self._service.stuck()
             if stuck:
                 _log.error("lanes without a sign of life: %s", stuck)
@@ -218,6 +226,15 @@ class Daemon:
             if not self._stopping:
                 self._supervisor.status(self._line())
             await asyncio.sleep(pause_s)
+
+    def _look_at_connections(self) -> None:
+        if not self._server.started:
+            return
+        acceptor = self._server.acceptor
+        acceptor.look()
+        number = len(self._server.server_state.connections)
+        self.metrics.connections(number, acceptor.crowded, acceptor.turned_away)
+        self.status.connections(number, acceptor.crowded)
 
     def _tick_failed(self, ticking: "asyncio.Future[None]") -> None:
         """Log the error that ended `_tick`, and stop, so that systemd starts the service again."""
@@ -233,9 +250,11 @@ class Daemon:
         where = "no edge"
         if self._config.edge is not None:
             where = f"edge {'up' if self._service.link_up else 'down'} at {self._config.edge}"
+        crowded = self._server.started and self._server.acceptor.crowded
         return (
             f"{lanes.running} of {len(lanes.lanes)} lanes busy, {max(0, lanes.waiting)} waiting; "
             f"{where}; last protocol: {self._protocol}"
+            f"{'; no room for more connections' if crowded else ''}"
         )
 
     def _note_generation(self, generation: Generation) -> None:
@@ -249,14 +268,37 @@ class Daemon:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the daemon has its own."""
+    """uvicorn without its signal handlers and its listening: the daemon has its own."""
+
+    acceptor: Acceptor
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections within the limit of open files, which asyncio does not."""
+        await super().startup(sockets=[])
+        [listening] = sockets or []
+        self.acceptor = Acceptor(listening, self._made, self._make_room, CONNECTIONS)
+        self.acceptor.start(self.config.backlog)
+
+    def _made(self) -> asyncio.Protocol:
+        assert isinstance(self.config, Config)
+        return TlsHandshake(self.config, self.server_state, self.lifespan.state)
+
+    def _make_room(self) -> bool:
+        """Close what is idle, for another connection; False: nothing is."""
+        if TlsHandshake.abort_oldest():
+            return True
+        idle = Connection.idle_longest(Connection.open_among(self.server_state.connections))
+        if idle is not None:
+            idle.abort()
+        return idle is not None
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down, without waiting for TLS handshakes."""
+        self.acceptor.close()
         TlsHandshake.abort_all()
         await super().shutdown(sockets)
 

@@ -3,11 +3,13 @@ the device.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar, cast
+from weakref import WeakValueDictionary
 
 from pilotfish.device_runtime.bridge import Asked, Prompt
 from pilotfish.device_runtime.config import ServiceConfig
@@ -28,6 +30,7 @@ _LEAST_BODY_BYTES = 64 * 1024
 _MOST_BODY_BYTES = 1 << 26  # for any context of the edge
 _BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
 _READERS = 2  # prompts tokenised at once
+_STARTED_S = 5.0  # in which all their threads start, if they do
 _Result = TypeVar("_Result")
 STUCK_S = 180.0  # without a sign of life, after which a lane counts as hanging
 
@@ -52,7 +55,12 @@ class DeviceService:
         self.inspection = inspection
         self.responses = ResponseStore()
         self.started_s = int(time.time())
+        # by client; held while something of it is read, or waits for a reader
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+        all_here = threading.Barrier(_READERS)
+        for _ in range(_READERS):  # started now: later there may be no thread to be had
+            self._readers.submit(all_here.wait, _STARTED_S)
 
     @property
     def device(self) -> Device:
@@ -110,13 +118,18 @@ class DeviceService:
             "waiting": max(0, lanes.waiting),
         }
 
-    async def read(self, wanted: CompletionRequest) -> Prompt:
+    async def read(self, client: str, wanted: CompletionRequest) -> Prompt:
         """Tokenise the prompt, in the vocabulary of the edge greeted last."""
-        return await self.apart(partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat))
+        work = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
+        return await self.apart(client, work)
 
-    async def apart(self, work: Callable[[], _Result]) -> _Result:
-        """Do what may take long, as tokenising does, in a thread of the readers'."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+    async def apart(self, client: str, work: Callable[[], _Result]) -> _Result:
+        """Do what may take long, as tokenising does, in a thread of the readers'.
+
+        Of each client one at a time: so clients take turns, however much one asks for.
+        """
+        async with self._reading.setdefault(client, asyncio.Lock()):
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def text_of(self, prompt: Asked) -> str:
         """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""

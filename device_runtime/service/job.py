@@ -1,4 +1,4 @@
-"""A job: an answer on its way from the lane that generates it to the connection that sends it."""
+"""A job: answers on their way from the lanes that make them to the connection that sends them."""
 
 import asyncio
 from collections import deque
@@ -11,20 +11,22 @@ from pilotfish.device_runtime.record import Generation, Piece
 
 
 class AnswerJob:
-    """An answer for a client. Used on the loop; a lane only reads the constant attributes.
+    """One or more answers to a prompt, one after the other, for a client.
+
+    Used on the loop. A lane reads `choice` while it makes that answer, and what never changes.
 
     owner: of what is said. prompt: set by `Lanes.submit`. events: of each choice its pieces, if
     streamed, and then its `Generation`; or at last an error.
     """
 
-    def __init__(self, client: str) -> None:
+    def __init__(self, client: str, choices: int = 1) -> None:
         self.client = client
         self.owner: Owner = None
         self.prompt: Prompt
         self.options: Options = {}
         self.streamed = False
-        self.choices = 1
-        self.left = 1  # choices that have not ended; the loop's
+        self.choices = self.left = choices  # answers; those that have not ended
+        self.places = choices  # that it holds in the queue; `Lanes`'
         self.given_up: BaseException | None = None  # the reason; checked by the lane
         self._events: deque[Piece | Generation | BaseException] = deque()
         self._news = asyncio.Event()
@@ -38,6 +40,11 @@ class AnswerJob:
         self.ended = not self.left or isinstance(event, BaseException)
         self._events.append(event)
         self._news.set()
+
+    @property
+    def choice(self) -> int:
+        """The answer that is made now, or next."""
+        return self.choices - self.left
 
     @property
     def behind(self) -> int:

@@ -4,9 +4,12 @@ A lane is a thread that owns one `Device`, and so one conversation with its K/V.
 owns the queue and the assignment. A lane takes jobs from its inbox and posts their events to the
 loop, so nothing here needs a lock.
 
-The next client is the one with the fewest running answers, and among these the one served longest
-ago. A job gets the free lane where the fewest tokens must be read again, now or later
-(`Lane.gain`). Places are limited in all and per client; beyond that `Lanes.admit` refuses.
+Clients share the lanes by work: the next client is the one with the fewest running answers, and
+among these the one that has had the lanes for the shortest time, where nobody saves up time by not
+asking, and of equals the one served longest ago. A job of several answers lets the others have
+their turn after each. It gets the free lane where the fewest tokens must be read again, now or
+later (`Lane.gain`). Places, one an answer, are limited in all and per client; beyond that
+`Lanes.admit` refuses.
 """
 
 import asyncio
@@ -14,7 +17,7 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
@@ -34,10 +37,12 @@ _HALF_LIFE_S = 300.0  # of the probability that a conversation goes on
 _DRAINING = "The service is stopping; it answers nothing new."
 _FIRST_GUESS_S = 5.0  # of an answer's duration
 _LONGEST_RETRY_S = 60.0
+_EVEN_S = 0.25  # of the lanes' time, by which clients may differ and count as equal
+_CLIENTS = 1024  # most whose time on the lanes is remembered
 
 
 class Lane(threading.Thread):
-    """A thread that answers with one device, one job at a time."""
+    """A thread that answers with one device, one answer at a time."""
 
     def __init__(self, device: Device, number: int, post: Callable[..., None]) -> None:
         super().__init__(name=f"lane-{number}", daemon=True)
@@ -45,7 +50,7 @@ class Lane(threading.Thread):
         self.number = number
         self.job: AnswerJob | None = None  # the loop's
         self.active_s = time.monotonic()  # a job began, or a piece came
-        self.served_s = 0.0  # when the last job began
+        self.served_s = 0.0  # when the last answer began
         self.held = 0  # tokens of the conversation, as of the last answer
         self._post = post
         self._inbox: queue.SimpleQueue[AnswerJob | None] = queue.SimpleQueue()
@@ -69,17 +74,16 @@ class Lane(threading.Thread):
         self._inbox.put(job)
 
     def run(self) -> None:
-        """Answer jobs until None comes."""
+        """Make the next answer of each job that comes, until None does."""
         while (job := self._inbox.get()) is not None:
             try:
-                for choice in range(job.choices):
-                    self._post(self, job, self._answer(job, choice))
+                self._post(self, job, self._answer(job))
             except BaseException as error:
                 self._post(self, job, error)
             del job  # a free lane keeps nothing in memory
 
-    def _answer(self, job: AnswerJob, choice: int) -> Generation:
-        with closing(self._pieces(job, choice)) as pieces:
+    def _answer(self, job: AnswerJob) -> Generation:
+        with closing(self._pieces(job)) as pieces:
             for piece in pieces:
                 self.active_s = time.monotonic()
                 if job.streamed:
@@ -91,19 +95,19 @@ class Lane(threading.Thread):
         assert self.device.last is not None
         return self.device.last
 
-    def _pieces(self, job: AnswerJob, choice: int) -> Generator[Piece, None, None]:
+    def _pieces(self, job: AnswerJob) -> Generator[Piece, None, None]:
         if job.given_up is None:
             options = job.options.copy()
             if (seed := options.get("seed")) is not None:
-                options["seed"] = seed_of(seed, choice)
+                options["seed"] = seed_of(seed, job.choice)
             yield from self.device.stream(job.prompt, owner=job.owner, **options)
 
 
 class Lanes:
     """The lanes and the queue before them. All methods are called on the loop.
 
-    devices: one a lane. places: jobs that may wait. told: is called with each finished generation.
-    counted: is called with the numbers of waiting and running jobs when they change.
+    devices: one a lane. places: answers that may wait. told: is called with each finished
+    generation. counted: is called with the numbers of waiting and running answers when they change.
     """
 
     def __init__(
@@ -125,6 +129,10 @@ class Lanes:
         # by client with places: the turn in which it was last served, or after which it came
         self._served: dict[str, int] = {}
         self._turn = 0
+        # by client, the latest user last: seconds of the lanes. One that comes after a silence
+        # begins at ``_now_s``, the least that any had who waited at the last turn.
+        self._used_s: OrderedDict[str, float] = OrderedDict()
+        self._now_s = 0.0
         self._typical_s = _FIRST_GUESS_S
         self.draining = False
         for lane in self.lanes:
@@ -132,23 +140,22 @@ class Lanes:
 
     @property
     def running(self) -> int:
-        """Jobs on lanes."""
+        """Answers on lanes."""
         return sum(lane.job is not None for lane in self.lanes)
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait for a lane, or for their prompt to be read."""
+        """Answers that wait for a lane, or for their prompt to be read."""
         return self._held.total() - self.running
 
     @contextmanager
-    def admit(self, client: str) -> Iterator[AnswerJob]:
-        """Hold a place for one job of this client during the block; refuses if none is free.
+    def admit(self, client: str, choices: int = 1) -> Iterator[AnswerJob]:
+        """Hold the places of one job of this client, one for each of its answers, during the block.
 
-        A job that has not ended by the end of the block is given up.
+        Refuses if they are not free. A job that has not ended by the end of the block is given up.
         """
         self._refuse_if_draining()
-        if self._held.total() >= self._most or self._held[client] >= self._most_each:
-            full = "Your share of the queue" if self._held.total() < self._most else "The queue"
+        if (full := self._full(client, choices)) is not None:
             raise RefusalError(
                 429,
                 f"{full} is full; try again later.",
@@ -156,19 +163,35 @@ class Lanes:
                 reason="busy",
                 retry_s=self._retry_s(),
             )
-        job = AnswerJob(client)
-        self._held[client] += 1
+        job = AnswerJob(client, choices)
+        self._held[client] += choices
         # before the clients served since, but not before those that have waited longer
         self._served.setdefault(client, self._turn - 1)
         try:
             yield job
         finally:
-            self._held[client] -= 1
-            if not self._held[client]:
-                del self._held[client]
-                self._served.pop(client, None)
+            self._free_places(job, job.places)
             self.give_up(job, gone())
             self._report()
+
+    def _full(self, client: str, choices: int) -> str | None:
+        """Say what has no room for so many more answers of this client; None: there is room.
+
+        A job that is larger than its client's share is let in where the client has no other; what
+        is beyond the share takes nothing from others.
+        """
+        own = self._held[client]
+        held = sum(min(each, self._most_each) for each in self._held.values())
+        if held + min(choices, self._most_each) > self._most:
+            return "The queue"
+        return "Your share of the queue" if own and own + choices > self._most_each else None
+
+    def _free_places(self, job: AnswerJob, count: int) -> None:
+        job.places -= count
+        self._held[job.client] -= count
+        if not self._held[job.client]:
+            del self._held[job.client]
+            self._served.pop(job.client, None)
 
     def submit(
         self,
@@ -177,12 +200,10 @@ class Lanes:
         options: Options,
         *,
         streamed: bool,
-        choices: int = 1,
     ) -> None:
         """Queue a job."""
         self._refuse_if_draining()
         job.prompt, job.options, job.streamed = prompt, options, streamed
-        job.choices = job.left = choices
         if job.given_up is None:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._assign()
@@ -203,22 +224,24 @@ class Lanes:
         job.post(reason)
 
     def refuse_waiting(self) -> None:
-        """Drain: refuse waiting and new jobs, let running ones end."""
+        """Drain: refuse waiting and new jobs, let those end of which an answer has begun."""
         self.draining = True
-        for job in [job for jobs in self._waiting.values() for job in jobs]:
-            self.give_up(job, DrainingError(_DRAINING))
+        for job in self._queued():
+            if not job.choice:
+                self.give_up(job, DrainingError(_DRAINING))
+
+    def _queued(self) -> list[AnswerJob]:
+        return [job for jobs in self._waiting.values() for job in jobs]
 
     def _refuse_if_draining(self) -> None:
         if self.draining:
             raise DrainingError(_DRAINING)
 
     def interrupt(self) -> None:
-        """Interrupt the running jobs."""
-        for lane in self.lanes:
-            if lane.job is not None:
-                self.give_up(
-                    lane.job, DrainingError("The service stopped before the answer ended.")
-                )
+        """Interrupt the jobs that have begun."""
+        running = [lane.job for lane in self.lanes if lane.job is not None]
+        for job in [*running, *self._queued()]:
+            self.give_up(job, DrainingError("The service stopped before the answer ended."))
 
     def repeat_interrupts(self) -> None:
         """Interrupt given-up jobs again, in case their device had not begun; call each second."""
@@ -266,41 +289,53 @@ class Lanes:
                 if job.behind > BUFFERED:
                     self.give_up(job, gone("The client reads too slowly."))
             return
-        if isinstance(event, Generation):
-            self._told(event)
-            if job.left > 1:
-                job.post(event)
-                return
         lane.job = None
         took_s = time.monotonic() - lane.served_s
         self._typical_s += (took_s - self._typical_s) / 8
+        self._used_s[job.client] = self._used_s.pop(job.client, self._now_s) + took_s
         lane.held = len(job.prompt)
         if isinstance(event, Generation):
+            self._told(event)
             lane.held += len(event.tokens)
-        elif job.given_up is not None:
+        if job.given_up is not None and (job.left > 1 or not isinstance(event, Generation)):
             event = job.given_up  # rather than the interruption's own error
         job.post(event)
+        if not job.ended:  # the others first, if they have had less
+            self._free_places(job, 1)
+            self._waiting.setdefault(job.client, deque()).appendleft(job)
         self._assign()
 
     def _assign(self) -> None:
         """Give waiting jobs to free lanes, each client in its turn."""
         while self._waiting and (free := [lane for lane in self.lanes if lane.job is None]):
-            client = min(self._waiting, key=self._precedence)
+            client = self._next()
             jobs = self._waiting[client]
             job = jobs.popleft()
             if not jobs:
                 del self._waiting[client]
             self._turn += 1
             self._served[client] = self._turn
+            self._used_s[client] = max(self._used_s.pop(client, 0.0), self._now_s)
+            if len(self._used_s) > _CLIENTS:
+                self._used_s.popitem(last=False)
             lane = max(free, key=lambda lane: lane.gain(job))
             shares = lane.device.shared(job.prompt, job.owner)
             _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
             lane.take(job)
         self._report()
 
-    def _precedence(self, client: str) -> tuple[int, int]:
-        running = sum(lane.job is not None and lane.job.client == client for lane in self.lanes)
-        return running, self._served[client]
+    def _next(self) -> str:
+        """Return the waiting client whose turn it is."""
+        used_s = {each: max(self._used_s.get(each, 0.0), self._now_s) for each in self._waiting}
+        self._now_s = min(used_s.values())
+        even_s = self._now_s + _EVEN_S
+
+        def precedence(client: str) -> tuple[int, float, int]:
+            running = sum(lane.job is not None and lane.job.client == client for lane in self.lanes)
+            ahead_s = used_s[client] if used_s[client] > even_s else 0.0
+            return running, ahead_s, self._served[client]
+
+        return min(self._waiting, key=precedence)
 
     def _retry_s(self) -> float:
         """Estimate the seconds until a place is free."""

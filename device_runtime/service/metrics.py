@@ -122,8 +122,15 @@ class _Counts:
         "weights_verified", "1 once the drafter's files were found to be those that were exported."
     )
     damaged: bool = gauge("weights_damaged", "1 once one was found to be another.")
-    waiting: int = gauge("num_requests_waiting", "Requests that wait for a lane.")
-    running: int = gauge("num_requests_running", "Requests that are being answered.")
+    waiting: int = gauge("num_requests_waiting", "Answers that wait for a lane.")
+    running: int = gauge("num_requests_running", "Answers that are being made.")
+    connections: int = gauge("http_connections", "Connections of clients.")
+    crowded: bool = gauge(
+        "http_connections_crowded", "1 while there are no open files for another connection."
+    )
+    turned_away: int = counter(
+        "http_connections_turned_away", "Connections closed at once, since there was no room."
+    )
 
 
 class Metrics:
@@ -204,9 +211,15 @@ class Metrics:
             self._counts.refused[_bounded(reason, self._counts.refused)] += 1
 
     def queue(self, waiting: int, running: int) -> None:
-        """Take down how many requests wait for a lane, and how many have one."""
+        """Take down how many answers wait for a lane, and how many have one."""
         with self._lock:
             self._counts.waiting, self._counts.running = waiting, running
+
+    def connections(self, number: int, crowded: bool, turned_away: int) -> None:
+        """Take down the connections, whether there is no room for more, and how many had none."""
+        with self._lock:
+            own = self._counts
+            own.connections, own.crowded, own.turned_away = number, crowded, turned_away
 
     def link(self, up: bool, state: LinkState | None) -> None:
         """Take down how the link is; call it each second or so, and before `exposition`."""

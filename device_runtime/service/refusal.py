@@ -27,6 +27,7 @@ from pilotfish.wire.errors import (
     UnsupportedError,
 )
 from pilotfish.wire.prose import one_line
+from pilotfish.wire.shortage import shortage
 
 _log = logging.getLogger("pilotfish.service")
 
@@ -130,6 +131,9 @@ def refusal_of(error: BaseException) -> RefusalError:
     """Convert any error to a refusal."""
     if isinstance(error, RefusalError):
         return error
+    if (short := shortage(error)) is not None:
+        _log.warning("an answer failed for want of %s: %s", short, error)
+        error = BusyError(f"This machine has no {short} left for it now: try again later.")
     for kind, reason in _FAULTS.items():
         if isinstance(error, kind):
             code = getattr(error, "code", "template").replace("-", "_")

@@ -51,6 +51,7 @@ class Status:
     def __init__(self, *, drafter: str, lanes: int, energy: Watch | None = None) -> None:
         self._drafter, self._lanes, self._energy = drafter, lanes, energy
         self._began_s = time.monotonic()
+        self._connections = 0, False
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
         # since the start, by counter: the totals that shares refer to, and the sums noted
@@ -115,6 +116,11 @@ class Status:
         with self._lock:
             self._queue = waiting, running
 
+    def connections(self, number: int, crowded: bool) -> None:
+        """Set the number of clients' connections, and whether there is no room for more."""
+        with self._lock:
+            self._connections = number, crowded
+
     def snapshot(self, *, edge: str | None = None, target: str | None = None) -> dict[str, Any]:
         """Return the status as JSON types. edge: its address; target: the name of its model."""
         with self._lock:
@@ -151,6 +157,7 @@ class Status:
                     "recent": [{"ago_s": now_s - at_s, **told} for at_s, told in self._recoveries],
                 },
                 "lanes": {"total": self._lanes, "running": running, "waiting": waiting},
+                "connections": {"open": self._connections[0], "crowded": self._connections[1]},
                 "energy": self._told_energy(),
             }
 

@@ -20,6 +20,7 @@ from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.connections import Bounds
+from pilotfish.wire.descriptors import room
 from pilotfish.wire.errors import KeysError
 from pilotfish.wire.keys import AllowList, EdgeKeys
 from pilotfish.wire.supervisor import Supervisor, in_brief, inherited_socket
@@ -29,6 +30,7 @@ _log = logging.getLogger("pilotfish.edge")
 
 _LOADING_S = 600.0
 _CONNECTIONS = 32  # of edges and stages, with their earlier ones
+_OWN_DESCRIPTORS = 128  # open files of the process besides connections
 _PATIENCE_S = 60.0  # the watchdog's least interval, for one pass
 
 
@@ -55,7 +57,8 @@ def serve_node(
         signals.heed()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        bounds = Bounds(_CONNECTIONS, _CONNECTIONS, config.message_mib * MEBIBYTE)
+        connections = room(_CONNECTIONS, _OWN_DESCRIPTORS)
+        bounds = Bounds(connections, connections, config.message_mib * MEBIBYTE)
         listener = Listener(context, config.listen, keys, bounds, inherited_socket())
         stack.callback(listener.close)
         service = NodeService(listener, work, bounds.message_bytes)
@@ -125,7 +128,9 @@ class NodeLoop(ServingLoop):
         """The status line for systemd."""
         doing = "attached" if self._service.attached else "waiting for an edge"
         trouble = f"; not in force: {self._trouble}" if self._trouble else ""
-        return f"{self._work.ready.model}: {doing}, {self._service.steps} steps{trouble}"
+        return (
+            f"{self._work.ready.model}: {doing}, {self._service.steps} steps{trouble}{self._room}"
+        )
 
     def _tick(self) -> None:
         gate = self._listener.gate

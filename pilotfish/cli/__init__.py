@@ -9,8 +9,9 @@ from importlib import import_module
 
 from pilotfish import wire
 from pilotfish.engines.errors import EngineError
-from pilotfish.wire.errors import PilotfishError
+from pilotfish.wire.errors import BusyError, PilotfishError
 from pilotfish.wire.prose import one_line
+from pilotfish.wire.shortage import shortage
 
 # each is a module of that name here
 _COMMANDS = (
@@ -88,6 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a file that was named cannot be written, a disk is full
-        print(f"pilotfish: {error}", file=sys.stderr)
-        return _IO_ERROR
+    except (OSError, MemoryError, RuntimeError) as error:
+        # a file that was named cannot be written, a disk is full, no thread can be started
+        short, of_a_file = shortage(error), isinstance(error, OSError)
+        if not (short or of_a_file):
+            raise
+        lacking = f"this machine has no {short} left for it: " if short else ""
+        print(f"pilotfish: {lacking}{error}", file=sys.stderr)
+        return _IO_ERROR if of_a_file else BusyError.exit_code

@@ -109,6 +109,22 @@ def test_a_flood_is_bounded_and_starves_no_client(service: Serving) -> None:
     assert service.metric('pilotfish_refusals_total{reason="busy"', headers=bearer("bob")) >= 1
 
 
+def test_sixteen_answers_to_one_request_take_turns_with_others(service: Serving) -> None:
+    alice, bob = (service.client(KEYS[name]) for name in ("alice", "bob"))
+    greedy = threading.Thread(target=lambda: chat(bob, n=16, max_tokens=200))
+    greedy.start()
+    eventually(lambda: service.get("/health").json()["waiting"] >= 14)
+    with pytest.raises(openai.RateLimitError):
+        chat(bob)  # it has more than its share
+    for _ in range(3):
+        chat(alice, max_tokens=5)
+    left = service.get("/health").json()["waiting"]
+    assert left >= 8, "each of alice's waited for one of bob's, or two"
+    assert service.metric("pilotfish_num_requests_waiting", headers=bearer("bob")) >= 8
+    greedy.join(120)
+    eventually(lambda: free(service))
+
+
 def test_all_places_taken_is_429_for_any_client(service: Serving) -> None:
     alice, bob = (service.client(KEYS[name]) for name in ("alice", "bob"))
     running = stream(alice)

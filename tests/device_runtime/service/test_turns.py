@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
 
 from pilotfish import Device
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.lanes import Lanes
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.wire.errors import DrainingError
 from tests.conftest import Pair
 
 NOWHERE = "tcp://127.0.0.1:1"
@@ -95,3 +100,176 @@ def test_a_lane_that_reads_a_long_prompt_does_not_hang(long_pair: Pair) -> None:
     assert len(seen) > 10, "it was read too fast to tell"
     # on a busy machine a single part of it may take so long
     assert sum(map(bool, seen)) < len(seen) / 2
+
+
+async def answers(lanes: Lanes, client: str, count: int, options: Options) -> list[Generation]:
+    """All answers to one request, one after the other."""
+    with lanes.admit(client, count) as job:
+        prompt = lanes.lanes[0].device.prompt([1, 2, 3])
+        lanes.submit(job, prompt, options, streamed=False)
+        found: list[Generation] = []
+        while len(found) < count:
+            assert await job.ready(60)
+            event = job.take()
+            assert isinstance(event, Generation)
+            found.append(event)
+        return found
+
+
+def talk(device: Device, places: int, work: Callable[[Lanes], Coroutine[Any, Any, Any]]) -> Any:
+    async def run() -> Any:
+        async with one_lane(device, places) as lanes:
+            return await work(lanes)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def drafter(long_pair: Pair) -> Iterator[Device]:
+    with Device(long_pair.draft, threads=1) as device:
+        yield device
+
+
+def test_answers_of_one_request_take_turns_with_other_clients(drafter: Device) -> None:
+    told: list[str] = []
+
+    async def many(lanes: Lanes) -> None:
+        found = await answers(lanes, "bob", 16, {**LOCAL, "temperature": 1.0, "seed": 3})
+        assert len({tuple(one.tokens) for one in found}) > 1
+        told.append("bob")
+
+    async def one_after_the_other(lanes: Lanes) -> None:
+        for _ in range(4):
+            await answer(lanes, "alice", [1, 2, 3], LOCAL)
+            told.append(f"alice, {lanes.waiting + lanes.running} of bob's left")
+
+    async def both(lanes: Lanes) -> None:
+        bob = asyncio.ensure_future(many(lanes))
+        await asyncio.sleep(0)
+        assert lanes.waiting == 15
+        assert lanes.running == 1
+        await asyncio.gather(bob, one_after_the_other(lanes))
+        assert not lanes.waiting
+
+    talk(drafter, 40, both)
+    left = [int(one.split()[1]) for one in told if one.startswith("alice")]
+    assert told[-1] == "bob"
+    assert left[0] >= 14, told  # after the one that ran, perhaps with the next begun
+    assert left[-1] >= 8, told
+
+
+def test_choices_say_what_they_would_say_without_company(drafter: Device) -> None:
+    options: Options = {**LOCAL, "temperature": 1.0, "seed": 5}
+    [alone] = [talk(drafter, 9, lambda lanes: answers(lanes, "bob", 5, options))]
+
+    async def crowd(lanes: Lanes) -> list[Generation]:
+        bob = asyncio.ensure_future(answers(lanes, "bob", 5, options))
+        await asyncio.gather(*(answer(lanes, "eve", [4, at], LOCAL) for at in range(4)))
+        return await bob
+
+    together = talk(drafter, 9, crowd)
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+
+
+def test_long_answers_wait_for_as_much_work_of_short_ones(drafter: Device) -> None:
+    """Not for as many: who asks for little is not held up by who asks for much."""
+    ended: list[str] = []
+
+    async def ask(lanes: Lanes, client: str, tokens: int) -> None:
+        await answer(lanes, client, [1, 2, 3], {"protocol": "local", "max_tokens": tokens})
+        ended.append(client)
+
+    async def all_of_them(lanes: Lanes) -> None:
+        long = [ask(lanes, "bob", 3000) for _ in range(3)]
+        await asyncio.gather(*long, *(ask(lanes, "alice", 3) for _ in range(9)))
+
+    talk(drafter, 24, all_of_them)
+    assert ended == ["bob", *["alice"] * 9, "bob", "bob"]
+
+
+def test_time_is_not_saved_up_by_silence(drafter: Device) -> None:
+    """Bob used the lane alone for long: alice takes turns with him, not the whole of that time."""
+    ended: list[str] = []
+
+    async def ask(lanes: Lanes, client: str, times: int) -> None:
+        options: Options = {"protocol": "local", "max_tokens": 300}
+        await asyncio.gather(*(answer(lanes, client, [1, 2], options) for _ in range(times)))
+
+    async def one(lanes: Lanes, client: str) -> None:
+        await ask(lanes, client, 1)
+        ended.append(client)
+
+    async def late(lanes: Lanes) -> None:
+        for _ in range(6):
+            await ask(lanes, "bob", 1)
+        await asyncio.gather(*(one(lanes, name) for name in ["alice"] * 6 + ["bob"] * 3))
+
+    talk(drafter, 24, late)
+    assert "bob" in ended[:4], ended
+
+
+def test_each_answer_takes_a_place(drafter: Device) -> None:
+    """One lane, six places: a client may hold four answers, or one larger request alone."""
+    told: list[tuple[int, int]] = []
+
+    async def full(device: Device) -> None:
+        lanes = Lanes([device], places=6, counted=lambda *counts: told.append(counts))
+
+        def refusal(client: str, choices: int) -> str:
+            try:
+                with lanes.admit(client, choices):
+                    return ""
+            except RefusalError as error:
+                return f"{error.status}: {error.message}"
+
+        with lanes.admit("bob", 2):
+            assert refusal("bob", 2) == ""
+            assert refusal("bob", 3).startswith("429: Your share")
+        with lanes.admit("bob", 16):
+            assert refusal("bob", 1).startswith("429: Your share")
+            assert refusal("alice", 3) == ""
+            assert refusal("alice", 4).startswith("429: The queue")
+            lanes._report()
+        assert told[-2] == (16, 0)
+        assert told[-1] == (0, 0)
+        with lanes.admit("bob", 3) as job:
+            lanes.submit(job, device.prompt([1]), LOCAL, streamed=False)
+            for left in (2, 1, 0):
+                assert await job.ready(60)
+                job.take()
+                assert lanes.waiting + lanes.running <= max(1, left)
+        assert await asyncio.to_thread(lanes.close, 30)
+
+    asyncio.run(full(drafter))
+
+
+def test_a_drain_lets_all_answers_of_a_begun_request_end(drafter: Device) -> None:
+    async def drain(lanes: Lanes) -> None:
+        bob = asyncio.ensure_future(answers(lanes, "bob", 4, LOCAL))
+        alice = asyncio.ensure_future(answer(lanes, "alice", [1], LOCAL))
+        while not any(lane.job and lane.job.client == "alice" for lane in lanes.lanes):
+            await asyncio.sleep(0.001)
+        carol = asyncio.ensure_future(answer(lanes, "carol", [1], LOCAL))
+        await asyncio.sleep(0)
+        lanes.refuse_waiting()
+        assert len(await bob) == 4
+        assert (await alice).tokens
+        with pytest.raises(DrainingError):
+            await carol
+
+    talk(drafter, 9, drain)
+
+
+def test_a_client_that_goes_between_its_answers_leaves_nothing(drafter: Device) -> None:
+    async def leave(lanes: Lanes) -> None:
+        bob = asyncio.ensure_future(answers(lanes, "bob", 8, LOCAL))
+        alice = asyncio.ensure_future(answer(lanes, "alice", [1], LOCAL))
+        while not any(lane.job and lane.job.client == "alice" for lane in lanes.lanes):
+            await asyncio.sleep(0.001)
+        bob.cancel()
+        await alice
+        await asyncio.wait([bob])
+        assert lanes.waiting + lanes.running == 0
+        assert await answers(lanes, "bob", 2, LOCAL)
+
+    talk(drafter, 9, leave)

@@ -1,0 +1,130 @@
+"""Accept connections, as many as the process has descriptors for.
+
+In:  a listening socket. Out: a protocol on each connection.
+
+The last descriptors are kept for the process's own needs: connections to the edge, a reload, the
+trial of a grammar. A connection that takes one of them is let in if an idle one can be closed for
+it; else it is closed, and further ones wait in the kernel until there is room. This is logged when
+it begins and when it is over. (asyncio's own `accept` logs each failure, thousands a second.)
+"""
+
+import asyncio
+import logging
+import math
+import resource
+import socket
+import time
+from collections.abc import Callable
+
+from pilotfish.wire.descriptors import EXHAUSTED, open_files, raised_limit
+
+_log = logging.getLogger("pilotfish.service")
+
+_OWN = 128  # open files besides connections, where the limit can be raised
+_KEPT = 16  # for own needs, beyond those that are open at the start
+_PAUSE_S = 0.25  # between two tries while there is no room
+_CLOSING_S = 0.005  # for an idle one to close, before another loses its place
+_OVER_S = 3.0  # without a connection that had no room, after which there is room again
+_SPARE = 4  # descriptors that are free then, besides those that are kept
+
+
+class Acceptor:
+    """Accepts on a bound socket from `start` until `close`. Used on the loop.
+
+    made: returns the protocol of a new connection. make_room: closes an idle connection, if any.
+    connections: the most that are wanted.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        made: Callable[[], asyncio.Protocol],
+        make_room: Callable[[], bool],
+        connections: int,
+    ) -> None:
+        self._listening = listening
+        self._made = made
+        self._make_room = make_room
+        self._loop = asyncio.get_running_loop()
+        limit = raised_limit(connections + _OWN)
+        free = _KEPT * 2 if limit is None else limit - open_files()
+        self._kept = min(_KEPT, max(1, free // 2))
+        self._entering: set[asyncio.Task[None]] = set()
+        self._resume: asyncio.TimerHandle | None = None
+        self._short_s = 0.0
+        self.crowded = False  # connections are turned away, or idle ones closed for them
+        self.turned_away = 0
+
+    @property
+    def _limit(self) -> float:
+        """The limit of open files now; who runs the service may change it."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return soft if soft >= 0 else math.inf
+
+    def start(self, backlog: int) -> None:
+        """Begin to accept."""
+        self._listening.setblocking(False)
+        self._listening.listen(backlog)
+        self._loop.add_reader(self._listening, self._accept)
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._resume is not None:
+            self._resume.cancel()
+        self._loop.remove_reader(self._listening)
+
+    def look(self) -> None:
+        """Note whether there is room again; call it each second."""
+        if not self.crowded or time.monotonic() - self._short_s < _OVER_S:
+            return
+        try:
+            used = open_files()
+        except OSError:  # not a descriptor for that either
+            return
+        if used + self._kept + _SPARE <= self._limit:
+            self.crowded = False
+            _log.warning("there is room for connections again")
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError as error:
+            if error.errno in EXHAUSTED and not isinstance(error, BlockingIOError):
+                self._note_shortage()
+                self._pause(_CLOSING_S if self._make_room() else _PAUSE_S)
+            return  # else it ended before it was accepted
+        if connection.fileno() >= self._limit - self._kept:
+            self._note_shortage()
+            if not self._make_room():
+                self.turned_away += 1
+                connection.close()
+                self._pause(_PAUSE_S)
+                return
+            self._pause(_CLOSING_S)
+        entering = self._loop.create_task(self._enter(connection))
+        self._entering.add(entering)
+        entering.add_done_callback(self._entering.discard)
+
+    async def _enter(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._made, connection)
+        except (OSError, MemoryError):
+            connection.close()
+
+    def _pause(self, pause_s: float) -> None:
+        """Leave connections with the kernel for a moment."""
+        self._loop.remove_reader(self._listening)
+        self._resume = self._loop.call_later(
+            pause_s, self._loop.add_reader, self._listening, self._accept
+        )
+
+    def _note_shortage(self) -> None:
+        self._short_s = time.monotonic()
+        if not self.crowded:
+            self.crowded = True
+            _log.warning(
+                "no room for another connection: of %g open files all but %d are in use; raise "
+                "LimitNOFILE (ulimit -n)",
+                self._limit,
+                self._kept,
+            )

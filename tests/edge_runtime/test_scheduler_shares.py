@@ -1,0 +1,123 @@
+"""Owners share the target's passes by the time that these take, not by their number."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
+from tests.edge_runtime.test_scheduler import MS, Clock
+from tests.edge_runtime.test_scheduler_passes import Steered, job
+from tests.support.passes import collect
+
+LONG = b"long"
+SHORT = b"short"
+
+
+class Edge:
+    """One lane, whose passes take a millisecond a token and five besides."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.target = Steered()
+        self.scheduler = Scheduler(self.target, self.clock)
+        self.used: Counter[bytes] = Counter()  # tokens, by owner
+        self.firsts: list[bytes] = []  # owner of each pass
+        self._owners: dict[int, bytes] = {}
+
+    def ask(self, slot: int, owner: bytes, tokens: int) -> None:
+        """A window of so many tokens, always of another text."""
+        self._owners[slot] = owner
+        text = [1 + (self.clock.now_ns // MS + at) % 7 for at in range(tokens)]
+        self.scheduler.submit(job(slot, text, self.clock, owner, rows=tokens))
+
+    def turn(self) -> list[int]:
+        """Make one pass; returns the slots whose jobs are done."""
+        batch = self.scheduler.next_batch()
+        assert batch is not None
+        self.target.start(batch.number, batch.spans)
+        self.firsts.append(self._owners[batch.spans[0].slot])
+        for span in batch.spans:
+            self.used[self._owners[span.slot]] += span.size
+        self.clock.now_ns += (5 + sum(span.size for span in batch.spans)) * MS
+        self.target.finish(batch.number)
+        return [done.slot for done in collect(self.scheduler)]
+
+
+def test_costly_passes_take_no_more_than_their_share() -> None:
+    """Wide windows of one owner beside narrower ones of another, both always waiting."""
+    edge = Edge()
+    widths = {0: (LONG, 120), 1: (LONG, 120), 2: (SHORT, 40)}
+    for slot, (owner, tokens) in widths.items():
+        edge.ask(slot, owner, tokens)
+    for _ in range(120):
+        for slot in edge.turn():
+            edge.ask(slot, *widths[slot])
+    assert 0.8 < edge.used[SHORT] / edge.used[LONG] < 1.25
+
+
+def test_many_sessions_are_no_larger_share() -> None:
+    edge = Edge()
+    for slot in range(8):
+        edge.ask(slot, LONG if slot else SHORT, 60)
+    for _ in range(80):
+        for slot in edge.turn():
+            edge.ask(slot, LONG if slot else SHORT, 60)
+    assert edge.firsts.count(SHORT) >= 39
+
+
+def test_equal_owners_take_turns_though_their_passes_differ_a_little() -> None:
+    edge = Edge()
+    widths = {0: (LONG, 64), 1: (SHORT, 62)}
+    for slot, (owner, tokens) in widths.items():
+        edge.ask(slot, owner, tokens)
+    for _ in range(12):
+        for slot in edge.turn():
+            edge.ask(slot, *widths[slot])
+    assert edge.firsts == [LONG, SHORT] * 6
+
+
+def test_silence_saves_up_no_time() -> None:
+    """Who had the edge alone takes turns with who comes later."""
+    edge = Edge()
+    edge.ask(1, SHORT, 100)
+    edge.turn()
+    for _ in range(50):
+        edge.ask(0, LONG, 100)
+        edge.turn()
+    edge.firsts.clear()
+    for slot, owner in enumerate((LONG, SHORT)):
+        edge.ask(slot, owner, 100)
+    for _ in range(10):
+        for slot in edge.turn():
+            edge.ask(slot, SHORT if slot else LONG, 100)
+    assert edge.firsts.count(LONG) == 5
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_shared_pass_is_as_wide_as_its_owners_shares(alone: bool) -> None:
+    """An owner's sixteen windows delay a neighbour's by a chunk, not by all of them."""
+    edge = Edge()
+    for slot in range(16):
+        edge.ask(slot, LONG, NARROW)
+    if not alone:
+        edge.ask(16, SHORT, 4)
+    done = edge.turn()
+    assert edge.used[LONG] == (16 * NARROW if alone else CHUNK)
+    assert alone or 16 in done
+    while edge.scheduler.wait_s() is not None:  # and none is forgotten
+        done += edge.turn()
+    assert len(done) == (16 if alone else 17)
+
+
+def test_owners_that_are_forgotten_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pilotfish.edge_runtime.scheduler._OWNERS", 3)
+    edge = Edge()
+    for slot in range(9):
+        edge.ask(slot, bytes([slot]), 60)
+    done: list[int] = []
+    while edge.scheduler.wait_s() is not None:
+        done += edge.turn()
+    assert sorted(done) == list(range(9))
+    assert len(edge.scheduler._used_ns) == 3
