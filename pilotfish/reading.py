@@ -5,6 +5,7 @@ typed error of it. `content` and `text` read a file as a whole, if it is one: a 
 would be waited for, and an endless one fills the memory. Standard library only.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -47,11 +48,15 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
-        raise ValueError("it is no file but a folder" if stat.S_ISDIR(kind) else "it is no file")
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}, no file")
+        raise ValueError("it is no file")
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"it is too large: such a file may have {most:,} bytes")
+        raise ValueError(
+            f"it is too large, larger than the {most:,} bytes that such a file may have"
+        )
     return data
 
 

@@ -341,11 +341,13 @@ class EdgeLink(Line):
     def refused(self, error: PilotfishError, since_s: float) -> None:
         """Wait before asking a busy edge again, or raise ``error`` if the policy says so.
 
-        An edge that drains counts as lost, with the same time to come back.
+        An edge that drains counts as lost, with the same time to come back, and so does one whose
+        machine is too busy for this.
         """
         self.lost()
         policy, spent_s = self._patience.policy, time.monotonic() - since_s
-        waits = policy == "wait" or (policy == "fail" and isinstance(error, DrainingError))
+        passing = isinstance(error, BusyError | DrainingError)
+        waits = policy == "wait" or (policy == "fail" and passing)
         if not waits or spent_s > self._patience.absent_s:
             self._put_off()
             raise error

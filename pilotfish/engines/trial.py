@@ -11,6 +11,7 @@ grammar tried once more; after that it is a `GrammarBusyError`.
 """
 
 import atexit
+import ctypes
 import json
 import os
 import resource
@@ -32,10 +33,11 @@ from pilotfish.speculation.shaping import Grammar
 CPU_S: Final = 0.25  # that a grammar may take, of a processor
 TOO_LONG: Final = "The grammar takes too long to compile, or too much memory."
 _MEMORY = 1 << 30
-# On the clock: for a process to start, for an answer of one that computes, and without any
+# On the clock: for an answer of a process that computes, its start included, and without any
 # computing, after which it counts as standing still.
-_START_S, _PATIENCE_S, _STILL_S = 10.0, 10.0, 2.0
+_PATIENCE_S, _STILL_S = 10.0, 2.0
 _ORPHANED_S = 30
+_PR_SET_PDEATHSIG = 1
 _STARTED_CPU_S = 0.3  # what it takes to start another process, about
 _FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
 # What ends the process by a grammar's own doing: its time, its depth, its memory.
@@ -116,7 +118,7 @@ class Trial:
     def _await(self, process: "subprocess.Popen[bytes]") -> bool:
         """Wait until it is ready; returns whether it is."""
         if not self._ready:
-            self._ready = bool(_line(process, _START_S))
+            self._ready = bool(_answer(process))
         return self._ready
 
     def end(self) -> None:
@@ -135,13 +137,14 @@ TRIAL = Trial()
 atexit.register(TRIAL.end)
 
 
-def _answer(process: "subprocess.Popen[bytes]", asked: bytes) -> bytes | None:
+def _answer(process: "subprocess.Popen[bytes]", asked: bytes = b"") -> bytes | None:
     """Ask a process, and return its line; b"": it has ended; None: it stands still, or is too slow.
 
     It may take its time as long as it computes.
     """
     assert process.stdin is not None
-    until_s, moved_s, spent = time.monotonic() + _PATIENCE_S, time.monotonic(), b""
+    moved_s = time.monotonic()
+    until_s, spent = moved_s + _PATIENCE_S, b""
     line: bytes | None = None
     while line is None and time.monotonic() < until_s:
         if asked:
@@ -187,8 +190,18 @@ class _Bytes:
         return [*text.encode("utf-8", "replace")]
 
 
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the thread that started it, even if it stands still.
+
+    On Linux; elsewhere it ends when its stdin does.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _serve() -> None:
     """Answer grammars, a line each, until stdin ends."""
+    _end_with_parent()
     from llguidance import LLTokenizer
 
     with suppress(OSError, ValueError):  # a confined unit may not; the time bounds it, too

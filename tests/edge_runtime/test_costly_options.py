@@ -9,8 +9,7 @@ import pytest
 
 from pilotfish.wire import messages as m
 from tests.support.daemons import Daemon, running
-from tests.support.hostile import RawClient, RawSession
-from tests.support.pipelines import cpu_s
+from tests.support.hostile import RawClient, RawSession, cpu_s
 from tests.support.tiny import tiny_artifact
 
 VOCAB, TEXT, WINDOW, ROUNDS = 32_768, 16_000, 64, 20

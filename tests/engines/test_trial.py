@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +45,33 @@ def test_a_process_that_stands_still_says_nothing_of_the_grammar(tried: Trial) -
     tried.attempt(FINE)
     stopped(tried)
     tried.attempt(Grammar("json", '{"const": "' + "a" * 3000 + '"}'))
+
+
+def test_one_that_stands_still_while_it_starts() -> None:
+    one = Trial()
+    try:
+        with one._lock:
+            one._started()
+        stopped(one)
+        begun_s = time.process_time()
+        one.attempt(FINE)
+        assert time.process_time() - begun_s < 1.0
+        assert one._process is not None
+    finally:
+        one.end()
+
+
+def test_one_that_stands_still_ends_with_its_parent() -> None:
+    code = (
+        "import os, signal\nfrom pilotfish.engines.trial import TRIAL\nTRIAL.warm()\n"
+        "os.kill(TRIAL._process.pid, signal.SIGSTOP)\n"
+        "print(TRIAL._process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    parent = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    left, until_s = Path(f"/proc/{int(parent.stdout)}/stat"), time.monotonic() + 30.0
+    while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until_s, "it is left"
+        time.sleep(0.02)
 
 
 def test_a_long_grammar_for_a_process_that_does_not_read(tried: Trial) -> None:
