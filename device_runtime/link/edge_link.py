@@ -24,6 +24,7 @@ from pilotfish.device_runtime.link.loss import (
     backoff,
 )
 from pilotfish.wire.errors import (
+    BusyError,
     DrainingError,
     EdgeLostError,
     EdgeUnreachableError,
