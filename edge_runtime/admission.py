@@ -31,7 +31,7 @@ class _Buckets:
     seconds: float
     bytes: float
     at_s: float  # when they were looked at
-    present_s: float  # likewise, on the clock that stands still while others are served
+    present_s: float  # likewise, by a clock that stops while messages and rules are worked on
     beside: int = 0  # other clients that sent messages then
     used_s: float = 0.0  # of the serving thread's time lately: what is older counts for less
 
@@ -53,7 +53,8 @@ class Admission:
         spared: it can be done without, and so must not use up what others of the owner's need.
         """
         present_s = now_s - self._spent_s
-        self._look(owner, now_s, present_s)
+        self._look(now_s, present_s)
+        self._present.add(owner)
         others = len(self._present) - 1
         most = max(1.0, self.rate)
         buckets = self._buckets.pop(owner, None) or _Buckets(
@@ -66,9 +67,7 @@ class Admission:
         buckets.at_s, buckets.present_s, buckets.beside = now_s, present_s, others
         buckets.messages = min(most, buckets.messages + gone_s * self.rate)
         buckets.bytes = min(_REPLIES_AT_ONCE, buckets.bytes + gone_s * _REPLIES_BPS)
-        share = _SHARE if len(self._present) > len(self._costly) else 1.0
-        paid_s = gone_s * share / max(1, len(self._costly))
-        buckets.seconds = min(_AT_ONCE_S, buckets.seconds + paid_s)
+        buckets.seconds = min(_AT_ONCE_S, buckets.seconds + self._paid_s(gone_s))
         if buckets.messages < 1.0 + (_SPARE * most if spared else 0.0):
             raise RateLimitedError("Too many messages in this second; slow down.")
         if buckets.seconds < 0.0 and others:
@@ -86,22 +85,38 @@ class Admission:
         buckets = self._buckets.get(owner)
         if buckets is not None:
             buckets.used_s += spent_s
-            owed_s = buckets.seconds - spent_s
-            least_s = owed_s if buckets.beside else min(buckets.seconds, -spent_s)
-            buckets.seconds = max(owed_s, least_s)
+            left_s = buckets.seconds - spent_s
+            if not buckets.beside:
+                left_s = max(left_s, min(buckets.seconds, -spent_s))
+            buckets.seconds = left_s
 
-    def may_repeat(self, owner: bytes) -> bool:
+    def owes(self, owner: bytes, now_s: float) -> bool:
+        """Whether a client owes time, while others send messages: what it waits for can wait."""
+        buckets = self._buckets.get(owner)
+        if buckets is None or buckets.seconds >= 0.0:
+            return False
+        self._look(now_s, now_s - self._spent_s)
+        if buckets.seconds + self._paid_s(now_s - buckets.at_s) >= 0.0:
+            return False
+        return not self._present <= {owner}
+
+    def _paid_s(self, gone_s: float) -> float:
+        """Return what a client's debt is less by, after so many seconds."""
+        share = _SHARE if len(self._present) > len(self._costly) else 1.0
+        return gone_s * share / max(1, len(self._costly))
+
+    def may_send(self, owner: bytes) -> bool:
         """Whether an admitted client may be sent a reply that no pass has made."""
         buckets = self._buckets.get(owner)
         return buckets is None or buckets.bytes >= 0.0
 
-    def repeated(self, owner: bytes, size: int) -> None:
+    def charge_bytes(self, owner: bytes, size: int) -> None:
         """Count the bytes of such a reply."""
         buckets = self._buckets.get(owner)
         if buckets is not None:
             buckets.bytes -= size
 
-    def _look(self, owner: bytes, now_s: float, present_s: float) -> None:
+    def _look(self, now_s: float, present_s: float) -> None:
         """Look now and then who has sent messages lately, and whose cost much."""
         if now_s >= self._count_s:
             kept = exp((self._count_s - _COUNTED_S - now_s) / _WANTED_S)
@@ -114,7 +129,6 @@ class Admission:
                     if buckets.used_s > _COSTLY * _WANTED_S or buckets.seconds < 0.0:
                         self._costly.add(client)
                 buckets.used_s *= kept
-        self._present.add(owner)
 
     def _forget(self, now_s: float) -> None:
         """Forget the client that is silent longest, of those that owe nothing if there are some."""

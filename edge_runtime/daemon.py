@@ -112,6 +112,7 @@ def serve(
             # before peers come: what it adds to this process would be taken for theirs
             vocabulary=reading.result(),
         )
+        scheduler.owes = service.owes
         gc.collect()
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         signals.take_over()

@@ -7,6 +7,8 @@ All that is cheap to check is checked first. A generation with a grammar then wa
 `GrammarCompiler`, and so do the requests for it; the session's last generation goes on until then.
 """
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,12 +22,13 @@ from pilotfish.edge_runtime.rounds import Rounds
 from pilotfish.edge_runtime.sessions import Sessions, SessionState
 from pilotfish.edge_runtime.shapers import Shapers
 from pilotfish.edge_runtime.supplies import Supplies
-from pilotfish.speculation.shaping import Constraint
+from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import (
     DivergedError,
+    InternalError,
     MalformedError,
     PilotfishError,
     PromptTooLongError,
@@ -36,15 +39,22 @@ from pilotfish.wire.protocols import STREAM, Exchange, Law, exchange_named
 from pilotfish.wire.protocols.exchange import Ids, expect_frames
 from pilotfish.wire.transport import Envelope
 
-_MOST_REQUESTS = 64  # that wait for one grammar: a device sends one, and hints
+_MOST_HINTS = 8  # held for one grammar; beside them a device sends one window or pull
 
+_log = logging.getLogger("pilotfish.edge")
+
+Received = tuple[m.Request, Envelope, int]  # with the time, by the monotonic clock
 Serve = Callable[[m.Request, Envelope, int], None]
+Charge = Callable[[bytes, float], None]
 Refuse = Callable[[Envelope, m.Request, PilotfishError], None]
 
 
 @dataclass(eq=False, slots=True)
 class QueuedGeneration:
-    """A generation that waits for its grammar; requests: that wait with it, and when they came."""
+    """A generation that waits for its grammar.
+
+    request: the window, states or pull that waits with it, and when it came; hints: likewise.
+    """
 
     begin: m.Begin
     envelope: Envelope
@@ -52,14 +62,25 @@ class QueuedGeneration:
     law: Law
     exchange: Exchange[Any] | None
     compilation: Compilation
-    requests: list[tuple[m.Request, Envelope, int]] = field(default_factory=list)
-    size: int = 0  # bytes of the requests
+    request: "Received | None" = None
+    hints: "list[Received]" = field(default_factory=list)
+
+    @property
+    def requests(self) -> "list[Received]":
+        """All that waits, in the order in which it is served."""
+        return [*([] if self.request is None else [self.request]), *self.hints]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(envelope.size for _, envelope, _ in self.requests)
 
 
 class GenerationStarter:
     """Starts generations in sessions. Used by the serving loop.
 
-    serve, refuse: do so with a request that has waited. vocab_size: of the target.
+    serve, refuse: do so with a request that has waited; charge: a client for time of this thread.
+    vocab_size: of the target.
     """
 
     def __init__(
@@ -75,6 +96,7 @@ class GenerationStarter:
         vocab_size: int,
         serve: Serve,
         refuse: Refuse,
+        charge: Charge,
     ) -> None:
         self._sessions = sessions
         self._rounds = rounds
@@ -86,6 +108,7 @@ class GenerationStarter:
         self._vocab = vocab_size
         self._serve = serve
         self._refuse = refuse
+        self._charge = charge
 
     def begin(self, begin: m.Begin, envelope: Envelope) -> None:
         """Start a generation, or queue it until its grammar is compiled."""
@@ -126,11 +149,14 @@ class GenerationStarter:
         try:
             self._compiler.submit(compilation)
         except PilotfishError:
-            self._unqueue(session)
+            self.give_up(session)
             raise
 
-    def holds(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
-        """Whether a request waits for a grammar with its generation; then it comes again later."""
+    def hold(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
+        """Keep a request until its generation begins; returns whether it is kept.
+
+        A later window or pull takes the place of the first: it is the same one, sent again.
+        """
         if not isinstance(request, m.Window | m.States | m.Pull | m.Hint):
             return False
         session = self._sessions.get(request.session)
@@ -140,11 +166,17 @@ class GenerationStarter:
             return False
         if queued.begin.generation != request.generation:
             return False
-        most_bytes = self._limits.message_bytes
-        if len(queued.requests) >= _MOST_REQUESTS or queued.size + envelope.size > most_bytes:
-            raise RateLimitedError("These requests wait for a grammar already; slow down.")
-        queued.requests.append((request, envelope, received_ns))
-        queued.size += envelope.size
+        kept = (request, envelope, received_ns)
+        if isinstance(request, m.Hint):
+            queued.hints = [*queued.hints, kept][-_MOST_HINTS:]
+            return True
+        others = (each.queued for each in self._sessions if each.owner == envelope.owner)
+        size = sum(each.size for each in others if each is not None and each is not queued)
+        if size + envelope.size > self._limits.message_bytes:
+            raise RateLimitedError(
+                "Too many bytes of this key wait for grammars already; slow down."
+            )
+        queued.request = kept
         return True
 
     def forget(self, session: SessionState, error: PilotfishError | None = None) -> None:
@@ -155,31 +187,47 @@ class GenerationStarter:
             if error is not None:
                 self._refuse_all(queued, error)
 
+    def forget_ended(self, session: SessionState) -> None:
+        """Refuse what waits for a grammar in a session that ends by another's doing."""
+        self.forget(session, UnknownSessionError("The edge has dropped this session."))
+
+    def give_up(self, session: SessionState) -> None:
+        """Forget a generation that waits, and the session if it was opened for that."""
+        self.forget(session)
+        if session.generation < 0:
+            self._sessions.close(session)
+
     def _compiled(self, session: SessionState, compilation: Compilation) -> None:
         """Go on with a generation whose grammar has been compiled, or refuse it."""
         queued = session.queued
         if queued is None or queued.compilation is not compilation:
             return  # given up meanwhile
-        if compilation.error is not None:
-            self._unqueue(session)
-            self._refuse_all(queued, compilation.error)
-            return
-        session.queued, begin = None, queued.begin
+        begun_s, error = time.thread_time(), compilation.error
+        session.queued = None
+        if error is None:
+            error = self._start_queued(session, queued)
+        if error is not None:
+            self.give_up(session)
+            self._refuse_all(queued, error)
+        self._charge(session.owner, time.thread_time() - begun_s)
+        if error is None:
+            for waiting in queued.requests:
+                self._serve(*waiting)
+
+    def _start_queued(
+        self, session: SessionState, queued: QueuedGeneration
+    ) -> PilotfishError | None:
+        """Start a generation that has waited; returns what is wrong with it."""
+        begin, constraints = queued.begin, queued.compilation.constraints
         try:
             self._expect_kept(begin, session.committed)
+            self._start(session, begin, queued.new, queued.law, queued.exchange, constraints)
         except PilotfishError as error:
-            self._refuse_all(queued, error)
-            return
-        constraints = compilation.constraints
-        self._start(session, begin, queued.new, queued.law, queued.exchange, constraints)
-        for waiting in queued.requests:
-            self._serve(*waiting)
-
-    def _unqueue(self, session: SessionState) -> None:
-        """End the wait of a session, and the session if it was opened for this generation."""
-        session.queued = None
-        if session.generation < 0:
-            self._sessions.close(session)
+            return error
+        except Exception:
+            _log.exception("a generation could not be started")
+            return InternalError("The edge failed at this; see its log.")
+        return None
 
     def _refuse_all(self, queued: QueuedGeneration, error: PilotfishError) -> None:
         self._refuse(queued.envelope, queued.begin, error)
@@ -193,15 +241,17 @@ class GenerationStarter:
         new: Ids,
         law: Law,
         exchange: Exchange[Any] | None,
-        constraints: Sequence[Constraint] = (),
+        constraints: Sequence[GrammarConstraint] = (),
     ) -> None:
         """Begin a generation in its session. constraints: for the target, and for the drafter."""
+        shaper = self._shapers.of(begin, law, constraints[0] if constraints else None)
         self._rounds.stop(session)
         committed = session.committed
         committed.truncate(begin.keep)
         committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
-        session.shaper = self._shapers.of(begin, law, constraints[0] if constraints else None)
+        session.shaper = shaper
+        session.rule_s = constraints[0].cpu_s if constraints else 0.0
         session.logprobs = (
             None if begin.logprobs is None else Logprobs(begin.logprobs, len(committed))
         )
@@ -213,7 +263,7 @@ class GenerationStarter:
         session.prompt_told_to = b""
         follow = None
         if self._drafts_beside(exchange):
-            follow = self._follower(session, begin, law, constraints[1] if constraints else None)
+            follow = self._following(session, begin, law, constraints[1] if constraints else None)
         session.hints = hints_of(exchange, committed, self._limits.window, follow, session.hints)
         session.round = session.stream = None
         session.awaits_pending = session.ended = False
@@ -226,8 +276,8 @@ class GenerationStarter:
         """Whether the drafter beside the target may follow such a generation."""
         return self._beside is not None and exchange is not None and exchange.streams
 
-    def _follower(
-        self, session: SessionState, begin: m.Begin, law: Law, constraint: Constraint | None
+    def _following(
+        self, session: SessionState, begin: m.Begin, law: Law, constraint: GrammarConstraint | None
     ) -> Callable[[], Trail]:
         assert self._beside is not None
         shaper = self._shapers.of(begin, law, constraint)  # of its own thread

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.trial import TRIAL
-from pilotfish.speculation.shaping import Constraint, Grammar
+from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.errors import BadGrammarError, BusyError, InternalError, PilotfishError
 
 _log = logging.getLogger("pilotfish.edge")
@@ -29,12 +30,13 @@ _log = logging.getLogger("pilotfish.edge")
 _OWNERS = 1024  # most keys whose use of the processor is known
 _LEAVING_S = 1.0
 _TURN_S = 0.002
-_NICENESS = 10  # of the thread, and of the process in which it tries grammars
+_NICENESS = 10  # more, of the thread, and of the process in which it tries grammars
 
 
 @dataclass(eq=False, slots=True)
 class Compilation:
-    """A grammar to compile. count: constraints that are wanted of it; done: is called with it.
+    """A grammar to compile. count: constraints that are wanted of it. done: called in the
+    serving thread, with the compilation itself.
 
     Either all constraints are there in the end, or an error.
     """
@@ -43,7 +45,7 @@ class Compilation:
     grammar: Grammar
     count: int
     done: Callable[["Compilation"], None]
-    constraints: list[Constraint] = field(default_factory=list)
+    constraints: list[GrammarConstraint] = field(default_factory=list)
     error: PilotfishError | None = None
 
 
@@ -56,10 +58,10 @@ class GrammarCompiler(threading.Thread):
         self._changed = threading.Condition()
         self._waiting: dict[bytes, deque[Compilation]] = {}  # by owner
         self._finished: deque[Compilation] = deque()
-        # by owner, the latest user last; one that comes after a silence begins at ``_now_s``, that
-        # of the owner whose turn it was last
+        # by owner, the latest user last; one that comes after a silence begins at ``_virtual_s``,
+        # what the owner had used whose turn it was last
         self._used_s: OrderedDict[bytes, float] = OrderedDict()
-        self._now_s = 0.0
+        self._virtual_s = 0.0
         self._closed = False
         reading, writing = os.pipe()
         self._news, self._bell = os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
@@ -85,7 +87,7 @@ class GrammarCompiler(threading.Thread):
             owner = compilation.owner
             if owner not in self._waiting:
                 self._waiting[owner] = deque()
-                self._used_s[owner] = max(self._used_s.pop(owner, 0.0), self._now_s)
+                self._used_s[owner] = max(self._used_s.pop(owner, 0.0), self._virtual_s)
                 if len(self._used_s) > _OWNERS:
                     self._used_s.popitem(last=False)
             self._waiting[owner].append(compilation)
@@ -119,7 +121,9 @@ class GrammarCompiler(threading.Thread):
     def run(self) -> None:
         """Compile, until `close`."""
         with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            thread = threading.get_native_id()
+            usual = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, min(usual + _NICENESS, 19))
         while (compilation := self._next()) is not None:
             tried_s = TRIAL.cpu_s
             spent_s = self._compile(compilation)
@@ -144,8 +148,8 @@ class GrammarCompiler(threading.Thread):
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
                 return None
-            owner = min(self._waiting, key=lambda each: self._used_s.get(each, self._now_s))
-            self._now_s = self._used_s.get(owner, self._now_s)
+            owner = min(self._waiting, key=lambda each: self._used_s.get(each, self._virtual_s))
+            self._virtual_s = self._used_s.get(owner, self._virtual_s)
             queue = self._waiting[owner]
             compilation = queue.popleft()
             if not queue:
@@ -157,14 +161,14 @@ class GrammarCompiler(threading.Thread):
         spent_s = 0.0
         try:
             for _ in range(compilation.count):
-                constraint = self._grammars.constraint(compilation.grammar)
+                constraint = self._grammars.constraint(compilation.grammar, spared=True)
                 spent_s += constraint.cpu_s
                 compilation.constraints.append(constraint)
         except GrammarBusyError as error:
             compilation.error = BusyError(str(error))
         except GrammarError as error:
             compilation.error = BadGrammarError(str(error))
-        except Exception:
+        except BaseException:  # the parser's own panics are no `Exception`
             _log.exception("a grammar could not be compiled")
             compilation.error = InternalError("The edge failed at this grammar; see its log.")
         return spent_s
@@ -172,4 +176,4 @@ class GrammarCompiler(threading.Thread):
     def _charge(self, owner: bytes, spent_s: float) -> None:
         """Note what an owner has used of the processor."""
         with self._changed:
-            self._used_s[owner] = self._used_s.pop(owner, self._now_s) + spent_s
+            self._used_s[owner] = self._used_s.pop(owner, self._virtual_s) + spent_s

@@ -89,7 +89,7 @@ class PromptLogprobs:
 
     def __init__(self, ids: Ids, most: int) -> None:
         self.start = len(ids)
-        self._ids, self._most = ids.copy(), most
+        self.ids, self._most = ids.copy(), most
         # of what no pass has told yet, pages that take no memory yet, either
         self._found = np.zeros(len(ids) - 1, entry_type(most))
         self._told = np.zeros(len(ids) - 1, np.bool_)
@@ -100,9 +100,13 @@ class PromptLogprobs:
         Of the last of them, too, so that end < n.
         """
         begin = end - len(logits)
-        following = self._ids[begin + 1 : end + 1].tolist()
+        following = self.ids[begin + 1 : end + 1].tolist()
         self._found[begin:end] = entries(logits, following, self._most)
         self._told[begin:end] = True
+
+    def has_told(self, begin: int, end: int) -> bool:
+        """Whether passes have told all of the tokens before these positions."""
+        return bool(self._told[begin:end].all())
 
     @property
     def frame(self) -> Buffer:

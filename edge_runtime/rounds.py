@@ -29,9 +29,7 @@ from pilotfish.wire.errors import BadGrammarError, BusyError, InternalError, Pil
 from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 from pilotfish.wire.protocols.exchange import Ids
 
-_SCORED = (
-    48  # rows of a pass over a prompt whose log-probabilities are wanted; wider than a window's
-)
+_SCORED = 48  # rows of a pass over a prompt that tells log-probabilities; wider than a window's
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # whether it was taken
 Submit = Callable[[Job], None]
 
@@ -64,10 +62,15 @@ class Rounds:
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, rule=None))
 
     def score(self, session: SessionState, prompt: PromptLogprobs) -> None:
-        """Queue the committed tokens but the last, to tell how likely each next one was."""
-        tokens = session.committed.ids[:-1].copy()
+        """Queue the prompt but its last token, to tell how likely each next one was.
+
+        Of what was told before a pass failed, nothing.
+        """
+        tokens = prompt.ids[:-1]
         for begin in range(0, len(tokens), _SCORED):
             part = tokens[: begin + _SCORED]
+            if prompt.has_told(begin, len(part)):
+                continue
 
             def rule(logits: Floats, _: Floats, end: int = len(part)) -> None:
                 prompt.note(end, logits)
@@ -79,6 +82,7 @@ class Rounds:
         self, session: SessionState, round_: EdgeRound, exchange: Exchange[Any], law: Law
     ) -> None:
         """Queue a window."""
+        self._score_again(session)
         session.round, draft = round_, round_.draft
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
@@ -97,6 +101,7 @@ class Rounds:
         if stream.remaining <= 0 or length >= self._context:
             session.stream = None
             return
+        self._score_again(session)
         tokens = session.committed.ids.copy()
         rule = partial(_stream_rule, law, tokens, session.shaper, session.logprobs, ())
         job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
@@ -104,6 +109,12 @@ class Rounds:
         if session.hints is not None:
             job.rider = _HintRider(session, session.hints, law, self._price, self._context)
         self._queue(session, job)
+
+    def _score_again(self, session: SessionState) -> None:
+        """Queue what of the prompt a failed pass has left untold."""
+        prompt = session.prompt_logprobs
+        if prompt is not None and not session.jobs and prompt.start == len(session.committed):
+            self.score(session, prompt)
 
     def send_tokens(
         self,
@@ -181,6 +192,7 @@ class Rounds:
 
     def _queue(self, session: SessionState, job: Job) -> None:
         job.owner = session.owner
+        job.expected_s = session.rule_s if job.rule is not None else 0.0
         session.jobs.append(job)
         self._submit(job)
 

@@ -45,6 +45,8 @@ from pilotfish.wire.shortage import shortage
 
 _log = logging.getLogger("pilotfish.edge")
 
+_COSTLY_S = 0.01  # of the processor: a rule that may take more is the only such one of its pass
+_PUT_OFF_S = 0.02  # until it is looked again whether an owner still owes something
 CHUNK = 128  # tokens of a prompt per pass
 NARROW = 32  # a pass of at most so many tokens a session is a window's, not a prompt's
 _PATIENCE = 0.125  # of a pass, for which jobs wait for devices that are due
@@ -92,6 +94,7 @@ class Job:
     started_ns: int = 0
     done_ns: int = 0
     rule_s: float = 0.0  # of the processor, that the rule has taken
+    expected_s: float = 0.0  # likewise, that it may take
     ruling: Ruling | Wanted | None = None
     error: Exception | None = None
     cancelled: bool = False
@@ -114,7 +117,8 @@ class Batch(NamedTuple):
 class Scheduler:
     """Chooses the jobs of each pass, and rules on them by its logits.
 
-    Used by the serving thread; any thread may call `submit` and cancel jobs.
+    Used by the serving thread; any thread may call `submit` and cancel jobs. owes: whether an owner
+    owes time of the serving thread: meanwhile there are no rules for it.
     """
 
     def __init__(
@@ -123,11 +127,14 @@ class Scheduler:
         clock: Callable[[], int] = time.monotonic_ns,
         tally: Tally | None = None,
         price: Price | None = None,
+        owes: Callable[[bytes], bool] = lambda owner: False,
     ) -> None:
         self.target = target
         self.price = price or Price({})
         self._clock = clock
         self._tally = tally or Tally()
+        self.owes = owes
+        self._put_off = False  # jobs wait until their owner owes nothing
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # by slot; the first may be in a batch
         self._numbers = count()
@@ -157,7 +164,9 @@ class Scheduler:
         """Return the seconds to wait for more jobs before the next pass; None: no pass."""
         self._take_in()
         heads = self._heads()
-        return self._next(heads)[0] if heads else None
+        if not heads:
+            return _PUT_OFF_S if self._put_off else None
+        return self._next(heads)[0]
 
     def _next(self, heads: Mapping[int, Sequence[Job]]) -> tuple[float, int]:
         """Return how long the jobs that go next should wait, and their lane."""
@@ -227,6 +236,7 @@ class Scheduler:
         A lane without room for a pass has none.
         """
         heads: dict[int, list[Job]] = {}
+        self._put_off = False
         for slot, queue in list(self._waiting.items()):
             if slot in self._computing:
                 continue
@@ -234,6 +244,8 @@ class Scheduler:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
+            elif queue[0].rule is not None and self.owes(queue[0].owner):
+                self._put_off = True
             elif self._under_way[lane := slot % self.target.lanes] < self.target.depth:
                 heads.setdefault(lane, []).append(queue[0])
         used_ns = [self._used_ns.get(job.owner, 0) for jobs in heads.values() for job in jobs]
@@ -251,6 +263,7 @@ class Scheduler:
         if batch[0][1].size > NARROW:
             return batch[:1]
         windows = _within_shares([(job, span) for job, span in batch if span.size <= NARROW])
+        windows = _one_costly(windows)
         passes = max(1, self.target.abreast - self._under_way[lane])
         return self._boarded(windows[: -(-len(windows) // passes)])
 
@@ -392,6 +405,12 @@ def _told(error: Exception, what: str) -> Exception:
         return error
     _log.error("%s for want of %s: %s", what, short, error)
     return BusyError(f"The edge's machine has no {short} left for it now: try again later.")
+
+
+def _one_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+    """Leave out all jobs with costly rules but the first: the verdicts of all wait for them."""
+    costly = [job for job, _ in members if job.expected_s > _COSTLY_S]
+    return [(job, span) for job, span in members if job not in costly[1:]]
 
 
 def _within_shares(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:

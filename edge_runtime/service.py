@@ -121,7 +121,9 @@ class Service:
             vocab_size=manifest.vocab_size,
             serve=self._serve,
             refuse=self._refuse,
+            charge=self._admission.charge,
         )
+        self.sessions.on_end = self._starter.forget_ended
 
     # Called by the daemon
 
@@ -153,6 +155,10 @@ class Service:
     def drained(self) -> bool:
         """Whether every window has been decided on."""
         return not any(session.jobs or session.undecided for session in self.sessions)
+
+    def owes(self, owner: bytes) -> bool:
+        """Whether a client owes time of this thread, so that its rounds can wait."""
+        return self._admission.owes(owner, time.monotonic())
 
     def sessions_by_device(self) -> dict[str, int]:
         """Count the open sessions by the name of their key on the allow-list."""
@@ -198,7 +204,7 @@ class Service:
         heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close
         if self._draining and not isinstance(request, heeded):
             raise _draining()
-        if self._starter.holds(request, envelope, received_ns):
+        if self._starter.hold(request, envelope, received_ns):
             return
         match request:
             case m.Window():
@@ -232,11 +238,11 @@ class Service:
         elif session.generation == request.generation:
             self._rounds.stop(session)
         elif queued is not None and queued.begin.generation == request.generation:
-            self._starter.forget(session)
+            self._starter.give_up(session)
 
     def _expect_room_for_replies(self, envelope: Envelope) -> None:
         """Raise `RateLimitedError` if the client has been sent too much that no pass has made."""
-        if not self._admission.may_repeat(envelope.owner):
+        if not self._admission.may_send(envelope.owner):
             raise RateLimitedError(
                 "This key asks for more bytes than an edge sends for nothing; slow down."
             )
@@ -245,7 +251,7 @@ class Service:
         """Send a reply that no pass has made."""
         self._send(envelope.client, reply, frames)
         size = _REPLY_BYTES + sum(map(len, frames))
-        self._admission.repeated(envelope.owner, max(0, size - envelope.size))
+        self._admission.charge_bytes(envelope.owner, max(0, size - envelope.size))
 
     def _hello(self, hello: m.Hello, envelope: Envelope, received_ns: int) -> None:
         if hello.version != m.VERSION:
@@ -329,7 +335,7 @@ class Service:
         if last.verdict is not None:
             self._expect_room_for_replies(envelope)
             size = self._rounds.send_telling(session, last.client, last.verdict, last.answer)
-            self._admission.repeated(envelope.owner, _REPLY_BYTES + size)
+            self._admission.charge_bytes(envelope.owner, _REPLY_BYTES + size)
         elif last.inquiry is not None:
             self._expect_room_for_replies(envelope)
             self._reply(envelope, last.inquiry, last.answer)
@@ -370,7 +376,7 @@ class Service:
             log = session.logprobs
             told = None if log is None else log.of(pull.start, len(missed))
             size = self._rounds.send_tokens(session, pull.start, missed, times, logprobs=told)
-            self._admission.repeated(envelope.owner, _REPLY_BYTES + size)
+            self._admission.charge_bytes(envelope.owner, _REPLY_BYTES + size)
         if not running and not session.ended:
             self._rounds.stream(session)
 
@@ -423,6 +429,7 @@ class Service:
         session = self.sessions.get(job.session)
         self._admission.charge(job.owner, job.rule_s)
         if session is not None and not job.cancelled:
+            session.rule_s = job.rule_s
             self._rounds.finish(session, job)
             if self._allowed is not None:
                 self._tally.work[self._allowed[session.owner]] += 1
@@ -432,7 +439,7 @@ class Service:
             self._tally.hints["refused"] += 1  # no hint is answered
             return
         self._tally.refusals[error.code] += 1
-        if not self._admission.may_repeat(envelope.owner):  # of many bytes, by few
+        if not self._admission.may_send(envelope.owner):  # of many bytes, by few
             self._tally.drops += 1
             return
         about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None

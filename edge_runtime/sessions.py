@@ -98,6 +98,7 @@ class SessionState:
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
     ended: bool = False  # a stream of this generation has come to an end token
+    rule_s: float = 0.0  # of the processor, that its last rule took, or the next may take
     queued: "QueuedGeneration | None" = None  # it waits for its grammar, and comes next
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
@@ -127,7 +128,8 @@ class SessionState:
 class Sessions:
     """The open sessions, bounded in all and per owner by the law above.
 
-    ``per_owner`` and ``idle_s`` may be changed at any time.
+    ``per_owner`` and ``idle_s`` may be changed at any time; ``on_end`` is called with each session
+    that ends.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Sessions:
     ) -> None:
         self._by_id: dict[bytes, SessionState] = {}
         self._free = list(range(slots))
+        self.on_end: Callable[[SessionState], None] = lambda session: None
         self.per_owner = per_owner
         self.idle_s = idle_s
         self._clock = clock
@@ -203,7 +206,7 @@ class Sessions:
 
     def _free_slot(self, session: SessionState) -> None:
         session.cancel_jobs()
-        session.queued = None
+        self.on_end(session)
         del self._by_id[session.id]
         self._free.append(session.slot)
 

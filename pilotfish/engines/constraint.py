@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # (1 ms for 50,000); a row takes some 20 µs, and 1 ms per 2,000 bytes of text that the grammar
 # forces.
 _ONCE_S, _A_TOKEN_S = 0.1, 2e-8
+_CHEAP_S = 0.005  # to make another parser while a row waits for its mask
 DEAD_END = "No token of this vocabulary continues what the grammar allows."
 _MESSAGE = 300  # characters of the library's own words
 
@@ -47,14 +48,39 @@ class GrammarConstraint:
     """
 
     def __init__(
-        self, parser: "Callable[[], tuple[LLMatcher, float]]", vocab_size: int, ends: Sequence[int]
+        self,
+        parser: "Callable[[], tuple[LLMatcher, float]]",
+        vocab_size: int,
+        ends: Sequence[int],
     ) -> None:
         self._parser = parser
+        self._spared: list[LLMatcher] | None = None
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
         self._left_s = _ONCE_S
         self._fresh, self.cpu_s = parser()  # has read nothing
         self._restart()
+
+    def spare(self) -> None:
+        """Make a parser now that takes the place of one that gives up later.
+
+        From then on none is made while masks are asked for, unless it is cheap.
+        """
+        self._spared = []
+        if self.cpu_s > _CHEAP_S:
+            matcher, spent_s = self._parser()
+            self._spared.append(matcher)
+            self.cpu_s += spent_s
+
+    def _another(self) -> "LLMatcher":
+        """Return a parser that has read nothing; raises if that costs too much here."""
+        if self._spared:
+            return self._spared.pop()
+        if self._spared is not None and self.cpu_s > _CHEAP_S:
+            raise _SpentError("The grammar is too complex: drafts lead its parser astray.")
+        matcher, spent_s = self._parser()
+        self._left_s -= spent_s
+        return matcher
 
     def _restart(self) -> None:
         self._matcher = self._fresh.deep_copy()
@@ -92,8 +118,7 @@ class GrammarConstraint:
         if not len(path) or isinstance(error, _SpentError):
             raise error
         if not isinstance(error, _DeadEndError):  # it may be at a limit of what copies share
-            self._fresh, spent_s = self._parser()
-            self._left_s -= spent_s
+            self._fresh = self._another()
         with self._charged():
             self._restart()
             self._read_answer(answer)
@@ -174,7 +199,12 @@ class GrammarConstraint:
     def _charged(self) -> Iterator[None]:
         """Take what the block costs from the budget."""
         begun_s = time.thread_time()
-        yield
+        try:
+            yield
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as panic:  # of the parser, which is no Python
+            raise GrammarError("The grammar's parser has failed.") from panic
         self._left_s -= time.thread_time() - begun_s
         self._expect_left()
 

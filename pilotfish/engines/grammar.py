@@ -123,10 +123,11 @@ class Grammars:
         with self._lock:
             return self._tried.get(grammar, "")
 
-    def constraint(self, grammar: Grammar) -> GrammarConstraint:
+    def constraint(self, grammar: Grammar, *, spared: bool = False) -> GrammarConstraint:
         """Make the constraint of one generation; `GrammarError` says what is wrong with it.
 
-        `GrammarBusyError` says what is wrong with the machine.
+        `GrammarBusyError` says what is wrong with the machine. spared: with a spare parser, so that
+        none has to be made where others wait for it.
         """
         with self._lock:
             words = self._read()
@@ -139,6 +140,8 @@ class Grammars:
             error = GrammarError(TOO_LONG)
             error.costly = True
             raise error
+        if spared:
+            made.spare()
         return made
 
     def _try(self, grammar: Grammar) -> None:

@@ -38,6 +38,8 @@ _MEMORY = 1 << 30
 _PATIENCE_S, _STILL_S = 10.0, 2.0
 _ORPHANED_S = 30
 _PR_SET_PDEATHSIG = 1
+# Its address space is bounded, whatever the number of cores: no stacks and arenas for each of them.
+_FRUGAL: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 _STARTED_CPU_S = 0.3  # what it takes to start another process, about
 _FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
 # What ends the process by a grammar's own doing: its time, its depth, its memory.
@@ -104,6 +106,7 @@ class Trial:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
+                    env=os.environ | _FRUGAL,
                     start_new_session=True,  # a Ctrl-C is its parent's affair
                 )
             except OSError as error:  # no descriptors, no memory, no processes left
@@ -220,8 +223,10 @@ def _serve() -> None:
             matcher, _ = on_deep_stack(partial(compiled, grammar, words))
             if len(matcher.compute_ff_bytes()) > _FORCED:
                 said = f"The grammar begins with a text of more than {_FORCED:,} bytes."
+        except (GrammarBusyError, MemoryError):  # it may be full of earlier ones
+            sys.exit(GrammarBusyError.exit_code)
         except GrammarError as error:
-            said, lasting = str(error), error.lasting
+            said = str(error)
         except BaseException as error:  # this machine may be short of something
             said, lasting = f"The grammar cannot be used: {type(error).__name__}.", False
         signal.setitimer(signal.ITIMER_PROF, 0.0)

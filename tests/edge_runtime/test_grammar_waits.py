@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device
-from pilotfish.edge_runtime.generation_start import _MOST_REQUESTS
+from pilotfish.edge_runtime.config import EdgeLimits
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
@@ -140,15 +140,89 @@ def test_it_can_be_given_up(edge: SocketlessEdge, message: Any) -> None:
     assert len(tokens(edge, 3)) == 3
 
 
-def test_only_so_much_waits(edge: SocketlessEdge) -> None:
+def test_what_is_sent_again_takes_no_more_room(writers: Pair) -> None:
+    """A device that hears nothing repeats its window; there is room for it, once."""
+    with SocketlessEdge(writers.target, message_mib=1) as edge:
+        sessions = [RawSession() for _ in range(2)]
+        for session in sessions:
+            edge.deliver(begin(session, REGEX, protocol="dsd"))
+        for _ in range(4):
+            edge.deliver([*sessions[0].window([0]), bytes(600_000)])
+            edge.deliver(sessions[0].hint([1]))
+        assert edge.replies == []
+        edge.deliver([*sessions[1].window([0]), bytes(600_000)])
+        edge.fails("rate-limited")
+        compiled(edge)
+        edge.fails("malformed")  # no such q: but served, once
+        assert edge.replies == []
+
+
+def test_few_hints_wait(edge: SocketlessEdge) -> None:
+    session = RawSession()
+    edge.deliver(begin(session, REGEX, protocol="ahead", temperature=0.0))
+    for _ in range(100):
+        edge.deliver(session.hint([5, 6]))
+    compiled(edge)
+    assert 0 < sum(edge.tally.hints.values()) < 20
+
+
+def parked(edge: SocketlessEdge, monkeypatch: pytest.MonkeyPatch) -> GrammarCompiler:
+    """Let nothing be compiled."""
+    compiler = edge.service.compiler
+    monkeypatch.setattr(compiler, "start", lambda: None)
+    return compiler
+
+
+def test_nothing_is_compiled_for_a_session_that_ended(
+    edge: SocketlessEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a revoked key, nor for a session that another one displaced: that is told so."""
+    compiler, limits = parked(edge, monkeypatch), EdgeLimits(sessions=3)
+    edge.service.revise(limits, {b"me": "a", b"you": "b", b"they": "c"})
+    for _ in range(2):
+        edge.deliver(begin(RawSession(), REGEX))
+    for client in (b"you", b"they"):
+        edge.deliver(RawSession().begin(PROMPT), client=client)
+    assert sum(map(len, compiler._waiting.values())) == 1
+    edge.fails("unknown-session")
+    edge.service.revise(limits, {b"you": "b"})
+    assert not compiler._waiting
+
+
+def test_one_that_is_given_up_leaves_no_session(edge: SocketlessEdge) -> None:
     session = RawSession()
     edge.deliver(begin(session, REGEX))
-    for _ in range(_MOST_REQUESTS):
-        edge.deliver(session.pull(1))
-    assert edge.replies == []
-    edge.deliver(session.pull(1))
-    edge.fails("rate-limited")
-    assert len(tokens(edge, 1)) == 1
+    edge.deliver([m.encode(m.Cancel(session=session.id, generation=session.generation))])
+    assert len(edge.service.sessions) == 0
+
+
+def test_what_fails_refuses_its_own_generation_alone(
+    edge: SocketlessEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the serving thread as in that of the grammars, in which the parser may panic."""
+
+    class Panic(BaseException):
+        """As Rust's are: no `Exception`."""
+
+    def panics(*_: object, **__: object) -> Any:
+        raise Panic
+
+    def fails(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    for owner, name, failing in (
+        (edge.service.compiler._grammars, "constraint", panics),
+        (edge.service._starter._shapers, "of", fails),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, failing)
+            edge.deliver(begin(RawSession(), REGEX))
+            edge.fails("internal")
+    assert len(edge.service.sessions) == 0
+    session = RawSession()
+    edge.deliver(begin(session, REGEX))
+    edge.deliver(session.pull(3))
+    assert len(tokens(edge, 3)) == 3
 
 
 def test_no_other_client_joins_it(edge: SocketlessEdge) -> None:

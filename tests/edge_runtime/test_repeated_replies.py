@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from pilotfish.edge_runtime import admission
+from pilotfish.edge_runtime.targets.target import Scores
 from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.logprobs import entry_type
+from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import running
@@ -134,6 +138,25 @@ def test_what_was_not_taken_is_told_again(long_pair: Pair) -> None:
         first = edge.reply_all()[1]
         edge.deliver(frames)
         assert len(first) == len(edge.reply_all()[1]) + 1
+
+
+def test_the_prompts_outlive_a_failed_pass(long_pair: Pair) -> None:
+    """The same round comes again, and what of the prompt was not told is computed anew."""
+    with SocketlessEdge(long_pair.target) as edge:
+        edge.start()
+        session, prompt = RawSession(), PROMPT * 2
+        edge.deliver(session.begin(prompt, "stream", prompt_logprobs=2))
+        edge.deliver(session.pull(1))
+        edge.turn()  # tells of some
+        batch = edge.scheduler.next_batch()
+        assert batch is not None
+        for job in edge.scheduler.rule(Scores(batch.number, error=TargetLostError("gone"))):
+            edge.service.answer(job)
+        edge.fails("target-lost")
+        edge.deliver(session.pull(1))
+        told = np.frombuffer(edge.reply_all()[1][-1], entry_type(2))
+        assert len(told) == len(prompt) - 1
+        assert not np.isnan(told["own"]).any()
 
 
 def test_a_listed_key_pulls_the_same_again_and_again(tmp_path, key_folders) -> None:

@@ -57,6 +57,36 @@ def test_costly_passes_take_no_more_than_their_share() -> None:
     assert 0.8 < edge.used[SHORT] / edge.used[LONG] < 1.25
 
 
+def test_one_costly_rule_a_pass() -> None:
+    """The verdicts of all wait for each: a window beside many of them waits for one."""
+    edge = Edge()
+    for slot in range(8):
+        text = [1 + slot, 2]
+        costly = job(slot, text, edge.clock, LONG if slot % 2 else b"other", rows=2)
+        costly.expected_s = 0.05 if slot < 7 else 0.001
+        edge._owners[slot] = costly.owner
+        edge.scheduler.submit(costly)
+    done = [sorted(edge.turn()) for _ in range(7)]
+    assert [7 in slots for slots in done] == [True] + [False] * 6
+    assert [len(slots) for slots in done] == [2] + [1] * 6
+
+
+def test_who_owes_time_waits_for_rules() -> None:
+    """Not for reading a prompt; and as soon as nothing is owed, it goes on."""
+    edge = Edge()
+    owing = {LONG}
+    edge.scheduler.owes = owing.__contains__
+    edge.ask(0, LONG, 4)
+    assert edge.scheduler.next_batch() is None
+    assert 0.0 < (edge.scheduler.wait_s() or 0.0) < 0.1  # it is looked again soon
+    edge.ask(1, SHORT, 4)
+    assert edge.turn() == [1]
+    assert edge.scheduler.next_batch() is None
+    owing.clear()
+    assert edge.turn() == [0]
+    assert edge.scheduler.wait_s() is None
+
+
 def test_many_sessions_are_no_larger_share() -> None:
     edge = Edge()
     for slot in range(8):

@@ -379,3 +379,24 @@ def test_dead_ends_of_drafts_compile_nothing_anew(small: Grammars) -> None:
         assert constraint.forbid(rows, np.empty(0, np.uint32), paths) == [2, 4]
         assert allowed(constraint, [], [], [2]) == [{0, 1, 2}, {4}]
     assert len(made) == 1
+
+
+def test_drafts_that_lead_a_parser_astray_compile_nothing_costly_anew(small: Grammars) -> None:
+    """Where others wait for the mask: a spare parser takes the place, and then the answer ends."""
+    rules = "".join(
+        "".join(f'{name}{at}: {name}{at + 1} | "b"\n' for at in range(1400)) + f'{name}1400: "a"\n'
+        for name in "rq"
+    )
+    grammar = Grammar("lark", 'start: "b" | "c" w\nw: r0 | q0\n' + rules)
+    constraint = small.constraint(grammar, spared=True)
+    none, c = np.empty(0, np.uint32), TOKENS.index("c")
+    spent_s = []
+    for _ in range(2):
+        rows = np.zeros((2, END + 1), np.float32)
+        begun_s = time.process_time()  # of all threads
+        try:
+            assert constraint.forbid(rows, none, [[], [c]]) == [1]
+        except GrammarError as error:
+            assert "astray" in str(error)  # noqa: PT017  # the second time
+        spent_s.append(time.process_time() - begun_s)
+    assert max(spent_s) < 0.5 * constraint.cpu_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -126,6 +127,14 @@ def test_a_slow_machine_is_waited_for(tried: Trial) -> None:
     finally:
         over.set()
         braking.join()
+
+
+@pytest.mark.parametrize("mib", [200, 300, 400])
+def test_a_process_that_is_full_is_replaced(tried: Trial, mib: int) -> None:
+    """Of earlier grammars, say: it has no room for a stack, or for what it makes."""
+    assert tried._process is not None
+    resource.prlimit(tried._process.pid, resource.RLIMIT_AS, (mib << 20, 1 << 30))
+    tried.attempt(FINE)
 
 
 @pytest.fixture
