@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MOST_BYTES = 1 << 30  # of a file that is read as a whole
+_LEAST_READ = 1 << 16  # also of files whose size the kernel does not tell
 
 
 @contextmanager
@@ -45,19 +46,23 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
     To be called within `reading`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    kind = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(kind):
+    told = os.fstat(descriptor)
+    if not stat.S_ISREG(told.st_mode):
         os.close(descriptor)
-        if stat.S_ISDIR(kind):
+        if stat.S_ISDIR(told.st_mode):
             raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}, no file")
         raise ValueError("it is no file")
+    parts, left = [], most + 1
+    step = min(most, max(told.st_size, _LEAST_READ)) + 1  # what is asked for is allocated at once
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
+        while left > 0 and (part := file.read(min(left, step))):
+            parts.append(part)
+            left -= len(part)
+    if left <= 0:
         raise ValueError(
             f"it is too large, larger than the {most:,} bytes that such a file may have"
         )
-    return data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def text(path: Path, most: int = MOST_BYTES) -> str:

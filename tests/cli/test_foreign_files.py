@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from pilotfish.field.prompts import read_questions
 from pilotfish.judge.episodes import Mined
 from pilotfish.judge.sweep_file import SweepFile
 from pilotfish.judge.tasks import Exact, questions
-from pilotfish.reading import reading
+from pilotfish.reading import content, reading
 from pilotfish.wire.emulation.traces import Trace
 from pilotfish.wire.errors import PilotfishError
 from pilotfish.wire.keys import read_public
@@ -233,3 +234,16 @@ def test_a_command_ends_with_a_sentence(name: str, tmp_path: Path) -> None:
     assert last.startswith("pilotfish: ")
     assert name in last
     assert "Traceback" not in done.stderr
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """Whatever it may have at most: a service with little address space reads its manifest."""
+    path = tmp_path / "small.json"
+    path.write_text("{}")
+    tracemalloc.start()
+    try:
+        assert content(path) == b"{}"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert content(Path("/proc/self/status")).startswith(b"Name:")
