@@ -94,7 +94,9 @@ class Grammars:
         self._controls = Controls({token.content: id for id, token in special.items()})
         self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
-        self._tried: OrderedDict[Grammar, str] = OrderedDict()  # and what is wrong with them
+        self._tried: OrderedDict[Grammar, str] = (
+            OrderedDict()
+        )  # verdicts: what is wrong; "": nothing
 
     def warm(self) -> None:
         """Read the vocabulary, which takes about a second; `constraint` does so if need be."""

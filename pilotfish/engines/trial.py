@@ -42,7 +42,8 @@ _PR_SET_PDEATHSIG = 1
 _FRUGAL: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 _STARTED_CPU_S = 0.3  # what it takes to start another process, about
 _FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
-# What ends the process by a grammar's own doing: its time, its depth, its memory.
+# What ends the process by a grammar's doing: its time, which is kept as a verdict; and its depth
+# and its memory, which are not, since they may be the machine's.
 _OWN_DOING = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 
 
@@ -79,16 +80,8 @@ class Trial:
             return False
         line = _answer(process, json.dumps(grammar).encode() + b"\n")
         if not line:
-            ended = process.poll() if line is None else process.wait()
-            self.end()
-            self.cpu_s += _STARTED_CPU_S
-            if ended is None or -ended not in _OWN_DOING:
-                return False
-            self.cpu_s += CPU_S
-            self._started()  # it is ready by the time that the next one comes
-            error = GrammarError(TOO_LONG)
-            error.costly, error.lasting = True, -ended == signal.SIGPROF
-            raise error
+            self._replace(process.poll() if line is None else process.wait())
+            return False
         said, lasting, cpu_s = json.loads(line)
         self.cpu_s += cpu_s
         if said:
@@ -96,6 +89,20 @@ class Trial:
             error.lasting = lasting
             raise error
         return True
+
+    def _replace(self, status: int | None) -> None:
+        """End a process that gave no answer; `GrammarError` if its exit status blames the grammar.
+
+        status: None where it has not ended by itself.
+        """
+        self.end()
+        self.cpu_s += _STARTED_CPU_S
+        if status is not None and -status in _OWN_DOING:
+            self.cpu_s += CPU_S
+            self._started()  # it is ready by the time that the next one comes
+            error = GrammarError(TOO_LONG)
+            error.costly, error.lasting = True, -status == signal.SIGPROF
+            raise error
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
@@ -152,10 +159,12 @@ def _answer(process: "subprocess.Popen[bytes]", asked: bytes = b"") -> bytes | N
     while line is None and time.monotonic() < until_s:
         if asked:
             _, writable, _ = select.select([], [process.stdin], [], _STILL_S / 4)
-            try:
-                asked = asked[os.write(process.stdin.fileno(), asked) if writable else 0 :]
-            except OSError:  # the process has ended
-                return b""
+            if writable:
+                try:
+                    written = os.write(process.stdin.fileno(), asked)
+                except OSError:  # the process has ended
+                    return b""
+                asked = asked[written:]
         else:
             line = _line(process, _STILL_S / 4)
         if (now := _cpu_time(process.pid)) != spent:
