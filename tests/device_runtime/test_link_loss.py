@@ -318,6 +318,35 @@ def test_an_edge_that_is_full(long_pair: Pair, policy: str) -> None:
         holder.close()
 
 
+def test_a_session_lost_over_one_connection_after_another(long_pair: Pair) -> None:
+    """Only an edge that never learns it is given up; behind each connection may be another."""
+    forgotten: set[bytes] = set()
+
+    def script(request: m.Request) -> list[list[m.Reply | bytes]]:
+        if not isinstance(request, m.Window):
+            return []
+        session, generation = request.session, request.generation
+        told = {"session": session, "generation": generation}
+        if session in forgotten:
+            return [[m.Failure(code="unknown-session", message="No.", **told)]]
+        if len(forgotten) < 4:  # it comes again, over another connection
+            forgotten.add(session)
+            relay.cut()
+            return []
+        return [[m.Verdict(**told, start=request.start, accepted=0, token=5, times=TIMES)]]
+
+    edge = LyingEdge(long_pair, script)
+    relay = Relay(edge.endpoint)
+    edge.start()
+    try:
+        with opened(long_pair, relay.endpoint, "wait") as device:
+            assert device.generate(PROMPT, max_tokens=1).tokens == [5]
+    finally:
+        relay.close()
+        edge.stop()
+    assert len(forgotten) == 4
+
+
 # Where the edge is
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints
+from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.committed import Committed
@@ -86,6 +87,52 @@ def test_a_pass_under_way_brings_no_more_than_was_pulled_last(
             found = taken()
             assert found == text[sent : sent + len(found)]
             sent += len(found)
+
+
+@pytest.mark.parametrize("less", [False, True])
+def test_an_end_token_within_a_run(pair: Pair, less: bool) -> None:
+    """It ends the stream where it is committed: as a draft, too; not where less was pulled."""
+    (end,) = Artifact.open(pair.target).manifest.eos_ids
+    with SocketlessEdge(pair.target, sessions=1, idle_s=0.0) as edge:
+        edge.start()
+
+        def begun(protocol: str, seed: int) -> RawSession:
+            session = RawSession()
+            edge.deliver(session.begin(PROMPT, protocol, seed=seed))
+            while edge.scheduler.wait_s() is not None:
+                edge.turn()
+            return session
+
+        def taken() -> list[int]:
+            reply, frames = edge.reply_all()
+            assert isinstance(reply, m.Tokens), reply
+            return decode_ids(frames[0], VOCAB).tolist()
+
+        def streamed(seed: int) -> list[int]:
+            edge.deliver(begun("stream", seed).pull(5))
+            text: list[int] = []
+            while len(text) < 5 and end not in text:
+                text += taken()
+            return text
+
+        texts = ((seed, streamed(seed)) for seed in range(200))
+        seed, text = next(each for each in texts if len(each[1]) > 2 and each[1][-1] == end)
+        session = begun("ahead", seed)
+        edge.deliver(session.hint(text[:-1] if less else text))
+        edge.deliver(session.pull(20))
+        batch = edge.scheduler.next_batch()
+        assert batch is not None
+        if less:
+            edge.deliver(session.pull(1))
+        edge.scheduler.target.start(batch.number, batch.spans)
+        for job in collect(edge.scheduler):
+            edge.service.answer(job)
+        sent = taken()
+        assert sent == (text[:1] if less else text)
+        assert edge.scheduler.wait_s() is None
+        session.committed.extend(sent)
+        edge.deliver(session.pull(20))
+        assert (edge.scheduler.wait_s() is not None) == less
 
 
 def test_a_price_near_zero() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
@@ -139,6 +140,31 @@ def test_a_list_that_cannot_be_read_at_a_reload_is_no_empty_one(
         assert (done.returncode, "allowed cannot be read" in done.stderr) == (78, True)
         client.say(PING)
         assert isinstance(client.receive(), m.Pong)
+
+
+def test_of_two_folders_the_later_ones_list_stays_in_force(
+    pair: Pair, folder: Path, key_folders: dict[str, Path], systemd: Systemd, tmp_path: Path
+) -> None:
+    """Where it cannot be read any more: those that were on the former list only stay out."""
+    moved = Path(shutil.copytree(folder, tmp_path / "moved"))
+    (moved / "allowed" / "bob.pub").unlink()
+    keys.allow(moved, key_folders["eve"] / "device.pub", "carol")
+    bob, carol = (DeviceKeys.load(key_folders[name]) for name in ("bob", "eve"))
+    config, port = tmp_path / "edge.toml", free_port()
+    settings = 'target = "{}"\nkeys = "{}"\nthreads = 1\nmetrics = "127.0.0.1:{}"\n'
+    config.write_text(settings.format(pair.target, folder, port))
+    with running("--config", config, systemd=systemd) as daemon:
+        config.write_text(settings.format(pair.target, moved, port))
+        assert reload_as_systemd(systemd, daemon.pid).returncode == 0
+        shutil.rmtree(moved / "allowed")
+        (moved / "allowed").write_text("")
+        assert reload_as_systemd(systemd, daemon.pid).returncode == 78
+        with RawClient(daemon.endpoint, carol) as client:
+            client.say(PING)
+            assert isinstance(client.receive(), m.Pong)
+        with RawClient(daemon.endpoint, bob) as client:
+            client.say(PING)
+            await_sample(port, 'handshakes_refused_total{reason="key"}', 1)
 
 
 def test_an_edge_starts_beside_a_broken_key_file_and_says_so(

@@ -224,6 +224,18 @@ def test_a_pass_that_fails_fails_its_jobs_and_no_others(
     )
 
 
+def test_a_text_that_was_read_before_fails_nobodys_pass(decoder: Decoder) -> None:
+    scheduler = Scheduler(LocalTarget(decoder))
+    client, other = Client(scheduler, 0), Client(scheduler, 1)
+    read = text(0, 30)
+    client.prompt(read)
+    run_all(scheduler)
+    jobs = {client.prompt(read), other.window(text(1, 12)), client.window(read, rows=3)}
+    assert set(run_all(scheduler)) == jobs
+    assert [job.error for job in jobs] == [None] * 3
+    np.testing.assert_allclose(client.seen[-1], alone(decoder, read, rows=3), atol=1e-4)
+
+
 class Pace:
     """Two clients under a clock that a test sets; a pass takes 80 ms."""
 

@@ -144,6 +144,20 @@ def test_to_begin_and_end_again_and_again_drives_out_few() -> None:
     table.open("carol")  # and in time it is welcome again
 
 
+def test_to_be_driven_out_is_no_end_of_ones_own() -> None:
+    """Whoever has driven others out and is driven out in turn may come in again."""
+    table = Table(slots=2, per_owner=2)
+    for other in ("alice", "bob", "dave"):  # each holds all
+        others = [table.open(other, busy=True) for _ in range(2)]
+        driven_out = table.open("carol", busy=True)
+        table.sessions.close(others[1])
+        carols = table.open("carol", busy=True)
+        back = table.open(other, busy=True)
+        assert driven_out not in table.sessions
+        table.sessions.close(carols)
+        table.sessions.close(back)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, key_folders: dict[str, Path]) -> Path:
     """An edge's keys, with three devices on the list."""

@@ -77,6 +77,7 @@ def test_what_is_not_an_artifact_says_how_to_make_one(tmp_path: Path) -> None:
         ({"vocab_size": 17}, "vocab_size exceeds"),
         ({"eos_ids": [16]}, "eos id"),
         ({"bos_id": 16}, "bos_id"),
+        ({"bos_id": 10}, "bos_id"),  # the first that is outside
         ({"files": {**MANIFEST.files, "../x": "0" * 64}}, "plain names"),
         ({"files": {"model.onnx": "0" * 64}}, r"tokenizer\.json"),
         ({"precision": "fp8"}, "precision"),

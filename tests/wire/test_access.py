@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
 from zmq.utils import z85
 
-from pilotfish.wire.access import DOMAIN, Gate
+from pilotfish.wire import access
+from pilotfish.wire.access import DOMAIN, SHUT_OUT_S, Gate
 from pilotfish.wire.connections import REVOKED, Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping, Pong
@@ -74,6 +76,32 @@ def test_who_is_let_in(case: str) -> None:
         version, request, answer, *_ = asking.recv_multipart()
     assert (version, request, answer) == (b"1.0", b"7", status)
     assert gate.refused == (status != b"200")
+    gate.close()
+    context.term()
+
+
+def test_a_key_is_shut_out_as_often_as_there_is_reason_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time for the whole while, also before the former one is over."""
+    now_s = 1000.0
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: now_s))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    gate = Gate(context, {z85.encode(KEY)})
+    with context.socket(zmq.REQ) as asking:
+        asking.linger = 0
+        asking.connect("inproc://zeromq.zap.01")
+
+        def welcome() -> bool:
+            asking.send_multipart(ASKED)
+            gate.answer()
+            return asking.recv_multipart()[2] == b"200"
+
+        for later_s in (0.0, 2 * SHUT_OUT_S, SHUT_OUT_S / 20):
+            now_s += later_s
+            gate.shut_out(z85.encode(KEY))
+            now_s += 0.9 * SHUT_OUT_S
+            assert not welcome()
+        now_s += 0.2 * SHUT_OUT_S
+        assert welcome()
     gate.close()
     context.term()
 

@@ -20,6 +20,7 @@ from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import UNFINISHED, Bounds
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.memory_watch import Glance
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
 
@@ -34,9 +35,9 @@ TINY, SMALL = b"\x01\x00" * 30_000, b"\x01\x22" + b"x" * 34  # 2 and 36 bytes a 
 
 
 @contextmanager
-def listening(keys: EdgeKeys | None = None) -> Iterator[Listener]:
+def listening(keys: EdgeKeys | None = None, message_bytes: int = 64 << 20) -> Iterator[Listener]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    listener = Listener(context, "tcp://127.0.0.1:0", keys, Bounds(64, 32, 64 << 20))
+    listener = Listener(context, "tcp://127.0.0.1:0", keys, Bounds(64, 32, message_bytes))
     try:
         yield listener
     finally:
@@ -196,3 +197,31 @@ def test_what_one_left_unread_is_not_the_next_ones_who_has_its_descriptor() -> N
             silent.sendall(b"\x00\x04late")
             await_message(listener.receive, 4)
             assert listener.connections.devices == 1
+
+
+def test_of_too_much_under_way_in_all_no_more_is_cut_than_must_be() -> None:
+    """Six known peers, each with a message that it may send, and room for four of these."""
+    part = b"\x03" + struct.pack(">Q", 120_000) + bytes(120_000)
+    with listening(message_bytes=MESSAGE) as listener, ExitStack() as stack:
+        peers = [stack.enter_context(shake_hands(listener.endpoint)) for _ in range(6)]
+        for peer in peers:
+            peer.sendall(b"\x00\x05early")
+            await_message(listener.receive, 5)
+        assert listener.receive() is None
+        listener.connections.check_memory(Glance(time.monotonic(), urgent=False))  # none holds any
+        for peer in peers:
+            with suppress(OSError):
+                peer.sendall(8 * part)
+        end_s = time.monotonic() + 30.0
+        while listener.connections.cuts.total() < 2:
+            assert time.monotonic() < end_s
+            for peer in peers:
+                with suppress(OSError):
+                    peer.sendall(b"\x01\x00")  # or it would be cut for its silence
+            time.sleep(0.05)
+        assert listener.connections.cuts == {UNFINISHED: 2}
+        for peer in peers:
+            with suppress(OSError):
+                peer.sendall(b"\x00\x00")
+        for _ in range(4):
+            await_message(listener.receive, 8 * 120_000)

@@ -134,6 +134,19 @@ def test_an_older_version_is_refused_unless_it_is_asked_for(
     assert current(root) == "1.0"
 
 
+def test_what_has_no_place_among_the_versions_may_be_older(
+    root: Path, one: Path, tmp_path: Path
+) -> None:
+    """And so may be what replaces it."""
+    odd = tiny_bundle(tmp_path / "odd", version="3.0.abc")
+    for there, comes in ((one, odd), (odd, one)):
+        put(root, there, downgrade=True)
+        before = snapshot(root)
+        with pytest.raises(InstallError, match="say --downgrade"):
+            put(root, comes)
+        assert snapshot(root) == before
+
+
 @pytest.mark.parametrize("faster", ["newer", "the same", "older"])
 def test_another_installation_may_have_been_faster(
     root: Path, one: Path, two: Path, tmp_path: Path, faster: str

@@ -290,6 +290,23 @@ def test_a_slow_reader_gets_the_whole_answer() -> None:
         assert received.endswith(b"\r\n\r\n" + content)
 
 
+def test_an_answers_end_that_nobody_takes_holds_no_connection() -> None:
+    """Too little for the service to stop writing: it is waited for as long all the same."""
+    lost = threading.Event()
+
+    class Abandoned(Hasty, Impatient):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 60_000})
+
+    with connected(app, Abandoned):
+        assert lost.wait(15)
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_in_the_midst_of_an_answer_what_is_written_must_be_taken(reads: bool) -> None:
     """A client that reads nothing loses its connection; one that keeps up stays for the whole."""

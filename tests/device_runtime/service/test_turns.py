@@ -208,6 +208,23 @@ def test_time_is_not_saved_up_by_silence(drafter: Device) -> None:
     assert "bob" in ended[:4], ended
 
 
+def test_who_comes_back_waits_behind_those_that_wait_already(drafter: Device) -> None:
+    """However long ago it was served last: its turn ended with its last answer."""
+    ended: list[str] = []
+
+    async def ask(lanes: Lanes, client: str) -> None:
+        await answer(lanes, client, [1, 2, 3], LOCAL)
+        ended.append(client)
+
+    async def come_back(lanes: Lanes) -> None:
+        for client in ("carol", "bob"):
+            await ask(lanes, client)
+        await asyncio.gather(*(ask(lanes, client) for client in ("bob", "alice", "carol")))
+
+    talk(drafter, 9, come_back)
+    assert ended == ["carol", "bob", "bob", "alice", "carol"]
+
+
 def test_each_answer_takes_a_place(drafter: Device) -> None:
     """One lane, six places: a client may hold four answers, or one larger request alone."""
     told: list[tuple[int, int]] = []
