@@ -171,15 +171,17 @@ class Service:
         """Serve one message of a device."""
         received_ns = time.monotonic_ns()
         self._tally.bytes_in += envelope.size
+        admitted = False
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
             spared = m.is_hint(envelope.header)
             self._admission.admit(envelope.owner, received_ns * 1e-9, spared=spared)
+            admitted = True
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
         except PilotfishError as error:  # refusing a message unread costs next to nothing
-            self._refuse(envelope, None, error)
+            self._refuse(envelope, None, error, admitted=admitted)
             return
         self._serve(request, envelope, received_ns)
 
@@ -434,12 +436,20 @@ class Service:
             if self._allowed is not None:
                 self._tally.work[self._allowed[session.owner]] += 1
 
-    def _refuse(self, envelope: Envelope, request: m.Request | None, error: PilotfishError) -> None:
+    def _refuse(
+        self,
+        envelope: Envelope,
+        request: m.Request | None,
+        error: PilotfishError,
+        *,
+        admitted: bool = True,
+    ) -> None:
         if m.is_hint(envelope.header):
             self._tally.hints["refused"] += 1  # no hint is answered
             return
         self._tally.refusals[error.code] += 1
-        if not self._admission.may_send(envelope.owner):  # of many bytes, by few
+        # what is admitted is bounded by the rate of messages, and told; what is not, by nothing
+        if not admitted and not self._admission.may_send(envelope.owner):
             self._tally.drops += 1
             return
         about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None
