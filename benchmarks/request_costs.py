@@ -126,7 +126,7 @@ def cases(edge: Edge) -> list[Case]:
     )  # fmt: skip
     digest = edge.service._lexicon.digest
     one = bytes(encode_ids(np.array([5], np.uint32), vocab))
-    split = [one, np.array([1.0], "<f4").tobytes()]
+    split = [one, bytes(encode_ids(np.array([2**24 - 1], np.uint32), 2**24))]  # q(x) = 1
 
     def worked(*messages: Sequence[bytes]) -> None:
         for message in messages:
