@@ -23,7 +23,7 @@ def options_of(text: int, windows: int) -> Rows:
     a chain, and a tree of two at each node.
     """
     random = np.random.default_rng(0)
-    told = Shaping(
+    shaping = Shaping(
         logit_bias=dict.fromkeys(random.permutation(V)[:MOST_BIASED].tolist(), 1.5),
         repetition_penalty=1.1,
         frequency_penalty=0.5,
@@ -34,7 +34,7 @@ def options_of(text: int, windows: int) -> Rows:
     rows: Rows = []
     for window, parents in trees.items():
         ids = random.permutation(V)[:text].astype(np.uint32)
-        shaper, log, spent = Shaper(told, 0), Logprobs(MAX_LOGPROBS, 0), []
+        shaper, log, spent = Shaper(shaping, 0), Logprobs(MAX_LOGPROBS, 0), []
         for at in range(-1, windows):  # the first is traced, not timed
             drafts = random.integers(0, V, DRAFTS).astype(np.uint32)
             if at < 0:

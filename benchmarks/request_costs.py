@@ -33,7 +33,7 @@ from pilotfish.wire.committed import Committed
 from pilotfish.wire.transport import Envelope
 
 CONTEXT, WINDOW, LOGPROBS = 2048, 64, 20
-WORST_MS = 20.0  # of the serving thread, for any one request
+WORST_MS = 20.0  # goal: the serving thread's CPU time for one request
 ME = b"me"
 
 

@@ -221,9 +221,9 @@ class Device:
         A text prompt becomes one user message in the target's chat template, if it has one;
         messages (each with "role" and "content") are rendered by that template, with the tools of
         the options (`TalkOptions`) or those of a `Talk`; a list of the target's token ids is used
-        as it is. The other options are those of `device_runtime.plan.plan`. owner: whose words
-        these are, by any name that others cannot take; by default the device has one user. None:
-        nobody's, from whose answers nothing is kept.
+        as it is. The other options are those of `device_runtime.plan.plan`. owner: a name for
+        the user, which no other user may have; the text drafter reads and keeps texts under it. By
+        default the device has one user. None keeps nothing.
         """
         self._interrupt.arm()
         asked, how = _asked(prompt, options)

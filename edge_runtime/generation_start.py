@@ -260,7 +260,6 @@ class GenerationStarter:
             if begin.prompt_logprobs is None
             else PromptLogprobs(committed.ids, begin.prompt_logprobs)
         )
-        session.prompt_told_to = b""
         follow = None
         if self._drafts_beside(exchange):
             follow = self._following(session, begin, law, constraints[1] if constraints else None)

@@ -89,6 +89,7 @@ class PromptLogprobs:
 
     def __init__(self, ids: Ids, most: int) -> None:
         self.start = len(ids)
+        self.sent_to = b""  # the connection that took their frame
         self.ids, self._most = ids.copy(), most
         # of what no pass has told yet, pages that take no memory yet, either
         self._found = np.zeros(len(ids) - 1, entry_type(most))

@@ -157,12 +157,12 @@ class Rounds:
         taken. What was sent over the same one is on its way.
         """
         told = session.prompt_logprobs
-        due = told is not None and told.start == reply.start and session.prompt_told_to != client
-        if told is not None and due:
+        if told is None or told.start != reply.start or told.sent_to == client:
+            self._send(client, reply, frames)
+        else:
             frames = (*frames, told.frame)
-        taken = self._send(client, reply, frames)
-        if due and taken:
-            session.prompt_told_to = client
+            if self._send(client, reply, frames):
+                told.sent_to = client
         return sum(map(len, frames))
 
     def stop(self, session: SessionState) -> None:

@@ -127,13 +127,12 @@ class Scheduler:
         clock: Callable[[], int] = time.monotonic_ns,
         tally: Tally | None = None,
         price: Price | None = None,
-        owes: Callable[[bytes], bool] = lambda owner: False,
     ) -> None:
         self.target = target
         self.price = price or Price({})
         self._clock = clock
         self._tally = tally or Tally()
-        self.owes = owes
+        self.owes: Callable[[bytes], bool] = lambda owner: False
         self._put_off = False  # jobs wait until their owner owes nothing
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # by slot; the first may be in a batch

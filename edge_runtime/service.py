@@ -252,8 +252,12 @@ class Service:
     def _reply(self, envelope: Envelope, reply: m.Reply, frames: Sequence[m.Buffer] = ()) -> None:
         """Send a reply that no pass has made."""
         self._send(envelope.client, reply, frames)
-        size = _REPLY_BYTES + sum(map(len, frames))
-        self._admission.charge_bytes(envelope.owner, max(0, size - envelope.size))
+        self._charge_reply(envelope, sum(map(len, frames)))
+
+    def _charge_reply(self, envelope: Envelope, size: int) -> None:
+        """Count the bytes of such a reply's frames, and its header's, beyond the request's own."""
+        beyond = max(0, _REPLY_BYTES + size - envelope.size)
+        self._admission.charge_bytes(envelope.owner, beyond)
 
     def _hello(self, hello: m.Hello, envelope: Envelope, received_ns: int) -> None:
         if hello.version != m.VERSION:
@@ -334,12 +338,13 @@ class Service:
 
     def _repeat(self, session: SessionState, last: EdgeRound, envelope: Envelope) -> None:
         """Send the answer to a window once more, if there is one."""
+        if last.verdict is None and last.inquiry is None:
+            return
+        self._expect_room_for_replies(envelope)
         if last.verdict is not None:
-            self._expect_room_for_replies(envelope)
             size = self._rounds.send_telling(session, last.client, last.verdict, last.answer)
-            self._admission.charge_bytes(envelope.owner, _REPLY_BYTES + size)
+            self._charge_reply(envelope, size)
         elif last.inquiry is not None:
-            self._expect_room_for_replies(envelope)
             self._reply(envelope, last.inquiry, last.answer)
 
     def _states(self, states: m.States, envelope: Envelope, received_ns: int) -> None:
@@ -378,7 +383,7 @@ class Service:
             log = session.logprobs
             told = None if log is None else log.of(pull.start, len(missed))
             size = self._rounds.send_tokens(session, pull.start, missed, times, logprobs=told)
-            self._admission.charge_bytes(envelope.owner, _REPLY_BYTES + size)
+            self._charge_reply(envelope, size)
         if not running and not session.ended:
             self._rounds.stream(session)
 

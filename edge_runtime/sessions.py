@@ -90,7 +90,6 @@ class SessionState:
     law: Law | None = None
     logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
     prompt_logprobs: PromptLogprobs | None = None  # likewise, of those that it began with
-    prompt_told_to: bytes = b""  # the connection that took them
     shaper: Shaper | None = None  # of its logits; None: they are sampled from as they are
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     hints: Hints | None = None  # of a generation under `ahead`

@@ -23,7 +23,9 @@ _LEAST_PART = 4  # in a short answer as few as these, of three parts
 _OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
 _OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it averages; answers without, to forget it
 _OWN_ALONE = 32  # answers in a row under one protocol, likewise
-_HOPED = (1.0, 1.0)  # of the machine at first: a pause in a short answer is outvoted
+# The machine's correction before the first answer. Two values, so that the median ignores a first
+# answer that was slow because the process stood still.
+_PRIOR = (1.0, 1.0)
 
 
 class Recent(deque[float]):
@@ -100,7 +102,7 @@ class PassPace:
 
     @property
     def _machines(self) -> float:
-        return float(median([*_HOPED, *self._machine]))
+        return float(median([*_PRIOR, *self._machine]))
 
     def _of(self, name: str) -> float:
         return min(_OWN_MOST, max(1 / _OWN_MOST, median(self._own[name])))

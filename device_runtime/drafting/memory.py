@@ -2,8 +2,8 @@
 
 In:  conversations, as token ids, and whose they are. Out: a `Corpus` for each owner.
 
-An owner's texts are drafted from for that owner alone. Where a device shares texts, what is said is
-also among everyone's, from which lossless protocols draft; only there is kept what nobody owns.
+A drafter reads an owner's texts for that owner alone. A device that shares texts keeps a second
+corpus of all conversations, including those without an owner; only lossless protocols read it.
 """
 
 from __future__ import annotations

@@ -26,10 +26,11 @@ from pilotfish.wire.files import write_whole
 _log = logging.getLogger("pilotfish.device")
 
 OWN = ""  # the owner where a device has one user
-Owner = str | None  # None: nobody
+Owner = str | None  # None: the client has no key, so its texts are not kept
 _SUFFIX = ".texts"
 _SECRET, _SECRET_BYTES = "secret", 32
-_MOST_FILES, _MOST_BYTES = 256, 64 << 20  # of owners by name, in all vocabularies
+# Limits on the files of all API keys together, over all vocabularies.
+_MOST_FILES, _MOST_BYTES = 256, 64 << 20
 
 
 class _File(NamedTuple):
@@ -62,8 +63,8 @@ class TextsFolder:
             self._secret = self._secret or self._read_secret()
         except OSError as error:
             raise unusable(self._owners, error) from error
-        told = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:32]
-        return self._owners / f"{_short(vocabulary)}.{told}{_SUFFIX}"
+        name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:32]
+        return self._owners / f"{_short(vocabulary)}.{name}{_SUFFIX}"
 
     def _read_secret(self) -> bytes:
         """Return the folder's secret, which the first process makes that needs it."""
@@ -110,15 +111,15 @@ def _short(vocabulary: str) -> str:
 
 def _files(folder: Path) -> list[_File]:
     """List the files of a folder but its secret, with what a kill left half written."""
-    found: list[_File] = []
+    files: list[_File] = []
     with suppress(OSError), os.scandir(folder) as entries:  # else opening a file tells why
         for entry in entries:
             if entry.name == _SECRET or not entry.is_file(follow_symlinks=False):
                 continue
             with suppress(FileNotFoundError):  # another device has removed it
                 about = entry.stat(follow_symlinks=False)
-                found.append(_File(about.st_mtime_ns, about.st_size, Path(entry.path)))
-    return found
+                files.append(_File(about.st_mtime_ns, about.st_size, Path(entry.path)))
+    return files
 
 
 def _removed(path: Path) -> bool:

@@ -255,7 +255,7 @@ class _Counted(Extension):
 class _Generation(Extension):
     """Accept `{% generation %}`, which marks the assistant's text for training, as plain text."""
 
-    tags = {"generation"}  # noqa: RUF012  # Jinja's own declaration of it
+    tags = {"generation"}  # noqa: RUF012  # a ClassVar would contradict Jinja's annotation
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -12,10 +12,11 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from pilotfish.reading import reading
+from pilotfish.reading import reading, text
 from pilotfish.wire.errors import UnsupportedError
 
 _COMMAND_S = 30.0
@@ -128,16 +129,20 @@ def task_named(name: str, checker: Sequence[str] = ()) -> Task:
     return Command(checker) if name == Command.name else TASKS[name]()
 
 
+def _line_error(wanted: str, problem: str) -> UnsupportedError:
+    return UnsupportedError(f"{wanted}: {problem}.")
+
+
 def questions(path: Path, task: Task) -> list[Question]:
     """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
     found = []
     with reading(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):
-        lines = path.read_text("utf-8").split("\n")  # JSON strings may hold Unicode's other ends
+        lines = text(path).split("\n")  # JSON strings may hold Unicode's other ends
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         wanted = f'{path}, line {number} is no JSON object with "question" and "answer"'
-        with reading(lambda problem: UnsupportedError(f"{wanted}: {problem}.")):  # noqa: B023
+        with reading(partial(_line_error, wanted)):
             said = json.loads(line)
             if not isinstance(said, dict) or not said.keys() >= {"question", "answer"}:
                 raise UnsupportedError(f"{wanted}.")

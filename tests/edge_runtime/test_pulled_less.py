@@ -19,6 +19,13 @@ from tests.support.socketless import SocketlessEdge
 from tests.support.tiny import tiny_artifact
 
 
+def taken(edge: SocketlessEdge) -> list[int]:
+    """The tokens of the next reply."""
+    reply, frames = edge.reply_all()
+    assert isinstance(reply, m.Tokens), reply
+    return decode_ids(frames[0], VOCAB).tolist()
+
+
 @pytest.mark.parametrize("protocol", ["stream", "ahead"])
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_smaller_pull_during_a_pass(tmp_path: Path, protocol: str, count: int) -> None:
@@ -57,16 +64,11 @@ def test_a_pass_under_way_brings_no_more_than_was_pulled_last(
                 edge.turn()
             return session
 
-        def taken() -> list[int]:
-            reply, frames = edge.reply_all()
-            assert isinstance(reply, m.Tokens), reply
-            return decode_ids(frames[0], VOCAB).tolist()
-
         plain = begun("stream")
         edge.deliver(plain.pull(20))
         text: list[int] = []
         while len(text) < 20:
-            text += taken()
+            text += taken(edge)
         session = begun("ahead")
         edge.deliver(session.hint(text[:6]))
         edge.deliver(session.pull(20))
@@ -77,14 +79,14 @@ def test_a_pass_under_way_brings_no_more_than_was_pulled_last(
         edge.scheduler.target.start(batch.number, batch.spans)
         for job in collect(edge.scheduler):
             edge.service.answer(job)
-        assert taken() == text[:sent]
+        assert taken(edge) == text[:sent]
         if count < sent + 1:
             assert edge.scheduler.wait_s() is None  # and nothing more is computed
             assert edge.replies == []
         session.committed.extend(text[:sent])
         edge.deliver(session.pull(20 - sent))
         while sent < 20:
-            found = taken()
+            found = taken(edge)
             assert found == text[sent : sent + len(found)]
             sent += len(found)
 
@@ -103,16 +105,11 @@ def test_an_end_token_within_a_run(pair: Pair, less: bool) -> None:
                 edge.turn()
             return session
 
-        def taken() -> list[int]:
-            reply, frames = edge.reply_all()
-            assert isinstance(reply, m.Tokens), reply
-            return decode_ids(frames[0], VOCAB).tolist()
-
         def streamed(seed: int) -> list[int]:
             edge.deliver(begun("stream", seed).pull(5))
             text: list[int] = []
             while len(text) < 5 and end not in text:
-                text += taken()
+                text += taken(edge)
             return text
 
         texts = ((seed, streamed(seed)) for seed in range(200))
@@ -127,7 +124,7 @@ def test_an_end_token_within_a_run(pair: Pair, less: bool) -> None:
         edge.scheduler.target.start(batch.number, batch.spans)
         for job in collect(edge.scheduler):
             edge.service.answer(job)
-        sent = taken()
+        sent = taken(edge)
         assert sent == (text[:1] if less else text)
         assert edge.scheduler.wait_s() is None
         session.committed.extend(sent)
