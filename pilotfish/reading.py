@@ -5,6 +5,7 @@ typed error of it. `content` and `text` read a file as a whole, if it is one: a 
 would be waited for, and an endless one fills the memory. Standard library only.
 """
 
+import codecs
 import errno
 import os
 import stat
@@ -65,9 +66,16 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def unmarked(data: bytes) -> bytes:
+    """Return UTF-8 text without the byte order mark that some editors and shells put first."""
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 def text(path: Path, most: int = MOST_BYTES) -> str:
     """Read a file of UTF-8 text, whose lines end in ``\\n`` whatever they end in there.
 
+    A byte order mark, which some editors put first, is no part of the text.
+
     To be called within `reading`; errors are those of `content`, and `UnicodeDecodeError`.
     """
-    return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return unmarked(content(path, most)).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")

@@ -25,6 +25,8 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from pilotfish.home import user_folder
+from pilotfish.reading import unmarked
 from pilotfish.wire.errors import KeysError
 from pilotfish.wire.files import write_whole
 from pilotfish.wire.prose import one_line
@@ -37,12 +39,24 @@ _MOST_BYTES = 1024  # that are read of a file
 
 
 def default_directory() -> Path:
-    """Return ``$PILOTFISH_KEYS``, else ``pilotfish/keys`` in the user's configuration folder."""
-    chosen = os.environ.get("PILOTFISH_KEYS")
-    if chosen:
+    """Return ``$PILOTFISH_KEYS``, else ``pilotfish/keys`` in the user's configuration folder.
+
+    For a user without a home it is a path that begins with ``~``, which reads well in a help and
+    which every use refuses: `KeysError`.
+    """
+    if chosen := os.environ.get("PILOTFISH_KEYS"):
         return Path(chosen)
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(config) / "pilotfish" / "keys"
+    config = user_folder("XDG_CONFIG_HOME", ".config")
+    return (Path("~/.config") if config is None else config) / "pilotfish" / "keys"
+
+
+def _require_home(directory: Path) -> None:
+    """Raise `KeysError` for the default folder of a user without a home."""
+    if directory.parts[:1] == ("~",):
+        raise KeysError(
+            "This user has no home folder, so none for keys: name a folder with --keys or "
+            "PILOTFISH_KEYS, or set HOME."
+        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,7 @@ class DeviceKeys:
     def load(cls, directory: Path) -> "DeviceKeys":
         """Read ``device.key`` and ``edge.pub``; `KeysError` says which one is missing and why."""
         secret = _read_secret(directory, DEVICE)
+        _require_home(directory)
         edge = directory / f"{EDGE}.pub"
         if not edge.exists():
             raise KeysError(
@@ -83,6 +98,7 @@ class AllowList:
         A broken file shuts out its own device only. `KeysError`: the list itself cannot be read, so
         that the keys on it are unknown.
         """
+        _require_home(directory)
         if not directory.is_dir():
             raise KeysError(f"{directory} is no folder of keys.")
         names, broken = {}, []
@@ -152,6 +168,7 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
 
 def listing(directory: Path) -> list[dict[str, str]]:
     """List all keys of a folder: name, kind (``pair``, ``public`` or ``allowed``), public key."""
+    _require_home(directory)
     rows = []
     for path in sorted(directory.glob("*.pub")):
         kind = "pair" if path.with_suffix(".key").exists() else "public"
@@ -179,7 +196,7 @@ def _content(path: Path) -> bytes:
     """Read the beginning of a file without blocking: it may be a pipe, or endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return os.read(descriptor, _MOST_BYTES).strip()
+        return unmarked(os.read(descriptor, _MOST_BYTES)).strip()
     finally:
         os.close(descriptor)
 
@@ -194,6 +211,7 @@ def _holds_another(path: Path, key: bytes) -> bool:
 @contextmanager
 def _writing(path: Path, mode: int) -> Iterator[None]:
     """Lock the file's folder for writing; create it with this mode if need be."""
+    _require_home(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -224,6 +242,7 @@ def _read_secret(directory: Path, name: str) -> bytes:
     if handed is not None and handed.exists() and handed.read_bytes().strip():
         # systemd grants the service's user access by an ACL, so its mode says nothing
         return _read(handed)
+    _require_home(directory)
     path = directory / f"{name}.key"
     try:
         mode = path.stat().st_mode

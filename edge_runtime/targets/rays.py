@@ -13,6 +13,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pilotfish.cpus import usable_cpus
 from pilotfish.edge_runtime.node.actor import NodeActor
 from pilotfish.edge_runtime.targets.target import Opening
 from pilotfish.engines.artifact import Artifact
@@ -47,7 +48,7 @@ def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any
     """
     config, plan = opening.config, opening.config.cluster
     total = plan.replicas * plan.stages
-    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // total)
+    threads = config.threads or max(1, usable_cpus() // total)
     if plan.address:
         _join(plan.address)
     else:

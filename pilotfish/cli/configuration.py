@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pilotfish.reading import reading
+from pilotfish.reading import reading, unmarked
 from pilotfish.wire.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -122,5 +122,5 @@ def _table(path: Path) -> dict[str, Any]:
         if len(text) > _MAX_BYTES:
             raise ConfigError(f"{path} is longer than {_MAX_BYTES:,} bytes.")
     with reading(lambda problem: ConfigError(f"{path} is not valid TOML: {problem}.")):
-        table: dict[str, Any] = tomllib.loads(text.decode())
+        table: dict[str, Any] = tomllib.loads(unmarked(text).decode())
     return table

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pilotfish.cpus import usable_cpus
 from pilotfish.engines.errors import ProviderError
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
@@ -74,7 +75,7 @@ def open_session(
     """Open a session that runs `graph` on the execution provider of this name.
 
     Args:
-        threads: of one pass; None is one for each core that this process may use.
+        threads: of one pass; None is one for each CPU that this process may use.
         options: the provider's own, beside PROVIDER_OPTIONS.
         others: providers for operators that it does not know; the CPU always is one.
 
@@ -91,7 +92,7 @@ def open_session(
         raise ProviderError(f"onnxruntime {onnxruntime.__version__} was built without it")
     missing = _load_cuda() if CUDA in (provider, *others) else ""
     session_options = onnxruntime.SessionOptions()
-    session_options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    session_options.intra_op_num_threads = threads or usable_cpus()
     session_options.log_severity_level = FATAL
     onnxruntime.set_default_logger_severity(FATAL)  # kernels warn past the session's log
     for key, value in (*SESSION_CONFIG.items(), spinning):
