@@ -66,6 +66,15 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def utf8_path(path: Path) -> str:
+    """Return a path as the string whose UTF-8 bytes name the file.
+
+    Libraries in C++ encode a string so, whatever Python decodes file names by in this locale.
+    `UnicodeDecodeError` for a name that is not UTF-8.
+    """
+    return os.fsencode(path).decode("utf-8")
+
+
 def unmarked(data: bytes) -> bytes:
     """Return UTF-8 text without the byte order mark that some editors and shells put first."""
     return data.removeprefix(codecs.BOM_UTF8)

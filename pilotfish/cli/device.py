@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
-from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
 from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
@@ -44,9 +44,7 @@ keys need https: --tls-cert and --tls-key, or a proxy on this machine.
 def add_to(commands: Commands) -> None:
     """Register the commands."""
     parser = commands.add_parser("device", help="draft here", description="The drafting end.")
-    actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", required=True, parser_class=ConfiguredParser
-    )
+    actions = choices_as(ConfiguredParser, parser)
     _add_run(actions)
     _add_serve(actions)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from pilotfish.cli import export_auto, export_bridge, export_keep, export_split
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.options import Commands, choices_of, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
@@ -174,7 +174,7 @@ def add_to(commands: Commands) -> None:
         help="make artifacts, list and compare them",
         description="Weights in, artifacts out.",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    actions = choices_of(parser)
     model = actions.add_parser(
         "model",
         help="export a model",

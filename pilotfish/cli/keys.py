@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pilotfish.cli.options import Commands
+from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
 from pilotfish.wire import keys
 
@@ -21,7 +21,7 @@ def add_to(commands: Commands) -> None:
         "allowed/; a device needs device.key and the edge's edge.pub. A pair of another kind, "
         "OpenSSH's, signs bundles: signer.key and signers/signer.pub.",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    actions = choices_of(parser)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--keys",

@@ -16,6 +16,7 @@ from typing import Any
 
 from pilotfish.cpus import usable_cpus
 from pilotfish.engines.errors import ProviderError
+from pilotfish.reading import reading, utf8_path
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
@@ -97,8 +98,10 @@ def open_session(
     onnxruntime.set_default_logger_severity(FATAL)  # kernels warn past the session's log
     for key, value in (*SESSION_CONFIG.items(), spinning):
         session_options.add_session_config_entry(key, value)
+    with reading(lambda problem: ProviderError(f"its path does not suit onnxruntime: {problem}")):
+        place = utf8_path(graph)
     session = onnxruntime.InferenceSession(
-        str(graph),
+        place,
         session_options,
         providers=[
             (name, {**PROVIDER_OPTIONS.get(name, {}), **given})
