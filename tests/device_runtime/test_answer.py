@@ -7,10 +7,9 @@ import pytest
 from pilotfish.device_runtime.answer import AnswerBuffer
 from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.record import Round
-from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.families.outline import Outline
 from pilotfish.engines.vocabulary import Vocabulary
-from tests.conftest import Pair
+from tests.support.vocabularies import byte_level
 
 TEXT = "naïve 模型 👩‍👩‍👧 🇩🇪!"
 
@@ -20,10 +19,16 @@ def round_of(ids: list[int]) -> Round:
 
 
 @pytest.mark.parametrize("stop", [[], ["never said"]])
-def test_an_answer_that_is_cut_within_a_character_ends_before_it(
-    pair: Pair, stop: list[str]
-) -> None:
-    target = Vocabulary.of(Artifact.open(pair.target))
+def test_an_answer_that_is_cut_within_a_character_ends_before_it(stop: list[str]) -> None:
+    tokenizer = byte_level()
+    target = Vocabulary(
+        model="",
+        tokenizer_json=tokenizer._json,
+        vocab_size=tokenizer.vocab_size,
+        bos_id=None,
+        eos_ids=[],
+        chat_template=None,
+    )
     ids = target.tokenizer.encode(TEXT)
     assert len(ids) > len(TEXT)  # some characters take several tokens
     for most in range(1, len(ids) + 1):
