@@ -64,7 +64,7 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
     runner: Annotated[
         Literal["ray"] | None,
         setting(
-            "run the target as actors on a Ray cluster (pip install 'pilotfish[ray]')",
+            "run the target as actors on a Ray cluster; needs the extra 'ray' (docs/scale.md)",
             flag="cluster",
         ),
     ] = None

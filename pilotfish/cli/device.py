@@ -19,6 +19,7 @@ from pilotfish.cli.screen import Screen
 from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
+from pilotfish.extras import installing
 from pilotfish.field.summary import report, summary
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import LOCAL, Greedy
@@ -115,7 +116,7 @@ def _serve(args: argparse.Namespace) -> int:
     for name in _EXTRA:
         if find_spec(name) is None:
             raise UnsupportedError(
-                f"The service needs {name}, which is not installed: pip install 'pilotfish[serve]'."
+                f"The service needs {name}, which is not installed: {installing('serve')}."
             )
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:

@@ -179,7 +179,7 @@ def add_to(commands: Commands) -> None:
         "model",
         help="export a model",
         description="Writes a graph, its weights, the tokenizer and a manifest into a folder. "
-        "Needs the extra 'export' (pip install 'pilotfish[export]').",
+        "Needs the extra 'export' (README.md).",
     )
     add_flags(model, ModelSettings)
     model.set_defaults(run=_model, usage=model.error)

@@ -16,6 +16,7 @@ from typing import Any
 
 from pilotfish.cpus import usable_cpus
 from pilotfish.engines.errors import ProviderError
+from pilotfish.extras import installing
 from pilotfish.reading import reading, utf8_path
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
@@ -55,12 +56,13 @@ def runtime_version() -> tuple[int, ...]:
             continue
     if not found:
         raise ProviderError(
-            "no inference runtime is installed: pip install 'pilotfish[cpu]' or 'pilotfish[gpu]'"
+            f"no inference runtime is installed: {installing('cpu')}; with NVIDIA's GPU: "
+            f"{installing('gpu')}"
         )
     if len(found) > 1:
         raise ProviderError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files: "
-            "pip uninstall both, then install 'pilotfish[cpu]' or 'pilotfish[gpu]'"
+            f"pip uninstall both, then {installing('cpu')}; with NVIDIA's GPU: {installing('gpu')}"
         )
     version = next(iter(found.values()))
     return tuple(int(part) for part in version.split(".")[:2])
