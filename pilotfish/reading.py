@@ -2,7 +2,8 @@
 
 `reading` is the one place that knows what reading and decoding such a file can raise, and makes one
 typed error of it. `content` and `text` read a file as a whole, if it is one: a pipe in its place
-would be waited for, and an endless one fills the memory. Standard library only.
+would be waited for, and an endless one fills the memory. `naming` is for files that are written.
+Standard library only.
 """
 
 import codecs
@@ -39,6 +40,17 @@ def reading(told: Callable[[str], Exception]) -> Iterator[None]:
     except ValueError as error:  # json's, msgspec's and tomllib's, and int's for endless digits
         problem = str(error).partition("; use sys.set_int_max_str_digits")[0]
         raise told(problem) from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put a file's name into an `OSError` that lacks it, as that of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def content(path: Path, most: int = MOST_BYTES) -> bytes:

@@ -84,14 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough
         abandon_unread()
         return 0
-    except (OSError, MemoryError, RuntimeError) as error:
-        # a file that was named cannot be written, a disk is full, no thread can be started
-        short, of_a_file = shortage(error), isinstance(error, OSError)
-        if not (short or of_a_file):
+    except OSError as error:  # a file that was named cannot be written, a disk is full
+        named = error.filename is not None and error.strerror
+        complain(_lacking(error) + (f"{error.filename}: {error.strerror}" if named else f"{error}"))
+        return _IO_ERROR
+    except (MemoryError, RuntimeError) as error:  # the latter: no thread can be started
+        if shortage(error) is None:
             raise
-        lacking = f"this machine has no {short} left for it: " if short else ""
-        complain(f"{lacking}{error}")
-        return _IO_ERROR if of_a_file else BusyError.exit_code
+        complain(f"{_lacking(error)}{error}")
+        return BusyError.exit_code
+
+
+def _lacking(error: BaseException) -> str:
+    short = shortage(error)
+    return "" if short is None else f"this machine has no {short} left for it: "
 
 
 def _run(words: Sequence[str]) -> int:

@@ -57,14 +57,14 @@ class ConfiguredParser(argparse.ArgumentParser):
         raise ConfigError(f"{self._file} (or the command line beside it): {message}.")
 
 
-def config_option(parser: ConfiguredParser) -> None:
-    """``--config FILE``."""
+def config_option(parser: ConfiguredParser, example: str) -> None:
+    """``--config FILE``. example: a line of such a file."""
     parser.reads_files = True
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="a TOML file with more of these flags (lanes = 2, …); SIGHUP reads it again",
+        help=f"a TOML file with more of these flags ({example}, …); SIGHUP reads it again",
     )
 
 

@@ -59,7 +59,7 @@ def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     )
     run.add_argument("prompt", help="the user's message, or '-'")
     add_flags(run, DeviceConfig, on_link_loss="fail")
-    generation_options(run, protocol="auto", tokens=128)
+    generation_options(run, protocol="auto", tokens=128, temperature="default")
     talk_options(run)
     json_option(run)
     run.add_argument("--stats", action="store_true", help="print what happened, to stderr")
@@ -74,9 +74,14 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         epilog=_SERVE_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config_option(serve)
+    config_option(serve, "lanes = 2")
     add_flags(serve, ServiceConfig)
-    generation_options(serve, protocol="auto", tokens=0)
+    generation_options(
+        serve,
+        protocol="auto",
+        tokens=0,
+        temperature=f"default: {_TEMPERATURE:g}, as at OpenAI; under protocol greedy 0",
+    )
     serve.set_defaults(run=_serve, temperature=None)
 
 
@@ -96,6 +101,8 @@ def _run(args: argparse.Namespace) -> int:
             screen.show(piece)
         screen.end()
         assert device.last is not None
+        if device.last.finish_reason == "length":
+            screen.notes.print(_cut_short(len(device.last.tokens), args.max_tokens))
         figures = summary(device.last)
         choice = device.last.choice
         turn = device.last.turn
@@ -108,6 +115,13 @@ def _run(args: argparse.Namespace) -> int:
             screen.notes.print(f"auto: {choice.reason}")
         screen.notes.print(report([figures]))
     return 0
+
+
+def _cut_short(tokens: int, most: int) -> str:
+    """Say why an answer ends where its model had not ended it."""
+    if tokens < most:
+        return f"the answer was cut after {tokens} tokens, where the context ends"
+    return f"the answer was cut after {tokens} tokens: allow more with --max-tokens"
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ def add_to(commands: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config_option(serve_parser)
+    config_option(serve_parser, "sessions = 16")
     add_flags(serve_parser, EdgeConfig)
     serve_parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)  # see `edge_parent`
     serve_parser.set_defaults(run=_serve)

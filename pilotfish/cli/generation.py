@@ -32,8 +32,10 @@ def bias(text: str) -> tuple[int, float]:
     return int(token), float(value)
 
 
-def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
-    """How to generate."""
+def generation_options(
+    parser: argparse.ArgumentParser, *, protocol: str, tokens: int, temperature: str
+) -> None:
+    """How to generate. temperature: its default, in words."""
     parser.add_argument(
         "--protocol",
         choices=(*names(), AUTO),
@@ -82,7 +84,7 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--max-tokens", type=int, default=tokens, metavar="N", help="tokens at most (%(default)s)"
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)"
+        "--temperature", type=float, default=0.0, metavar="T", help=f"0 is greedy ({temperature})"
     )
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all tokens (default)")
     parser.add_argument(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import Meta
 
 from pilotfish.cli.flags import add_flag, bounded
+from pilotfish.reading import naming
 from pilotfish.wire.settings import Setting, setting
 
 _WRONG_USAGE = 2  # as argparse has it
@@ -65,4 +66,5 @@ def write_json(path: str, value: Any) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        with naming(Path(path)):
+            Path(path).write_text(text, encoding="utf-8")

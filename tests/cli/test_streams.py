@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.cli.options import write_json
 from tests.conftest import Pair
 from tests.support.commands import command
 
@@ -93,3 +94,12 @@ def test_without_an_action_a_command_shows_its_help(asked: str) -> None:
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("usage: pilotfish")
     assert asked or "first steps" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_with_the_name_of_the_file() -> None:
+    with pytest.raises(OSError, match="/dev/full"):
+        write_json("/dev/full", {"figure": 1})
+    done = shell("P keys list --keys /nonexistent --json > /dev/full")
+    assert done.returncode == 74
+    assert "No space left on device" in done.stderr
