@@ -21,6 +21,7 @@ import zmq
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.attempts import Attempts, stop_at
 from pilotfish.wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
@@ -31,16 +32,7 @@ _log = logging.getLogger("pilotfish.wire")
 
 CONNECT_MS = 3000  # an attempt to connect gives way to the next one
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
-_RETRIED_S = 0.2
 _ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
-_TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
-_FAILED = {
-    zmq.Event.DISCONNECTED,
-    zmq.Event.HANDSHAKE_FAILED_AUTH,
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
-}
-
 _NUMBERS = count(1)  # of connections
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
@@ -61,6 +53,7 @@ class EdgeChannel:
         # or the kernel would wait for minutes on a path that was dead when the attempt began
         self._socket.connect_timeout = CONNECT_MS
         self._socket.handshake_ivl = HANDSHAKE_MS
+        stop_at(self._socket)
         if keys is not None:
             self._socket.curve_serverkey = keys.edge
             self._socket.curve_publickey = keys.public
@@ -85,9 +78,7 @@ class EdgeChannel:
         self.connections = 0  # made so far
         # names the present connection, or the last one: no two of this process have the same
         self.connection = next(_NUMBERS)
-        self.denied = False  # the edge's allow-list said no
-        self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
-        self.broken_handshakes = 0
+        self.attempts = Attempts()
         self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
         try:
@@ -127,9 +118,11 @@ class EdgeChannel:
     def take(self, timeout_s: float) -> tuple[Buffer, list[Buffer], int] | None:
         """The next header, its frames and bytes; None after ``timeout_s`` or a change of the link.
 
-        Link changes are noted in `connected` and `denied`, so that the caller can react at once.
+        Link changes are noted in `connected` and `attempts`, so that the caller can react at once.
         """
         self._looked_s = time.monotonic()
+        if self.attempts.due:
+            self.try_again()
         if self._unnoticed:
             self._unnoticed = False
             return None
@@ -148,10 +141,12 @@ class EdgeChannel:
         return None
 
     def catch_up(self) -> None:
-        """Read the monitor's events; `take` does so too while it waits."""
+        """Read the monitor's events, and connect anew if that is due; `take` does so too."""
         self._looked_s = time.monotonic()
         with self._news:
             self._read_events()
+        if self.attempts.due:
+            self.try_again()
 
     def _read_events(self) -> bool:
         """Read all of the monitor's events; True if there were any."""
@@ -202,19 +197,11 @@ class EdgeChannel:
         self._shunned_s = now_s + self._shun_s
         self._shun_s = min(2.0 * self._shun_s, _SHUN_S[1])
 
-    @property
-    def given_up(self) -> bool:
-        """Whether ZeroMQ has stopped trying to connect.
-
-        It does so after a refused key, or a longer message than is allowed.
-        """
-        return time.monotonic() - self._failed_s > _RETRIED_S
-
     def try_again(self) -> None:
         """Connect anew, on the same socket."""
         with suppress(zmq.ZMQError):  # it has none to end
             self._socket.disconnect(self.endpoint)
-        self.denied, self._failed_s = False, math.inf
+        self.attempts.began()
         self._socket.connect(self.endpoint)
 
     def segments(self) -> Segments | None:
@@ -224,10 +211,7 @@ class EdgeChannel:
         return segments(self._descriptor, self._port)
 
     def _note(self, event: int, value: int) -> None:
-        if event in _TRYING:
-            self._failed_s = math.inf
-        elif event in _FAILED:
-            self._failed_s = time.monotonic()
+        self.attempts.note(event, value)
         if event == zmq.Event.CONNECTED:
             self._descriptor, self._intake = value, Intake(self._encrypted)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -237,10 +221,6 @@ class EdgeChannel:
         elif event == zmq.Event.DISCONNECTED:
             self.connected = False
             self._descriptor = None
-        elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            self.denied = True
-        elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
-            self.broken_handshakes += 1
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what was sent last has ``linger_s`` to leave."""

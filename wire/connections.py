@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -102,6 +102,7 @@ class Connections:
         self.drained = False  # all messages that had arrived were received
         self.encrypted = growth is None
         self._growth = growth
+        self._allowed: Collection[bytes] = ()  # keys, as of the last look
         self._left = False  # a connection ended since the memory was last checked
 
     def bound(self, endpoint: str) -> None:
@@ -194,16 +195,22 @@ class Connections:
             with self._turn:
                 self._cut(connection, SHREDDED)
 
-    def cut_revoked(self, allowed: Container[bytes] | None) -> None:
+    def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
         """Cut connections whose key was taken off the list; call it regularly.
 
         allowed: the keys on the list; None: there is no list. A connection has had `_TOLD_S` to
-        learn of its revocation before it is cut.
+        learn of its revocation before it is cut. Whose key is unknown, since it has not sent a
+        message yet, has to come again through the gate.
         """
         if allowed is None:
             return
         now_s = time.monotonic()
         with self._turn:
+            if allowed is not self._allowed:
+                if not set(self._allowed) <= set(allowed):
+                    for stranger in [*self._strangers.values()]:
+                        self._cut(stranger, REVOKED)
+                self._allowed = allowed
             for connection in self._open.values():
                 if connection.owner and connection.owner not in allowed:
                     connection.revoked_s = min(connection.revoked_s, now_s)

@@ -12,6 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pilotfish.device_runtime.link.connectivity import (
+    REFUSALS,
+    Connectivity,
+    LinkStatus,
+    of_error,
+)
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
 from pilotfish.device_runtime.link.line import SLICE_S, Line
 from pilotfish.device_runtime.link.loss import (
@@ -24,6 +30,7 @@ from pilotfish.device_runtime.link.loss import (
     backoff,
 )
 from pilotfish.wire.errors import (
+    AccessDeniedError,
     BusyError,
     DrainingError,
     EdgeLostError,
@@ -85,6 +92,9 @@ class EdgeLink(Line):
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
         self._away_s: float | None = time.monotonic()  # since when the edge is away
+        # what the edge said of itself over which connection, instead of a welcome
+        self._said: tuple[int, Connectivity] | None = None
+        self.changed: Callable[[], None] = lambda: None  # called when the link may have changed
 
     # Suitable edges
 
@@ -121,6 +131,28 @@ class EdgeLink(Line):
             return True
         return self._greeted == self.connection and self.welcome is not None
 
+    @property
+    def status(self) -> LinkStatus:
+        """The link's state, in words. For any thread."""
+        said = self._said
+        if not self.channel.connected:
+            state = self.unconnected_state(was_met=self.met is not None)
+        elif said is not None and said[0] == self.connection:
+            state = said[1]
+        else:
+            state = Connectivity.CONNECTED if self._ready else Connectivity.CONNECTING
+        return self.status_of(state)
+
+    def attend(self) -> None:
+        """Greet the edge over a new connection, where no answer does; never waits or raises."""
+        try:
+            self.catch_up()
+            if self.channel.connected and self._unsuited != self.connection and not self._ready:
+                self._say_hello(0.0)
+        except PilotfishError as error:
+            _log.info("%s", error)
+        self.changed()
+
     # Waiting
 
     def reach(self) -> None:
@@ -155,14 +187,19 @@ class EdgeLink(Line):
             return
         self.lost()
         begun_s = time.monotonic()
+        # the first connection's own attempt has just begun; a later request asks anew
+        since_s = 0.0 if otherwise is EdgeUnreachableError else begun_s
+        self.channel.attempts.hurry()
         if self._patience.policy == "local":  # the grace is for a loss, not for each answer
             self._away_s = begun_s = self._away_s or begun_s
         while not self.channel.connected:
             left_s = begun_s + self._patience.absent_s - time.monotonic()
-            if self.channel.denied:
-                raise self._denied()
-            if left_s <= 0:
-                raise self._absent(otherwise, self.met is not None, self._patience.absent_s)
+            status = self.status
+            refused = status.state in REFUSALS and self.channel.attempts.failed_since(since_s)
+            if refused or left_s <= 0:
+                self.changed()
+                was_met = otherwise is EdgeLostError
+                raise status.error(was_met=was_met, waited_s=self._patience.absent_s)
             looked_s = time.monotonic()
             arrived = self.receive(left_s)
             begun_s += _stood_s(looked_s)  # while this process stands still nobody can come
@@ -184,24 +221,37 @@ class EdgeLink(Line):
             reply = arrived[0]
             if isinstance(reply, Failure) and reply.session is None:
                 self._asked = _NONE  # ask anew, next time
-                error = from_code(reply.code, reply.message)
-                if not isinstance(error, BUSY):
-                    self._unsuited = self.connection
-                raise error
+                raise self._turned_away(from_code(reply.code, reply.message))
             if isinstance(reply, Welcome):
                 self._welcomed(reply)
                 return
+
+    def _turned_away(self, error: PilotfishError) -> PilotfishError:
+        """Note what the edge says instead of a welcome; returns the error to raise."""
+        state = of_error(error)
+        if state is not None:
+            self._said = self.connection, state
+            self.changed()
+        if state is Connectivity.KEY_REFUSED:  # it may be allowed again before it is cut
+            return AccessDeniedError(str(self.status))
+        if not isinstance(error, BUSY):
+            self._unsuited = self.connection
+        return error
 
     def _welcomed(self, welcome: Welcome) -> None:
         before = self.met
         self.meet(welcome)
         if self.welcome is None:
-            self._asked, self._unsuited = _NONE, self.connection
-            raise PairMismatchError(
-                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
-                "answer's: ask again."
+            self._asked = _NONE
+            raise self._turned_away(
+                PairMismatchError(
+                    f"The edge serves {welcome.model} now, whose vocabulary is another one than "
+                    "this answer's: ask again."
+                )
             )
-        self._greeted, self._away_s = self._asked, None
+        self._greeted, self._away_s, self._said = self._asked, None, None
+        self._diagnosis.forget()
+        self.changed()
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
             _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
@@ -231,9 +281,8 @@ class EdgeLink(Line):
             return False
         if not self.channel.connected:
             self._away_s = self._away_s or now
-            if self.channel.denied:
-                self._put_off()
-                raise self._denied()
+            if self._patience.policy != "local" and self.status.state in REFUSALS:
+                raise self.status.error(was_met=self.met is not None, waited_s=0.0)
             return False
         if self._hello is None or self._unsuited == self.connection:
             return False
@@ -308,7 +357,10 @@ class EdgeLink(Line):
                         self.connection, late, stood,
                     )  # fmt: skip
                 if isinstance(reply, Failure) and _concerns(reply, message):
-                    raise from_code(reply.code, reply.message)
+                    error = from_code(reply.code, reply.message)
+                    if isinstance(error, AccessDeniedError | DrainingError):
+                        error = self._turned_away(error)
+                    raise error
             else:
                 # if there was nothing to do, what comes now is waited for
                 late = meanwhile is not None and meanwhile()
@@ -333,6 +385,7 @@ class EdgeLink(Line):
         """Note that the edge is away."""
         if self.lost_ns is None:
             self.lost_ns = time.monotonic_ns()
+            self.changed()
 
     def verified(self) -> None:
         """Note that tokens were verified: the edge is back."""
