@@ -155,10 +155,7 @@ class Peer:
 
     def detach(self, reason: str) -> None:
         """Detach the unusable node and ignore it for a pause."""
-        if self.ready is not None or reason != self._reason:
-            _log.warning("%s cannot be used: %s", self.place.name, reason)
-            self._happened("refused")
-        self._reason = reason
+        self._note_refusal(reason)
         self._forget()
         self._pause()
 
@@ -181,7 +178,8 @@ class Peer:
         elif attempts.handshakes_failed > self._failed:
             self._failed = attempts.handshakes_failed
             if attempts.failure is Failure.KEY:
-                self.detach("it does not let this edge in: put edge.pub on its allow-list")
+                # no pause: the channel's own grow, too
+                self._note_refusal("it does not let this edge in: put edge.pub on its allow-list")
             elif attempts.failure is Failure.TIMEOUT:
                 self._reason = "it takes the connection, but says nothing"
             else:
@@ -194,6 +192,12 @@ class Peer:
     def _paused(self) -> bool:
         """Whether the node is in a pause."""
         return time.monotonic() < self._paused_until_s
+
+    def _note_refusal(self, reason: str) -> None:
+        if self.ready is not None or reason != self._reason:
+            _log.warning("%s cannot be used: %s", self.place.name, reason)
+            self._happened("refused")
+        self._reason = reason
 
     def _note_loss(self) -> None:
         if self._asked:
