@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pilotfish.device_runtime.link.absence import Absence, Crossing, Standing
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
 from pilotfish.device_runtime.link.line import SLICE_S, Line
 from pilotfish.device_runtime.link.loss import (
@@ -47,12 +48,16 @@ _NONE = 0  # no connection
 
 
 class Sent(NamedTuple):
-    """A request as sent: its message, frames, bytes, and time (monotonic)."""
+    """A request as sent: its message, frames, bytes, and time (monotonic).
+
+    position: where it begins in the connection's stream, about; None: unknown.
+    """
 
     message: Request
     frames: Sequence[Buffer]
     size: int
     sent_ns: int
+    position: int | None = None
 
 
 class EdgeLink(Line):
@@ -84,7 +89,7 @@ class EdgeLink(Line):
         self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
-        self._away_s: float | None = time.monotonic()  # since when the edge is away
+        self._absence = Absence(patience, time.monotonic())
 
     # Suitable edges
 
@@ -115,7 +120,7 @@ class EdgeLink(Line):
     @property
     def _ready(self) -> bool:
         """Whether a suitable edge was greeted over the present connection."""
-        if not self.channel.connected:
+        if not self.here:
             return False
         if self._hello is None:
             return True
@@ -128,9 +133,30 @@ class EdgeLink(Line):
         self._await_connection(EdgeUnreachableError)
 
     def greet(self) -> None:
-        """Wait for the edge, and greet it if needed."""
+        """Wait for the edge, and greet it if needed: it has the policy's whole time."""
+        if self._patience.policy != "local":
+            self._absence.progress()
+            self._absence.expect(time.monotonic())
         self.catch_up()
         self._await_edge()
+
+    def _note_standing(self, stood_s: float = 0.0) -> None:
+        """Add what passed since the last note to what the edge was away, or owes a reply."""
+        self._absence.note(self._standing, time.monotonic(), stood_s)
+
+    @property
+    def _standing(self) -> Standing:
+        liveness = self.channel.liveness()
+        if not self.channel.connected:
+            trying = (liveness,)
+        elif liveness is None:  # no TCP: a socket of this machine
+            return Standing.HERE
+        elif not (liveness.quiet or (self._absence.doubted and liveness.doubtful)):
+            return Standing.CARRYING if liveness.carries else Standing.HERE
+        else:
+            trying = (self._second.liveness() if self._second is not None else None,)
+        progresses = any(each is not None and each.progresses for each in trying)
+        return Standing.CONNECTING if progresses else Standing.AWAY
 
     def _await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
@@ -149,28 +175,24 @@ class EdgeLink(Line):
 
     def _await_connection(self, otherwise: type[PilotfishError] = EdgeLostError) -> None:
         """Wait for a connection; raise ``otherwise`` after the time-out."""
-        if not self.channel.connected:
+        if not self.here:
             self.catch_up()
-        if self.channel.connected:
+        if self.here:
             return
         self.lost()
-        begun_s = time.monotonic()
-        if self._patience.policy == "local":  # the grace is for a loss, not for each answer
-            self._away_s = begun_s = self._away_s or begun_s
-        while not self.channel.connected:
-            left_s = begun_s + self._patience.absent_s - time.monotonic()
+        self._note_standing()
+        while not self.here:
             if self.channel.denied:
                 raise self._denied()
-            if left_s <= 0:
-                raise self._absent(otherwise, self.met is not None, self._patience.absent_s)
+            if self._absence.over:
+                raise self._gone(otherwise)
             looked_s = time.monotonic()
-            arrived = self.receive(left_s)
-            begun_s += _stood_s(looked_s)  # while this process stands still nobody can come
+            arrived = self.receive(SLICE_S)
+            self._note_standing(_stood_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
             # noticed. It will come again, since the request is sent again.
-        self._away_s = None
 
     def _say_hello(self, wait_s: float) -> None:
         """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
@@ -201,7 +223,7 @@ class EdgeLink(Line):
                 f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
                 "answer's: ask again."
             )
-        self._greeted, self._away_s = self._asked, None
+        self._greeted = self._asked
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
             _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
@@ -229,8 +251,8 @@ class EdgeLink(Line):
         now = time.monotonic()
         if now < self._busy_until_s:
             return False
-        if not self.channel.connected:
-            self._away_s = self._away_s or now
+        self._note_standing()
+        if not self.here:
             if self.channel.denied:
                 self._put_off()
                 raise self._denied()
@@ -267,11 +289,13 @@ class EdgeLink(Line):
         give_up = time.monotonic() + self._patience.silent_s
         while True:
             self._await_edge()
+            liveness = self.channel.liveness()
             sent_ns = time.monotonic_ns()
             size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                return Sent(message, frames, size, sent_ns)
+                position = None if liveness is None else liveness.position
+                return Sent(message, frames, size, sent_ns, position)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)
@@ -291,17 +315,22 @@ class EdgeLink(Line):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns = sent
-        now = time.monotonic()
-        give_up, resend = now + self._patience.silent_s, now + RESEND_S
+        message, frames, size, sent_ns, position = sent
+        self._absence.expect(time.monotonic())
+        crossing = Crossing(size)
+        crossing.begins(position)
+        overdue_s = RESEND_S
         resent = stood = False
         late = late or meanwhile is not None
-        while now < give_up:
-            arrived = self.receive(0.0 if late else min(resend, give_up) - now)
-            stood = stood or _stood_s(now) > 0.0
+        while True:
+            looked_s = time.monotonic()
+            arrived = self.receive(0.0 if late else SLICE_S)
+            stood_s = _stood_s(looked_s)
+            stood = stood or stood_s > 0.0
             if arrived is not None:
                 reply, reply_frames, reply_size = arrived
                 if wanted(reply):
+                    self._got_on()
                     now_ns = time.monotonic_ns()
                     return TimedReply(
                         reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
@@ -315,13 +344,43 @@ class EdgeLink(Line):
                 gone = not self.channel.connected or self.connection != self._sent_on
                 if gone:
                     self.lost()
-                if gone or time.monotonic() >= resend:
-                    size += self.send(message, frames).size
+                if gone or self._lost_a_message(overdue_s):
+                    overdue_s = self._absence.owed_s + 2.0 * RESEND_S
+                    again = self.send(message, frames)
+                    crossing.begins(again.position)
+                    size += again.size
                     resent = True
-                    give_up += time.monotonic() - now  # what was waited for a connection
-                    resend = time.monotonic() + RESEND_S
-            now = time.monotonic()
-        raise self._silent()
+            self._mind(crossing, stood_s)
+
+    def _mind(self, crossing: Crossing, stood_s: float) -> None:
+        """Note how the link stands while a reply is waited for; raise if that is for too long."""
+        liveness = self.channel.liveness()
+        if liveness is not None and self.channel.connected:
+            if crossing.advances(liveness.acknowledged):
+                self._got_on()
+        self._note_standing(stood_s)
+        if self._absence.away:
+            self.lost()
+        if self._absence.over:
+            raise self._gone(EdgeLostError)
+        if self._absence.overdue:
+            raise self._silent()
+
+    def _lost_a_message(self, overdue_s: float) -> bool:
+        """Whether request or reply may have been lost though the connection lives.
+
+        TCP loses nothing, but an edge may drop what it has no room for. While the request is under
+        way, sending it again would only be in its own way.
+        """
+        if self._absence.owed_s < overdue_s:
+            return False
+        liveness = self.channel.liveness()
+        return liveness is None or not liveness.outstanding
+
+    def _got_on(self) -> None:
+        """Note that the edge got on with our work."""
+        self._absence.progress()
+        self._moved()
 
     def state(self) -> LinkState:
         """Return the link's state, with the age of each reading. For any thread."""
@@ -357,6 +416,14 @@ class EdgeLink(Line):
     def _put_off(self) -> None:
         """Pause the checks for a busy edge, longer each time."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
+
+    def _gone(self, otherwise: type[PilotfishError]) -> PilotfishError:
+        """Return the error for an edge that was away for too long."""
+        if self._patience.policy == "local":
+            self._put_off()  # the next attempt may cost a prompt's bytes
+        else:
+            self._absence.progress()  # what is asked next has the policy's whole time
+        return self._absent(otherwise, self.met is not None, self._patience.absent_s)
 
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
