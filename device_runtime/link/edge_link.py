@@ -10,9 +10,8 @@ same bytes; an edge that has answered it already repeats its reply.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from pilotfish.device_runtime.link.absence import Absence, Crossing, Standing
+from pilotfish.device_runtime.link.absence import Absence
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
 from pilotfish.device_runtime.link.line import SLICE_S, Line
 from pilotfish.device_runtime.link.loss import (
@@ -24,6 +23,7 @@ from pilotfish.device_runtime.link.loss import (
     Patience,
     backoff,
 )
+from pilotfish.device_runtime.link.pending import Pending, Sent
 from pilotfish.wire.errors import (
     BusyError,
     DrainingError,
@@ -45,19 +45,6 @@ _NEWS_S = 0.02  # until the loss of a connection shows, after a message could no
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
 _STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 _NONE = 0  # no connection
-
-
-class Sent(NamedTuple):
-    """A request as sent: its message, frames, bytes, and time (monotonic).
-
-    position: where it begins in the connection's stream, about; None: unknown.
-    """
-
-    message: Request
-    frames: Sequence[Buffer]
-    size: int
-    sent_ns: int
-    position: int | None = None
 
 
 class EdgeLink(Line):
@@ -142,21 +129,8 @@ class EdgeLink(Line):
 
     def _note_standing(self, stood_s: float = 0.0) -> None:
         """Add what passed since the last note to what the edge was away, or owes a reply."""
-        self._absence.note(self._standing, time.monotonic(), stood_s)
-
-    @property
-    def _standing(self) -> Standing:
-        liveness = self.channel.liveness()
-        if not self.channel.connected:
-            trying = (liveness,)
-        elif liveness is None:  # no TCP: a socket of this machine
-            return Standing.HERE
-        elif not (liveness.quiet or (self._absence.doubted and liveness.doubtful)):
-            return Standing.CARRYING if liveness.carries else Standing.HERE
-        else:
-            trying = (self._second.liveness() if self._second is not None else None,)
-        progresses = any(each is not None and each.progresses for each in trying)
-        return Standing.CONNECTING if progresses else Standing.AWAY
+        standing = self._standing(doubted=self._absence.doubted)
+        self._absence.note(standing, time.monotonic(), stood_s)
 
     def _await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
@@ -289,8 +263,7 @@ class EdgeLink(Line):
         give_up = time.monotonic() + self._patience.silent_s
         while True:
             self._await_edge()
-            liveness = self.channel.liveness()
-            sent_ns = time.monotonic_ns()
+            liveness, sent_ns = self.channel.liveness(), time.monotonic_ns()
             size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
@@ -315,49 +288,34 @@ class EdgeLink(Line):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns, position = sent
+        pending = Pending(sent, late=late or meanwhile is not None)
         self._absence.expect(time.monotonic())
-        crossing = Crossing(size)
-        crossing.begins(position)
-        overdue_s = RESEND_S
-        resent = stood = False
-        late = late or meanwhile is not None
         while True:
             looked_s = time.monotonic()
-            arrived = self.receive(0.0 if late else SLICE_S)
+            arrived = self.receive(0.0 if pending.late else SLICE_S)
             stood_s = _stood_s(looked_s)
-            stood = stood or stood_s > 0.0
+            pending.stood = pending.stood or stood_s > 0.0
             if arrived is not None:
-                reply, reply_frames, reply_size = arrived
+                reply = arrived[0]
                 if wanted(reply):
                     self._got_on()
-                    now_ns = time.monotonic_ns()
-                    return TimedReply(
-                        reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        self.connection, late, stood,
-                    )  # fmt: skip
-                if isinstance(reply, Failure) and _concerns(reply, message):
+                    return pending.answered(arrived, self.connection)
+                if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     raise from_code(reply.code, reply.message)
             else:
                 # if there was nothing to do, what comes now is waited for
-                late = meanwhile is not None and meanwhile()
+                pending.late = meanwhile is not None and meanwhile()
                 gone = not self.channel.connected or self.connection != self._sent_on
                 if gone:
                     self.lost()
-                if gone or self._lost_a_message(overdue_s):
-                    overdue_s = self._absence.owed_s + 2.0 * RESEND_S
-                    again = self.send(message, frames)
-                    crossing.begins(again.position)
-                    size += again.size
-                    resent = True
-            self._mind(crossing, stood_s)
-
-    def _mind(self, crossing: Crossing, stood_s: float) -> None:
-        """Note how the link stands while a reply is waited for; raise if that is for too long."""
-        liveness = self.channel.liveness()
-        if liveness is not None and self.channel.connected:
-            if crossing.advances(liveness.acknowledged):
+                if gone or pending.is_lost(self._absence.owed_s):
+                    pending.again(self.send(sent.message, sent.frames), self._absence.owed_s)
+            if pending.advances(self.channel.liveness() if self.channel.connected else None):
                 self._got_on()
+            self._mind(stood_s)
+
+    def _mind(self, stood_s: float) -> None:
+        """Note how the link stands while a reply is waited for; raise if that is for too long."""
         self._note_standing(stood_s)
         if self._absence.away:
             self.lost()
@@ -366,21 +324,10 @@ class EdgeLink(Line):
         if self._absence.overdue:
             raise self._silent()
 
-    def _lost_a_message(self, overdue_s: float) -> bool:
-        """Whether request or reply may have been lost though the connection lives.
-
-        TCP loses nothing, but an edge may drop what it has no room for. While the request is under
-        way, sending it again would only be in its own way.
-        """
-        if self._absence.owed_s < overdue_s:
-            return False
-        liveness = self.channel.liveness()
-        return liveness is None or not liveness.outstanding
-
     def _got_on(self) -> None:
         """Note that the edge got on with our work."""
         self._absence.progress()
-        self._moved()
+        self._second.moved()
 
     def state(self) -> LinkState:
         """Return the link's state, with the age of each reading. For any thread."""
