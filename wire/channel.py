@@ -39,9 +39,8 @@ from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send
 
 _log = logging.getLogger("pilotfish.wire")
 
-_STEP_S = 5.0  # a handshake has at least so long for each step
 _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
-_GLIMPSE_S = 0.05  # a look at the kernel's counters is good for so long
+_GLIMPSE_S = 0.05  # good news of the kernel's counters holds for so long
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
 _RETRIED_S = 0.2
 _ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
@@ -242,18 +241,15 @@ class EdgeChannel:
         """Whether to end the connection: it has been quiet for too long, or its handshake has."""
         if self.connected:
             return liveness.quiet and liveness.quiet_s > self._quiet_most_s
-        return liveness.quiet_s > max(_STEP_S, liveness.step_s)
+        return liveness.stuck
 
-    def liveness(self, *, anew: bool = False) -> Liveness | None:
-        """How alive the TCP connection is; None if there is none. For any thread.
-
-        anew: as of this very moment, not of some milliseconds ago.
-        """
+    def liveness(self) -> Liveness | None:
+        """How alive the TCP connection is; None if there is none. For any thread."""
         with self._news:
             liveness = self._liveness
             if liveness is not None and self._port:
                 now_s = time.monotonic()
-                if anew or now_s - liveness.looked_s > _GLIMPSE_S:
+                if liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
                     with borrowed(self._descriptor, leads_to(self._port)) as connection:
                         crossed = volume(connection)
                     if crossed is not None:

@@ -60,10 +60,7 @@ class Second:
         self._stands_s = self._stands_s or now_s
         least_s, most_s = _GRACE_S
         grace_s = min(most_s, max(least_s, _GRACE_HANDSHAKES * second.handshake_s))
-        if now_s - self._stands_s < grace_s:
-            return False
-        liveness = present.liveness(anew=True)  # it may have moved a moment ago
-        return liveness is None or liveness.quiet
+        return now_s - self._stands_s >= grace_s
 
     def moved(self) -> None:
         """Note that the present connection is of use: the next attempt need not wait."""
