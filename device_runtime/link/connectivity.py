@@ -122,7 +122,11 @@ _WORDS = {
         "No machine answers at {at}.",
         "look at this machine's network, the address and firewalls between",
     ),
-    Connectivity.QUIET: ("The edge at {at} is connected, but nothing comes from it.", ""),
+    Connectivity.QUIET: (
+        "The edge at {at} is connected, but nothing gets across.",
+        "if it stays so, measure the path with `pilotfish probe`; one that loses large packets "
+        "needs `sysctl net.ipv4.tcp_mtu_probing=1` on both ends, or a lower MTU",
+    ),
     Connectivity.LOST: ("The connection to the edge at {at} is lost; it is tried again.", ""),
     Connectivity.CONNECTING: ("The edge at {at} is being connected to.", ""),
 }
