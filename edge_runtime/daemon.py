@@ -79,6 +79,7 @@ def serve(
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
         stack.callback(listener.close)
+        settings.start(listener)
         try:
             with _handshakes(listener):
                 waiting = partial(_report_waiting, supervisor, signals, lifeline)
