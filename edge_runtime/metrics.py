@@ -113,12 +113,19 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
     if gate is not None and devices:
         yield _gauge("device_sessions", "Open sessions of each device.", sessions, "device")
+    if gate is not None:
+        behind = "Devices that came by the edge's former key when they came last."
+        yield _gauge("former_key_devices", behind, len(gate.behind))
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))
     crowded = "1 while connections are turned away, since there are too many."
     yield _gauge("connections_crowded", crowded, connections.crowded)
     yield _gauge("node_up", "Whether a node of the target takes part.", target.nodes, "node")
-    refused = {"broken": connections.broken, "key": gate.refused if gate else 0}
+    refused = {
+        "broken": connections.broken,
+        "key": gate.refused if gate else 0,
+        "edge-key": connections.missed,
+    }
     yield _counter("handshakes_refused", "Strangers turned away.", refused, "reason")
     yield _counter("connections_cut", "Connections ended by the edge.", connections.cuts, "reason")
 

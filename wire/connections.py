@@ -132,7 +132,11 @@ class Connections:
     @property
     def devices(self) -> int:
         """Number of different keys (or, without keys, of connections) that are connected."""
-        return len({connection.owner for connection in list(self._known.values())})
+        return len(self.owners())
+
+    def owners(self) -> set[bytes]:
+        """Return the keys (or, without keys, the names) of those that are connected."""
+        return {connection.owner for connection in list(self._known.values())}
 
     def has(self, client: bytes) -> bool:
         """Whether ``client``, which has sent a message, is still connected."""

@@ -6,6 +6,7 @@ kernel's choice fails its handshake and comes again after a tenth of a second; i
 given to the other one. Behind one address (NAT) there may be clients of both: chance decides.
 """
 
+import logging
 import math
 import os
 import threading
@@ -18,8 +19,11 @@ from pilotfish.wire.access import Gate, domain
 from pilotfish.wire.errors import ListenError
 from pilotfish.wire.reuseport import MOST_ADDRESSES, Route, SharedPort
 
+_log = logging.getLogger("pilotfish.wire")
+
 _MOST_KEYS: Final = 8  # that one process has answered to
 _SETTLED_S: Final = 10.0  # after which a client has moved on to the present key; before, it is two
+_LOG_S: Final = 10.0  # between two entries in the log, however many strangers come
 _STEER_S: Final = 0.01  # between two programs for the kernel, however many strangers come
 
 
@@ -91,6 +95,12 @@ class Rollover:
                 self._missed_s = now_s
                 self._reroute(address, now_s)
                 self._steer()
+            elif not self.overlaps and now_s - self._missed_s >= _LOG_S:
+                self._missed_s = now_s
+                _log.warning(
+                    "%s has another edge.pub than this edge's: give it the one from here",
+                    f"a device at {address}" if address else "a device",
+                )
 
     def _reroute(self, address: str, now_s: float) -> None:
         present, former = (self._present,), (self._former,)
