@@ -17,6 +17,7 @@ from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.manifest import Manifest
+from pilotfish.extras import installing
 from pilotfish.wire.errors import ListenError, UnsupportedError
 from pilotfish.wire.metrics import families, metric
 from pilotfish.wire.transport import Listener, is_own_host
@@ -55,7 +56,7 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise UnsupportedError(
-                "--metrics needs the extra `serve`: pip install 'pilotfish[serve]'."
+                f"--metrics needs the extra `serve`: {installing('serve')}."
             ) from None
         registry = CollectorRegistry()
         self._sight: MetricsSources | None = None

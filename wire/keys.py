@@ -26,6 +26,8 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from pilotfish.home import user_folder
+from pilotfish.reading import unmarked
 from pilotfish.wire.errors import KeysError
 from pilotfish.wire.files import sync, write_whole
 from pilotfish.wire.prose import one_line
@@ -39,12 +41,24 @@ _MOST_BYTES = 1024  # that are read of a file
 
 
 def default_directory() -> Path:
-    """Return ``$PILOTFISH_KEYS``, else ``pilotfish/keys`` in the user's configuration folder."""
-    chosen = os.environ.get("PILOTFISH_KEYS")
-    if chosen:
+    """Return ``$PILOTFISH_KEYS``, else ``pilotfish/keys`` in the user's configuration folder.
+
+    For a user without a home it is a path that begins with ``~``, which reads well in a help and
+    which every use refuses: `KeysError`.
+    """
+    if chosen := os.environ.get("PILOTFISH_KEYS"):
         return Path(chosen)
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(config) / "pilotfish" / "keys"
+    config = user_folder("XDG_CONFIG_HOME", ".config")
+    return (Path("~/.config") if config is None else config) / "pilotfish" / "keys"
+
+
+def _require_home(directory: Path) -> None:
+    """Raise `KeysError` for the default folder of a user without a home."""
+    if directory.parts[:1] == ("~",):
+        raise KeysError(
+            "This user has no home folder, so none for keys: name a folder with --keys or "
+            "PILOTFISH_KEYS, or set HOME."
+        )
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,7 @@ class DeviceKeys:
     def load(cls, directory: Path) -> "DeviceKeys":
         """Read ``device.key`` and ``edge.pub``; `KeysError` says which one is missing and why."""
         secret = _read_secret(directory, DEVICE)
+        _require_home(directory)
         edge = directory / f"{EDGE}.pub"
         if not edge.exists():
             raise KeysError(
@@ -85,6 +100,7 @@ class AllowList:
         A broken file shuts out its own device only. `KeysError`: the list itself cannot be read, so
         that the keys on it are unknown.
         """
+        _require_home(directory)
         if not directory.is_dir():
             raise KeysError(f"{directory} is no folder of keys.")
         names: dict[bytes, str] = {}
@@ -228,6 +244,7 @@ def deny(directory: Path, name: str) -> list[Path]:
 
 def listing(directory: Path) -> list[dict[str, str]]:
     """List all keys of a folder: name, kind (``pair``, ``public`` or ``allowed``), public key."""
+    _require_home(directory)
     rows = []
     for path in sorted(directory.glob("*.pub")):
         kind = "pair" if path.with_suffix(".key").exists() else "public"
@@ -255,7 +272,7 @@ def _content(path: Path) -> bytes:
     """Read the beginning of a file without blocking: it may be a pipe, or endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return os.read(descriptor, _MOST_BYTES).strip()
+        return unmarked(os.read(descriptor, _MOST_BYTES)).strip()
     finally:
         os.close(descriptor)
 
@@ -278,6 +295,7 @@ def holds(path: Path, key: bytes) -> bool:
 @contextmanager
 def writing(path: Path, mode: int) -> Iterator[None]:
     """Lock the file's folder for writing; create it with this mode if need be."""
+    _require_home(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -318,6 +336,7 @@ def _credential(name: str) -> Path | None:
 
 
 def _read_own_secret(directory: Path, name: str) -> bytes:
+    _require_home(directory)
     path = directory / f"{name}.key"
     try:
         mode = path.stat().st_mode

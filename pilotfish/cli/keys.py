@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotfish.cli.configuration import read_settings
-from pilotfish.cli.options import Commands
+from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
 from pilotfish.wire import keys, rotation
 from pilotfish.wire.errors import ConfigError, KeysError
@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
         "allowed/; a device needs device.key and the edge's edge.pub. A pair of another kind, "
         "OpenSSH's, signs bundles: signer.key and signers/signer.pub.",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    actions = choices_of(parser)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--keys",

@@ -7,12 +7,12 @@ back, and trees with more leaves than a slot has sequences.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.language_model import LanguageModel, Output
@@ -70,7 +70,7 @@ class LlamaDecoder(LanguageModel):
             raise ProviderError(
                 f"llama.cpp has {MOST_SEQUENCES} sequences, which are too few for {slots} sessions"
             )
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or usable_cpus()
         self._cells = Cells(self._model, slots * leaves, slots * self.context, threads)
         self._slots = [
             Branches(self._cells, range(slot * leaves, (slot + 1) * leaves))
