@@ -106,8 +106,7 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     connections, gate = listener.connections, listener.gate
     sessions = service.sessions_by_device()
     yield from families(tally, PREFIX, without="" if devices else "device")
-    build = {(wire.SOFTWARE, manifest.model, target.digest): 1}
-    yield _gauge("build_info", "Always 1; what runs here.", build, "software", "model", "digest")
+    yield _build(manifest, target)
     verified = "1 once the model's files were found to be those that were exported."
     yield _gauge("weights_verified", verified, inspection.passed)
     yield _gauge("weights_damaged", "1 once one was found to be another.", bool(inspection.damage))
@@ -129,6 +128,14 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     }
     yield _counter("handshakes_refused", "Strangers turned away.", refused, "reason")
     yield _counter("connections_cut", "Connections ended by the edge.", connections.cuts, "reason")
+
+
+def _build(manifest: Manifest, target: Target) -> "Metric":
+    run = target.execution  # of a target on nodes each knows its own
+    how = ("nodes", "", "") if run is None else (run.provider, run.precision, str(run.threads))
+    build = {(wire.SOFTWARE, manifest.model, target.digest, *how): 1}
+    labels = ("software", "model", "digest", "provider", "precision", "threads")
+    return _gauge("build_info", "Always 1; what runs here, and how.", build, *labels)
 
 
 _gauge, _counter = partial(metric, "gauge", PREFIX), partial(metric, "counter", PREFIX)

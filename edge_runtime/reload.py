@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import zmq
+
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
@@ -84,6 +86,15 @@ class LiveSettings:
     def trouble(self) -> str:
         """The faults in one line; "" for none."""
         return in_brief(self.troubles)
+
+    @property
+    def keys_in_use(self) -> str:
+        """Which keys are in force, in a line."""
+        if self.allowed is None:
+            return "no keys: whoever reaches this address is let in"
+        former = " (and the former one)" if self._former is not None else ""
+        public = zmq.curve_public(self._secret).decode()
+        return f"edge.pub is {public}{former}; {len(self.allowed)} keys are allowed"
 
     def reload(self, listener: Listener, service: Service) -> None:
         """Read everything again and apply its valid parts."""
@@ -161,4 +172,5 @@ class LiveSettings:
             self._tally.sound_s = time.time()
         for trouble in self.troubles:
             _log.error("%s but for this: %s", what, trouble)
-        _log.info("%s; %d keys are allowed", what, len(self.allowed or ()))
+        if what == "reloaded":
+            _log.info("reloaded; %s", self.keys_in_use)

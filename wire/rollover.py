@@ -42,7 +42,7 @@ class Rollover:
         self._port: SharedPort | None = None
         self._routes: dict[str, Route] = {}  # by address; "": of all others
         self._since_s: dict[str, float] = {}
-        self._missed_s = -math.inf
+        self._missed_s = self._logged_s = -math.inf
         self._turn = threading.Lock()  # for routes and keys
 
     @property
@@ -95,8 +95,8 @@ class Rollover:
                 self._missed_s = now_s
                 self._reroute(address, now_s)
                 self._steer()
-            elif not self.overlaps and now_s - self._missed_s >= _LOG_S:
-                self._missed_s = now_s
+            elif not self.overlaps and now_s - self._logged_s >= _LOG_S:
+                self._logged_s = now_s
                 _log.warning(
                     "%s has another edge.pub than this edge's: give it the one from here",
                     f"a device at {address}" if address else "a device",
