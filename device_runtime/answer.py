@@ -135,13 +135,16 @@ class AnswerBuffer:
         return taken, released
 
     def _end(self, reason: str) -> str:
-        """End the answer and return the text that was held back."""
-        released = self._scan(self._stream.flush())
-        if self.finish_reason is None:
-            self.finish_reason = reason
-            released += self._held
-            self.text += self._held
-            self._held = ""
+        """End the answer and return the text that was held back.
+
+        The bytes of a character that did not come whole are no text, as in vLLM: a client that
+        sends the answer back would else send U+FFFD, which the model has not said.
+        """
+        if self.finish_reason is not None:
+            return ""
+        self.finish_reason = reason
+        released, self._held = self._held, ""
+        self.text += released
         return released
 
     def _scan(self, new: str) -> str:

@@ -25,6 +25,7 @@ from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.families import Tools
+from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
@@ -421,6 +422,11 @@ class Device:
         """The link's state; None without an edge. For any thread; sends nothing."""
         link = self._link
         return link.state() if link is not None else None
+
+    @property
+    def execution(self) -> Execution | None:
+        """How the drafter is run; None where it is no model."""
+        return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
         """Use another address for this device and all `beside` it. For any thread.

@@ -3,12 +3,12 @@
 Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
 """
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from pilotfish.cpus import usable_cpus
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.messages import MAX_WINDOW
@@ -64,7 +64,7 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
     runner: Annotated[
         Literal["ray"] | None,
         setting(
-            "run the target as actors on a Ray cluster (pip install 'pilotfish[ray]')",
+            "run the target as actors on a Ray cluster; needs the extra 'ray' (docs/scale.md)",
             flag="cluster",
         ),
     ] = None
@@ -219,10 +219,10 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
     @property
     def target_threads(self) -> int | None:
-        """CPU threads of a target in this process; None: all cores that it may use."""
+        """CPU threads of a target in this process; None: as many as CPUs that it may use."""
         if self.threads is not None or self.draft is None:
             return self.threads
-        return max(1, len(os.sched_getaffinity(0)) - self.draft_threads)
+        return max(1, usable_cpus() - self.draft_threads)
 
     @property
     def nodes(self) -> Path | None:

@@ -12,6 +12,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.errors import ExportError
+from pilotfish.reading import naming
 
 OLD = "-old"  # suffix of the old content's name while it is being replaced
 
@@ -42,14 +43,15 @@ def replacing(
     expect_replaceable(out, ours)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    partial.mkdir()
     try:
-        yield partial
-        _check(partial, out, opened)
-        for file in partial.rglob("*"):
-            _sync(file)
-        _sync(partial)
-        _take_place(partial, out)
+        with naming(out):
+            partial.mkdir()
+            yield partial
+            _check(partial, out, opened)
+            for file in partial.rglob("*"):
+                _sync(file)
+            _sync(partial)
+            _take_place(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

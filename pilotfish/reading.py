@@ -2,9 +2,11 @@
 
 `reading` is the one place that knows what reading and decoding such a file can raise, and makes one
 typed error of it. `content` and `text` read a file as a whole, if it is one: a pipe in its place
-would be waited for, and an endless one fills the memory. Standard library only.
+would be waited for, and an endless one fills the memory. `naming` is for files that are written.
+Standard library only.
 """
 
+import codecs
 import errno
 import os
 import stat
@@ -40,6 +42,17 @@ def reading(told: Callable[[str], Exception]) -> Iterator[None]:
         raise told(problem) from error
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put a file's name into an `OSError` that lacks it, as that of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
 def content(path: Path, most: int = MOST_BYTES) -> bytes:
     """Read a file's bytes; `OSError` says why not, `ValueError` for what is no file or too large.
 
@@ -65,9 +78,25 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def utf8_path(path: Path) -> str:
+    """Return a path as the string whose UTF-8 bytes name the file.
+
+    Libraries in C++ encode a string so, whatever Python decodes file names by in this locale.
+    `UnicodeDecodeError` for a name that is not UTF-8.
+    """
+    return os.fsencode(path).decode("utf-8")
+
+
+def unmarked(data: bytes) -> bytes:
+    """Return UTF-8 text without the byte order mark that some editors and shells put first."""
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 def text(path: Path, most: int = MOST_BYTES) -> str:
     """Read a file of UTF-8 text, whose lines end in ``\\n`` whatever they end in there.
 
+    A byte order mark, which some editors put first, is no part of the text.
+
     To be called within `reading`; errors are those of `content`, and `UnicodeDecodeError`.
     """
-    return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return unmarked(content(path, most)).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")

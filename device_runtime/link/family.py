@@ -11,6 +11,7 @@ from pathlib import Path
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import Interrupt, Patience
+from pilotfish.wire.address import require_address
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.transport import is_loopback
@@ -95,6 +96,7 @@ class Family:
 
 def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:
     """Read the keys in this folder; beyond loopback they are needed."""
+    require_address(edge)
     if folder is None and not is_loopback(edge):
         raise UnsupportedError(
             f"Without keys a device talks to loopback only, not to {edge}; name the folder "

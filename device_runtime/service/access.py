@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from pilotfish.device_runtime.drafting.owners import Owner
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.reading import unmarked
 from pilotfish.wire.errors import KeysError, ListenError
 from pilotfish.wire.transport import is_loopback
 
@@ -74,7 +75,7 @@ class ApiKeys:
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
-                text = file.read(_FILE_BYTES + 1)
+                text = unmarked(file.read(_FILE_BYTES + 1))
         except OSError as error:
             raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
         if mode & stat.S_IRWXO:

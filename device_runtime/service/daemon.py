@@ -77,7 +77,11 @@ class Daemon:
         self._config = config
         self._devices = devices
         self._access = access
-        self.metrics = Metrics()
+        self._started = f"serving {drafter}"  # and how, for the log
+        execution = devices[0].execution
+        if execution is not None:
+            self._started += f": {execution}"
+        self.metrics = Metrics(drafter=drafter, execution=execution)
         self.status = Status(drafter=drafter, lanes=len(devices), energy=self.metrics.energy)
         self._supervisor = supervisor
         self._reread = reread
@@ -114,7 +118,9 @@ class Daemon:
             self._supervisor.ready(self._line())
             self._inspection.start()
             scheme = "https" if self._tls else "http"
-            announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            announce(where)
+            _log.info("%s; on %s; %s", self._started, where, self._keys_in_use)
             await serving
         finally:
             ticking.cancel()
@@ -261,6 +267,22 @@ class Daemon:
             f"{'; no room for more connections' if crowded else ''}"
             f"{f'; not in force: {self._trouble}' if self._trouble else ''}"
         )
+
+    @property
+    def _keys_in_use(self) -> str:
+        """What the log says at the start of the edge and of all keys."""
+        clients = (
+            "no API keys" if self._access.keys is None else f"{len(self._access.keys)} API keys"
+        )
+        edge, held = self._edge
+        if edge is None:
+            return f"no edge; {clients}"
+        link = (
+            "without keys"
+            if held is None
+            else (f"device.pub {held.public.decode()}, edge.pub {held.edge.decode()}")
+        )
+        return f"edge {edge}, {link}; {clients}"
 
     def _note_generation(self, generation: Generation) -> None:
         self._protocol = generation.protocol

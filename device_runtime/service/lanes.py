@@ -31,6 +31,7 @@ from pilotfish.speculation.randomness import seed_of
 from pilotfish.wire.errors import DrainingError
 
 _log = logging.getLogger("pilotfish.service")
+_each_log = logging.getLogger("pilotfish.answers")
 
 BUFFERED = 1024  # pieces that may wait for a slow client
 _HALF_LIFE_S = 300.0  # of the probability that a conversation goes on
@@ -329,7 +330,7 @@ class Lanes:
                 self._used_s.popitem(last=False)
             lane = max(free, key=lambda lane: lane.gain(job))
             shares = lane.device.shared(job.prompt, job.owner)
-            _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
+            _each_log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
             lane.take(job)
         self._report()
 

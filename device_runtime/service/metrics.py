@@ -24,6 +24,7 @@ from pilotfish.device_runtime.energy import Rail, Watch, rails
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round
 from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.language_model import Execution
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.metrics import (
     Histogram,
@@ -138,9 +139,17 @@ class Metrics:
     """Counts what a service does. Thread-safe.
 
     power: the rails whose energy is counted from now until `close`; those of this board if None.
+    drafter: its name. execution: how it is run; None: it is no model.
     """
 
-    def __init__(self, power: Sequence[Rail] | None = None) -> None:
+    def __init__(
+        self,
+        power: Sequence[Rail] | None = None,
+        drafter: str = "",
+        execution: Execution | None = None,
+    ) -> None:
+        how = ("none", "", "") if execution is None else (*execution[:2], str(execution.threads))
+        self._build = (wire.SOFTWARE, drafter, *how)
         self.energy = Watch(rails() if power is None else power).start()
         self._counts = _Counts()
         # the state, the readings, and when they were
@@ -249,7 +258,8 @@ class Metrics:
         with self._lock:
             counted = [*families(self._counts, PREFIX)]
             link = () if self._link is None else _of_link(*self._link, self._losses)
-        build = _gauge("build_info", "The software that runs.", {wire.SOFTWARE: 1}, "version")
+        labels = ("version", "model", "provider", "precision", "threads")
+        build = _gauge("build_info", "Always 1; what runs, and how.", {self._build: 1}, *labels)
         return [build, *counted, *link, *_of_energy(self.energy)]
 
     def close(self) -> None:

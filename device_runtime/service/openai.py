@@ -39,6 +39,7 @@ from pilotfish.device_runtime.service.prompts import (
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import Choice, ToolList, chosen, tools_asked
+from pilotfish.reading import unmarked
 from pilotfish.speculation.shaping import (
     LEAST_FACTOR,
     MOST_BIAS,
@@ -263,7 +264,7 @@ def read(
     whole: has all its fields, kind those that are looked at. neutral: see `refuse_unless_neutral`.
     """
     try:
-        fields = given(msgspec.json.decode(body, type=whole))
+        fields = given(msgspec.json.decode(unmarked(body), type=whole))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if (name := unknown_name(error)) is not None:
             raise unknown(name) from None

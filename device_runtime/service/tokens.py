@@ -21,6 +21,7 @@ from pilotfish.device_runtime.service.prompts import (
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import ToolList, tools_asked
+from pilotfish.reading import unmarked
 
 Body = dict[str, Any]
 _MOST = 1 << 20  # tokens
@@ -92,7 +93,7 @@ def detokenized(device: Device, tokens: Sequence[int]) -> Body:
 
 def _read(body: bytes, kind: type[Any]) -> Any:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(unmarked(body), type=kind)
     except RecursionError:
         raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

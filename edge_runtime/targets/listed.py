@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from pilotfish.edge_runtime.targets.peer import NodeAddress
-from pilotfish.reading import content, reading
+from pilotfish.reading import content, reading, unmarked
 from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.nodes import Ready
@@ -103,7 +103,7 @@ def read_list(path: Path, kind: type[L]) -> L:
             raise ConfigError(
                 f"{path} can be written by every user of this machine: run `chmod o-w {path}`."
             )
-        data = content(path, _MOST_BYTES)
+        data = unmarked(content(path, _MOST_BYTES))
     with reading(
         lambda problem: ConfigError(f"{path} is not valid: {problem}. See docs/scale.md.")
     ):

@@ -13,9 +13,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pilotfish.cpus import usable_cpus
 from pilotfish.edge_runtime.node.actor import NodeActor
 from pilotfish.edge_runtime.targets.target import Opening
 from pilotfish.engines.artifact import Artifact
+from pilotfish.extras import installing
 from pilotfish.wire.errors import ConfigError, TargetLostError
 
 _STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
@@ -47,7 +49,7 @@ def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any
     """
     config, plan = opening.config, opening.config.cluster
     total = plan.replicas * plan.stages
-    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // total)
+    threads = config.threads or max(1, usable_cpus() // total)
     if plan.address:
         _join(plan.address)
     else:
@@ -146,7 +148,7 @@ def _init(environment: Mapping[str, str], address: str = "local", **options: Any
         import ray
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "--cluster ray needs Ray, which is not installed: pip install 'pilotfish[ray]'."
+            f"--cluster ray needs Ray, which is not installed: {installing('ray')}."
         ) from error
     ray.init(
         address=address,

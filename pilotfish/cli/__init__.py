@@ -1,13 +1,14 @@
 """The ``pilotfish`` command: parse, run one subcommand, turn typed errors into one line."""
 
 import argparse
-import logging
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from pilotfish import wire
+from pilotfish.cli import logs
+from pilotfish.cli.options import choices_of
+from pilotfish.cli.streams import abandon_unread, complain, repair
 from pilotfish.engines.errors import EngineError
 from pilotfish.wire.errors import BusyError, PilotfishError
 from pilotfish.wire.prose import one_line
@@ -49,7 +50,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=wire.SOFTWARE)
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = choices_of(top, "command")
     for name in named(_COMMANDS, arguments):
         told = (arguments,) if name in _PACKAGES else ()
         import_module(f"pilotfish.cli.{name}").add_to(commands, *told)
@@ -63,37 +64,50 @@ def named(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    repair()
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
-        args = parser(words).parse_args(words)
-        logging.basicConfig(
-            level=logging.INFO if args.verbose else logging.WARNING,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=sys.stderr,
-        )
-        code: int = args.run(args)
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
     except PilotfishError as error:
-        print(f"pilotfish: {error}", file=sys.stderr)
+        complain(str(error))
         return error.exit_code
     except EngineError as error:  # it may quote a file that came from elsewhere, or a library
-        print(f"pilotfish: {one_line(str(error))}", file=sys.stderr)
+        complain(one_line(str(error)))
         return error.exit_code
     except (KeyboardInterrupt, ImportError) as error:
         # a module in C that is interrupted while it is imported makes an ImportError of it
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
-        print("pilotfish: interrupted", file=sys.stderr)
+        complain("interrupted")
         return _INTERRUPTED
     except BrokenPipeError:  # whoever read our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_unread()
         return 0
-    except (OSError, MemoryError, RuntimeError) as error:
-        # a file that was named cannot be written, a disk is full, no thread can be started
-        short, of_a_file = shortage(error), isinstance(error, OSError)
-        if not (short or of_a_file):
+    except OSError as error:  # a file that was named cannot be written, a disk is full
+        named = error.filename is not None and error.strerror
+        complain(_lacking(error) + (f"{error.filename}: {error.strerror}" if named else f"{error}"))
+        return _IO_ERROR
+    except (MemoryError, RuntimeError) as error:  # the latter: no thread can be started
+        if shortage(error) is None:
             raise
-        lacking = f"this machine has no {short} left for it: " if short else ""
-        print(f"pilotfish: {lacking}{error}", file=sys.stderr)
-        return _IO_ERROR if of_a_file else BusyError.exit_code
+        complain(f"{_lacking(error)}{error}")
+        return BusyError.exit_code
+
+
+def _lacking(error: BaseException) -> str:
+    short = shortage(error)
+    return "" if short is None else f"this machine has no {short} left for it: "
+
+
+def _run(words: Sequence[str]) -> int:
+    try:
+        args = parser(words).parse_args(words)
+        logs.set_up(verbose=args.verbose)
+        code: int = args.run(args)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich exits by itself where nobody reads
+            raise end.__context__ from None
+        sys.stdout.flush()  # a help that nobody reads
+        raise
+    return code

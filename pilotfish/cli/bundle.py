@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
         help="pack all that a board needs",
         description="Makes a folder with wheels, artifacts, units, configuration, keys and "
         "checksums, from which `pilotfish flash` installs without a network. Needs the extra "
-        "'bundle' (pip install 'pilotfish[bundle]').",
+        "'bundle' (docs/jetson.md).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

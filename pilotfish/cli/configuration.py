@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pilotfish.reading import reading
+from pilotfish.reading import reading, unmarked
 from pilotfish.wire.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -57,14 +57,14 @@ class ConfiguredParser(argparse.ArgumentParser):
         raise ConfigError(f"{self._file} (or the command line beside it): {message}.")
 
 
-def config_option(parser: ConfiguredParser) -> None:
-    """``--config FILE``."""
+def config_option(parser: ConfiguredParser, example: str) -> None:
+    """``--config FILE``. example: a line of such a file."""
     parser.reads_files = True
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="a TOML file with more of these flags (lanes = 2, …); SIGHUP reads it again",
+        help=f"a TOML file with more of these flags ({example}, …); SIGHUP reads it again",
     )
 
 
@@ -87,7 +87,7 @@ def _named(words: Sequence[str]) -> Path | None:
 
 
 def _flags(path: Path) -> Iterator[str]:
-    for key, value in _table(path).items():
+    for key, value in read_settings(path).items():
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
             raise ConfigError(f"{path}: a configuration file names no other.")
@@ -108,7 +108,8 @@ def _flags(path: Path) -> Iterator[str]:
                 )
 
 
-def _table(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a configuration file as a table; `ConfigError` says why it is none."""
     with reading(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         with path.open("rb") as file:
             status = path.stat()
@@ -122,5 +123,5 @@ def _table(path: Path) -> dict[str, Any]:
         if len(text) > _MAX_BYTES:
             raise ConfigError(f"{path} is longer than {_MAX_BYTES:,} bytes.")
     with reading(lambda problem: ConfigError(f"{path} is not valid TOML: {problem}.")):
-        table: dict[str, Any] = tomllib.loads(text.decode())
+        table: dict[str, Any] = tomllib.loads(unmarked(text).decode())
     return table

@@ -13,12 +13,13 @@ from msgspec.structs import asdict
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
-from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
 from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
+from pilotfish.extras import installing
 from pilotfish.field.summary import report, summary
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import LOCAL, Greedy
@@ -44,9 +45,7 @@ keys need https: --tls-cert and --tls-key, or a proxy on this machine.
 def add_to(commands: Commands) -> None:
     """Register the commands."""
     parser = commands.add_parser("device", help="draft here", description="The drafting end.")
-    actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", required=True, parser_class=ConfiguredParser
-    )
+    actions = choices_as(ConfiguredParser, parser)
     _add_run(actions)
     _add_serve(actions)
 
@@ -60,7 +59,7 @@ def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     )
     run.add_argument("prompt", help="the user's message, or '-'")
     add_flags(run, DeviceConfig, on_link_loss="fail")
-    generation_options(run, protocol="auto", tokens=128)
+    generation_options(run, protocol="auto", tokens=128, temperature="default")
     talk_options(run)
     json_option(run)
     run.add_argument("--stats", action="store_true", help="print what happened, to stderr")
@@ -75,9 +74,14 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         epilog=_SERVE_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config_option(serve)
+    config_option(serve, "lanes = 2")
     add_flags(serve, ServiceConfig)
-    generation_options(serve, protocol="auto", tokens=0)
+    generation_options(
+        serve,
+        protocol="auto",
+        tokens=0,
+        temperature=f"default: {_TEMPERATURE:g}, as at OpenAI; under protocol greedy 0",
+    )
     serve.set_defaults(run=_serve, temperature=None)
 
 
@@ -97,6 +101,8 @@ def _run(args: argparse.Namespace) -> int:
             screen.show(piece)
         screen.end()
         assert device.last is not None
+        if device.last.finish_reason == "length":
+            screen.notes.print(_cut_short(len(device.last.tokens), args.max_tokens))
         figures = summary(device.last)
         choice = device.last.choice
         turn = device.last.turn
@@ -111,13 +117,20 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _cut_short(tokens: int, most: int) -> str:
+    """Say why an answer ends where its model had not ended it."""
+    if tokens < most:
+        return f"the answer was cut after {tokens} tokens, where the context ends"
+    return f"the answer was cut after {tokens} tokens: allow more with --max-tokens"
+
+
 def _serve(args: argparse.Namespace) -> int:
     from pilotfish.device_runtime.service.serve import serve
 
     for name in _EXTRA:
         if find_spec(name) is None:
             raise UnsupportedError(
-                f"The service needs {name}, which is not installed: pip install 'pilotfish[serve]'."
+                f"The service needs {name}, which is not installed: {installing('serve')}."
             )
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:

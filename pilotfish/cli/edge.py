@@ -11,7 +11,7 @@ from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.options import Commands
+from pilotfish.cli.options import Commands, choices_as
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.daemon import serve
 from pilotfish.engines.artifact import Artifact
@@ -29,9 +29,7 @@ example:
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser("edge", help="run the edge", description="The verifying end.")
-    actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", required=True, parser_class=ConfiguredParser
-    )
+    actions = choices_as(ConfiguredParser, parser)
     edge_worker.add_to(actions)
     serve_parser = actions.add_parser(
         "serve",
@@ -40,7 +38,7 @@ def add_to(commands: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config_option(serve_parser)
+    config_option(serve_parser, "sessions = 16")
     add_flags(serve_parser, EdgeConfig)
     serve_parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)  # see `edge_parent`
     serve_parser.set_defaults(run=_serve)

@@ -32,7 +32,7 @@ def add_to(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config_option(parser)
+    config_option(parser, "sessions = 16")
     add_flags(parser, NodeConfig)
     parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)  # see `edge_parent`
     parser.set_defaults(run=_worker)

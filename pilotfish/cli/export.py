@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.table import Table
 from pilotfish.cli import export_auto, export_bridge, export_keep, export_split
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.options import Commands, choices_of, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
@@ -174,12 +175,12 @@ def add_to(commands: Commands) -> None:
         help="make artifacts, list and compare them",
         description="Weights in, artifacts out.",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    actions = choices_of(parser)
     model = actions.add_parser(
         "model",
         help="export a model",
         description="Writes a graph, its weights, the tokenizer and a manifest into a folder. "
-        "Needs the extra 'export' (pip install 'pilotfish[export]').",
+        "Needs the extra 'export' (README.md).",
     )
     add_flags(model, ModelSettings)
     model.set_defaults(run=_model, usage=model.error)
@@ -362,13 +363,24 @@ def _list(args: argparse.Namespace) -> int:
     if told.json:
         print(json.dumps(msgspec.to_builtins(entries), indent=2))
         return 0
-    table = Table("path", "model", "precision", "dialect", "MiB", title=f"Artifacts in {folder}")
+    table = _folding("folder", "model", "precision", "dialect", "MiB")
     for entry in entries:
         size = f"{entry.size / 2**20:.0f}"
         model = entry.model if entry.stage is None else f"{entry.model}, {entry.stage}"
-        table.add_row(entry.path, model, entry.precision, entry.dialect, size)
-    Console(markup=False).print(table)  # a name may hold brackets
+        name = os.path.relpath(entry.path, folder)
+        table.add_row(name, model, entry.precision, entry.dialect, size)
+    console = Console(markup=False, highlight=False)  # a name may hold brackets
+    console.print(f"{folder}:", soft_wrap=True)
+    console.print(table)
     return 0
+
+
+def _folding(*columns: str) -> Table:
+    """Return a table that shows every cell whole, the first column's in one line if it fits."""
+    table = Table()
+    for at, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=at == 0)
+    return table
 
 
 def _list_supported(told: ListSettings) -> int:
@@ -378,7 +390,7 @@ def _list_supported(told: ListSettings) -> int:
     if told.json:
         print(json.dumps(msgspec.to_builtins(models), indent=2))
         return 0
-    table = Table("model_type", "models", "dialects", "drafts", "stages", "GGUF")
+    table = _folding("model_type", "models", "dialects", "drafts", "stages", "GGUF")
     for model in models:
         marks = ("yes" if mark else "no" for mark in (model.stages, model.gguf))
         table.add_row(

@@ -20,7 +20,7 @@ Cuts an artifact at the borders of its layers into stages, each a folder of its 
 the embedding, the tokenizer and the head, the last one with the final norm. Each stage keeps keys
 and values of its own layers, and passes hidden states on to the next. `edge serve --pipeline` runs
 them over several machines: the edge stage 1, the others a node each. Takes dialects opset24 and
-opset17. Needs the extra 'export' (pip install 'pilotfish[export]')."""
+opset17. Needs the extra 'export' (README.md)."""
 _EXAMPLE = """\
 example:
   pilotfish export model default --out target --precision fp32

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pilotfish.engines.errors import EngineError
+from pilotfish.extras import installing
 
 
 @contextmanager
@@ -13,6 +14,5 @@ def export_tools() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise EngineError(
-            f"Exporting needs {error.name}, which is not installed: "
-            "pip install 'pilotfish[export]'."
+            f"Exporting needs {error.name}, which is not installed: {installing('export')}."
         ) from error

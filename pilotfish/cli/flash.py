@@ -77,8 +77,8 @@ def _run(args: argparse.Namespace) -> int:
         args.root = args.rootfs
         with Bars() as bars:
             return install.run(args, bars.show)
-    board = Board(args.ssh, args.port, args.ssh_option)
-    words = ["--root", args.root or "/"]
+    board = Board(args.ssh, args.port, args.ssh_option, args.root or "/")
+    words = ["--root", board.root]
     words += [
         f"--{name}" for name in ("check", "rollback", "uninstall", "purge") if vars(args)[name]
     ]

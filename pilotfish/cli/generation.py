@@ -9,7 +9,7 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_taken
-from pilotfish.reading import reading
+from pilotfish.reading import reading, text
 from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols import names, option_types
@@ -32,8 +32,10 @@ def bias(text: str) -> tuple[int, float]:
     return int(token), float(value)
 
 
-def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
-    """How to generate."""
+def generation_options(
+    parser: argparse.ArgumentParser, *, protocol: str, tokens: int, temperature: str
+) -> None:
+    """How to generate. temperature: its default, in words."""
     parser.add_argument(
         "--protocol",
         choices=(*names(), AUTO),
@@ -82,7 +84,7 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--max-tokens", type=int, default=tokens, metavar="N", help="tokens at most (%(default)s)"
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)"
+        "--temperature", type=float, default=0.0, metavar="T", help=f"0 is greedy ({temperature})"
     )
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all tokens (default)")
     parser.add_argument(
@@ -164,7 +166,7 @@ def talk_of(args: argparse.Namespace) -> TalkOptions:
     if args.tools is None:
         return options
     with reading(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
-        told = json.loads(args.tools.read_text("utf-8"))
+        told = json.loads(text(args.tools))
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
     options["tools"] = told
@@ -176,8 +178,8 @@ def constraint_of(args: argparse.Namespace) -> Grammar | None:
     file = args.schema or args.lark
     if file:
         with reading(lambda problem: ConfigError(f"{file} cannot be read: {problem}.")):
-            text = file.read_text("utf-8")
-        return Grammar.of_schema(text) if args.schema else Grammar("lark", text)
+            wanted = text(file)
+        return Grammar.of_schema(wanted) if args.schema else Grammar("lark", wanted)
     if args.choice:
         return Grammar.of_choices(args.choice)
     return Grammar("regex", args.regex) if args.regex is not None else None

@@ -5,14 +5,39 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Meta
 
 from pilotfish.cli.flags import add_flag, bounded
+from pilotfish.reading import naming
 from pilotfish.wire.settings import Setting, setting
 
+_WRONG_USAGE = 2  # as argparse has it
+
+_Parser = TypeVar("_Parser", bound=argparse.ArgumentParser)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def choices_of(parser: argparse.ArgumentParser, what: str = "action") -> Commands:
+    """Return where the commands or actions of a parser are added; see `choices_as`."""
+    return choices_as(argparse.ArgumentParser, parser, what)
+
+
+def choices_as(
+    parser_class: type[_Parser], parser: argparse.ArgumentParser, what: str = "action"
+) -> "argparse._SubParsersAction[_Parser]":
+    """Return where actions with parsers of this class are added.
+
+    Without an action the command shows its help, which teaches more than what is missing.
+    """
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help()
+        return _WRONG_USAGE
+
+    parser.set_defaults(run=show_help)
+    return parser.add_subparsers(title=f"{what}s", metavar=what.upper(), parser_class=parser_class)
 
 
 def between(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
@@ -41,4 +66,5 @@ def write_json(path: str, value: Any) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        with naming(Path(path)):
+            Path(path).write_text(text, encoding="utf-8")

@@ -162,7 +162,7 @@ def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
         raise KeysError(f"{wanted.keys} is no folder of keys.")
     sources = [path for path in (wanted.keys, former) if path is not None]
     if wanted.role == "edge":
-        return _bring_edge_keys(wanted, folder, sources)
+        return _bring_edge_keys(wanted, folder, sources, former)
     public = (wanted.keys or keys.default_directory()) / f"{keys.EDGE}.pub"
     if not public.is_file():
         if wanted.keys is None and is_loopback(wanted.address):
@@ -175,10 +175,15 @@ def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
     pair = keys.DeviceKeys.load(with_pair) if with_pair else None
     _pair(folder, keys.DEVICE, (pair.secret, pair.public) if pair else None)
     _put(folder / public.name, keys.read_public(public))
-    return ["on the edge, allow the bundle's keys/device.pub: pilotfish keys allow device.pub"]
+    if with_pair is not None and with_pair == former:  # an upgrade: the edge knows the device
+        return []
+    unless = "" if pair is None else ", unless it knows this device already"
+    return [f"on the edge{unless}: pilotfish keys allow device.pub, which is in the bundle's keys"]
 
 
-def _bring_edge_keys(wanted: BundleContents, folder: Path, sources: Sequence[Path]) -> list[str]:
+def _bring_edge_keys(
+    wanted: BundleContents, folder: Path, sources: Sequence[Path], former: Path
+) -> list[str]:
     with_pair = next((path for path in sources if (path / f"{keys.EDGE}.key").exists()), None)
     secret = keys.EdgeKeys.load(with_pair).secret if with_pair else None
     _pair(folder, keys.EDGE, (secret, zmq.curve_public(secret)) if secret else None)
@@ -186,7 +191,9 @@ def _bring_edge_keys(wanted: BundleContents, folder: Path, sources: Sequence[Pat
     for path in allowed:
         (folder / "allowed").mkdir(exist_ok=True)
         _put(folder / "allowed" / path.name, keys.read_public(path))
-    advice = ["give every device the edge's public key: the bundle's keys/edge.pub"]
+    advice = []
+    if with_pair is None or with_pair != former:  # else it is an upgrade, and the devices have it
+        advice.append("give every device the edge's public key: the bundle's keys/edge.pub")
     if not allowed:
         advice.append("allow devices on the edge: pilotfish keys allow …")
     return advice

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pilotfish.deploy.errors import InstallError
 
-_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine: EM_X86_64, EM_AARCH64
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine: EM_X86_64, EM_AARCH64
 _MAX_LINKS = 20
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
 
@@ -119,7 +119,7 @@ def _machine(path: Path) -> str | None:
     if len(head) < 20 or head[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
         return None
     (machine,) = struct.unpack_from("<H", head, 18)
-    return _ELF_MACHINES.get(machine)
+    return ELF_MACHINES.get(machine)
 
 
 def _release(root: Path) -> str | None:

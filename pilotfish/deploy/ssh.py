@@ -25,18 +25,30 @@ from pathlib import Path
 
 from pilotfish.deploy import admission, manifest, signatures, wheelhouse
 from pilotfish.deploy.admission import Admitted, Demands
-from pilotfish.deploy.errors import BundleError, RemoteError
-from pilotfish.deploy.manifest import CheckedReader, Entry, Progress
+from pilotfish.deploy.errors import BundleError, InstallError, RemoteError
+from pilotfish.deploy.manifest import BundleManifest, CheckedReader, Entry, Progress
+from pilotfish.deploy.rootfs import ELF_MACHINES
 from pilotfish.deploy.wheels import Wheel
 
 _SSH_FAILED = 255
-# Prints the folder that the copy goes to, or ends with one of the codes below.
+# Prints the machines that the Pythons below a root file system are for, as their ELF files say.
+_MACHINES = """\
+import glob, sys
+for path in glob.glob(glob.escape(sys.argv[1]) + '/usr/bin/python3.*[0-9]'):
+    with open(path, 'rb') as file:
+        head = file.read(20)
+    if head[:4] == b'\\x7fELF':
+        print(head[18] + 256 * head[19], end=' ')
+print()
+"""
+# Prints these machines, and the folder that the copy goes to; or ends with one of the codes below.
 _PROBE = """\
 command -v python3 >/dev/null && command -v tar >/dev/null || exit 41
 python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || exit 42
 [ "$(id -u)" = 0 ] || sudo -n true || exit 43
+python3 -I -c {machines} {root} || echo
 umask 077
-mktemp -d "${TMPDIR:-/var/tmp}/pilotfish-XXXXXXXX" || exit 44
+mktemp -d "${{TMPDIR:-/var/tmp}}/pilotfish-XXXXXXXX" || exit 44
 """
 _REFUSALS = {
     41: "it lacks python3 or tar",
@@ -59,11 +71,12 @@ Sources = Mapping[str, Source]  # by their names in the copy
 
 @dataclass(frozen=True)
 class Board:
-    """A machine that ssh reaches. options: for ``ssh -o``."""
+    """A machine that ssh reaches. options: for ``ssh -o``. root: the file system to install in."""
 
     address: str
     port: int | None = None
     options: Sequence[str] = ()
+    root: str = "/"
 
     def install(
         self,
@@ -83,7 +96,7 @@ class Board:
             raise BundleError("The bundle holds no wheel of pilotfish.")
         words = [*arguments, *(["--downgrade"] if demands.downgrade else [])]
         sources = {**_sources(bundle, admitted), **_own()}
-        with self._copied(sources, progress) as there:
+        with self._copied(sources, progress, held) as there:
             words += ["--signers", f"{there}/trusted"] if admitted.signers else ["--unsigned"]
             words += [f"{there}/bundle"]
             install = f"{_python(f'{there}/bundle/{wheel}')} {shlex.join(words)}"
@@ -115,11 +128,21 @@ class Board:
         return done.returncode
 
     @contextmanager
-    def _copied(self, sources: Sources, progress: Progress) -> Iterator[str]:
-        """Yield a temporary folder on the board with copies of these files."""
-        there = self._probe()
+    def _copied(
+        self, sources: Sources, progress: Progress, held: BundleManifest | None = None
+    ) -> Iterator[str]:
+        """Yield a temporary folder on the board with copies of these files.
+
+        held: the bundle among them, which is not sent to a board of another machine.
+        """
+        machines, there = self._probe()
         trouble = ""
         try:
+            if held is not None and machines and held.machine not in machines:
+                raise InstallError(
+                    f"The bundle is for {held.machine}, but {self.address} is for "
+                    f"{' and '.join(sorted(machines))}: make another with --machine or --jetpack."
+                )
             self._send(sources, there, progress)
             yield there
         except RemoteError as error:
@@ -132,18 +155,21 @@ class Board:
                     f"{trouble}{self.address} keeps a temporary copy: remove {there} there."
                 )
 
-    def _probe(self) -> str:
+    def _probe(self) -> tuple[set[str], str]:
+        """Return the machines that the board's Pythons are for, and a temporary folder there."""
+        script = _PROBE.format(machines=shlex.quote(_MACHINES), root=shlex.quote(self.root))
         done = subprocess.run(
-            self._ssh(_PROBE), check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            self._ssh(script), check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines()
             reason = _REFUSALS.get(done.returncode, lines[-1] if lines else "ssh gives no reason")
             raise RemoteError(f"{self.address} cannot be used: {reason}.")
-        there = (done.stdout.strip().splitlines() or [""])[-1]
-        if not there.startswith("/"):
+        lines = done.stdout.splitlines()[-2:]
+        if len(lines) < 2 or not lines[1].startswith("/"):
             raise RemoteError(f"{self.address} cannot be used: its shell runs no commands.")
-        return there
+        numbers = (int(word) for word in lines[0].split() if word.isdecimal())
+        return {ELF_MACHINES.get(number, f"machine {number}") for number in numbers}, lines[1]
 
     def _send(self, sources: Sources, there: str, progress: Progress) -> None:
         """Stream the files as a tar archive, so that nothing but ssh and tar is needed."""

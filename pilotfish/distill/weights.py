@@ -18,6 +18,7 @@ from pilotfish.engines.errors import EngineError
 from pilotfish.export.atomic import replacing
 from pilotfish.export.sources import DEFAULT, Progress, WeightSource, open_source
 from pilotfish.export.sources.default import fetch_default
+from pilotfish.extras import installing
 from pilotfish.wire.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def expect_torch() -> None:
     for name in ("torch", "transformers"):
         if find_spec(name) is None:
             raise EngineError(
-                f"Training needs {name}, which is not installed: pip install 'pilotfish[distill]'."
+                f"Training needs {name}, which is not installed: {installing('distill')}."
             )
 
 

@@ -10,6 +10,7 @@ one it could be descheduled while it holds that lock, and a round would wait for
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from contextlib import ExitStack
@@ -48,9 +49,12 @@ class Inspection:
             for name, path in paths.items():
                 try:
                     self._files[name] = stack.enter_context(path.open("rb", buffering=0))
+                except FileNotFoundError:
+                    raise ArtifactError(f"{path} is missing: export the model again") from None
                 except OSError as error:
                     raise ArtifactError(
-                        f"{path} cannot be read ({error.strerror}): export the model again"
+                        f"{path} cannot be read: {error.strerror}; this process runs as user "
+                        f"{os.geteuid()}"
                     ) from None
             self._opened = stack.pop_all()
 

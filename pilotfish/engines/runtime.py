@@ -14,7 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pilotfish.cpus import usable_cpus
 from pilotfish.engines.errors import ProviderError
+from pilotfish.extras import installing
+from pilotfish.reading import reading, utf8_path
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
@@ -53,12 +56,13 @@ def runtime_version() -> tuple[int, ...]:
             continue
     if not found:
         raise ProviderError(
-            "no inference runtime is installed: pip install 'pilotfish[cpu]' or 'pilotfish[gpu]'"
+            f"no inference runtime is installed: {installing('cpu')}; with NVIDIA's GPU: "
+            f"{installing('gpu')}"
         )
     if len(found) > 1:
         raise ProviderError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files: "
-            "pip uninstall both, then install 'pilotfish[cpu]' or 'pilotfish[gpu]'"
+            f"pip uninstall both, then {installing('cpu')}; with NVIDIA's GPU: {installing('gpu')}"
         )
     version = next(iter(found.values()))
     return tuple(int(part) for part in version.split(".")[:2])
@@ -74,7 +78,7 @@ def open_session(
     """Open a session that runs `graph` on the execution provider of this name.
 
     Args:
-        threads: of one pass; None is one for each core that this process may use.
+        threads: of one pass; None is one for each CPU that this process may use.
         options: the provider's own, beside PROVIDER_OPTIONS.
         others: providers for operators that it does not know; the CPU always is one.
 
@@ -91,13 +95,15 @@ def open_session(
         raise ProviderError(f"onnxruntime {onnxruntime.__version__} was built without it")
     missing = _load_cuda() if CUDA in (provider, *others) else ""
     session_options = onnxruntime.SessionOptions()
-    session_options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    session_options.intra_op_num_threads = threads or usable_cpus()
     session_options.log_severity_level = FATAL
     onnxruntime.set_default_logger_severity(FATAL)  # kernels warn past the session's log
     for key, value in (*SESSION_CONFIG.items(), spinning):
         session_options.add_session_config_entry(key, value)
+    with reading(lambda problem: ProviderError(f"its path does not suit onnxruntime: {problem}")):
+        place = utf8_path(graph)
     session = onnxruntime.InferenceSession(
-        str(graph),
+        place,
         session_options,
         providers=[
             (name, {**PROVIDER_OPTIONS.get(name, {}), **given})

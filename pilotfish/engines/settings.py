@@ -4,7 +4,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-_THREADS = Meta(description="CPU threads (default: all cores)", ge=1, extra={"metavar": "N"})
+_THREADS = Meta(
+    description="CPU threads (default: all CPUs within affinity and quota)",
+    ge=1,
+    extra={"metavar": "N"},
+)
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):

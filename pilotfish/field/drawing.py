@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pilotfish.extras import installing
 from pilotfish.wire.errors import UnsupportedError
 
 try:
@@ -20,7 +21,7 @@ except ModuleNotFoundError as error:
     if not (error.name or "").startswith("matplotlib"):
         raise
     raise UnsupportedError(
-        "Drawing needs matplotlib, which is not installed: pip install 'pilotfish[field]'."
+        f"Drawing needs matplotlib, which is not installed: {installing('field')}."
     ) from error
 
 __all__ = [

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish import wire
+from pilotfish.cpus import cpu_quota
 
 _ROOT = Path("/")
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")
@@ -25,8 +26,9 @@ _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")
 def facts(root: Path = _ROOT) -> dict[str, Any]:
     """Collect the machine's facts.
 
-    board, l4t (NVIDIA's release line), kernel, machine, cpu, cpus, memory_bytes, power_mode,
-    governor, gpu, python, pilotfish, and packages: names and versions.
+    board, l4t (NVIDIA's release line), kernel, machine, cpu, cpus, cpu_quota (CPUs that the control
+    groups grant), memory_bytes, power_mode, governor, gpu, python, pilotfish, and packages: names
+    and versions.
     """
     found = {
         "board": _board(root),
@@ -35,6 +37,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": _cpu(root),
         "cpus": len(os.sched_getaffinity(0)),
+        "cpu_quota": cpu_quota(root),
         "memory_bytes": _memory_bytes(root),
         "power_mode": _power_mode(root),
         "governor": _governor(root),

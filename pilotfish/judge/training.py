@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.edge_runtime.head import DecisionHead, token_buckets
 from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Tensors, Training, Value
 from pilotfish.engines.errors import EngineError
+from pilotfish.extras import installing
 from pilotfish.judge.episodes import Mined
 from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, MinedSettings, split
 from pilotfish.judge.reading import Floats
@@ -258,7 +259,7 @@ def _fit(
         import torch
     except ModuleNotFoundError as error:
         raise EngineError(
-            "Training needs torch, which is not installed: pip install 'pilotfish[judge]'."
+            f"Training needs torch, which is not installed: {installing('judge')}."
         ) from error
     scale = _state_scale(learnt) if card.features == "states" else None
     with _repeatably(options.seed):

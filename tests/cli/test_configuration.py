@@ -16,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser()
     actions = top.add_subparsers(required=True, parser_class=ConfiguredParser)
     serve = actions.add_parser("serve")
-    config_option(serve)
+    config_option(serve, "sessions = 3")
     serve.add_argument("--target", required=True, type=Path)
     serve.add_argument("--sessions", type=between(1), default=16)
     serve.add_argument("--idle-s", type=float, default=60.0)

@@ -223,7 +223,7 @@ def test_the_key_pair_of_a_bundle_outlives_it(
     advice = bundle.bring_keys(plan, first, tmp_path / "none")
     assert any("allow" in line for line in advice)
     assert (first / "device.key").stat().st_mode & 0o777 == 0o600
-    bundle.bring_keys(plan, second, first)  # made again in the same place
+    assert bundle.bring_keys(plan, second, first) == []  # made again in the same place
     bundle.bring_keys(plan, third, tmp_path / "none")
     bundle.bring_keys(wanted(artifact, first), fourth, third)  # a pair that is given is taken
     pairs = [keys.DeviceKeys.load(folder) for folder in (first, second, third, fourth)]
@@ -241,7 +241,8 @@ def test_the_keys_of_an_edge(tmp_path: Path, artifact: Artifact) -> None:
     assert keys.EdgeKeys.load(out) == keys.EdgeKeys.load(source)
     assert sorted(os.listdir(out)) == ["allowed", "edge.key", "edge.pub"]
     assert any("edge.pub" in line for line in advice)
-    bundle.bring_keys(wanted(artifact, None, role="edge"), tmp_path / "new", out)
+    again = bundle.bring_keys(wanted(artifact, None, role="edge"), tmp_path / "new", out)
+    assert not any("edge.pub" in line for line in again)
     assert keys.EdgeKeys.load(tmp_path / "new").secret == keys.EdgeKeys.load(source).secret
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish import Device
+from pilotfish import Device, wire
 from pilotfish.device_runtime.energy import Watch, rails
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import (
@@ -28,6 +28,7 @@ from pilotfish.device_runtime.record import (
 )
 from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.engines.language_model import Execution
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import names
 from tests.field.test_host import sensor
@@ -290,7 +291,17 @@ def test_the_process_is_told(metrics):
     found = samples(metrics)
     assert found["process_resident_memory_bytes"] > 1e6
     assert found["process_open_fds"] > 0
-    assert any(name.startswith("pilotfish_build_info{") for name in found)
+    [build] = [name for name in found if name.startswith("pilotfish_build_info{")]
+    assert wire.SOFTWARE in build
+    assert 'provider="none"' in build
+
+
+def test_how_the_drafter_is_run_is_told():
+    metrics = Metrics([], "tiny", Execution("cuda", "int4", 4))
+    [build] = [name for name in samples(metrics) if name.startswith("pilotfish_build_info{")]
+    for label in ('model="tiny"', 'provider="cuda"', 'precision="int4"', 'threads="4"'):
+        assert label in build
+    metrics.close()
 
 
 # Energy

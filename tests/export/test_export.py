@@ -1,6 +1,8 @@
 """Exporting: what is written, what is refused, what stays when it is interrupted, what it costs."""
 
+import errno
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.export.atomic import replacing
 from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.dialects import choose_dialect
 from pilotfish.export.errors import ExportError
@@ -224,3 +227,13 @@ def test_progress_is_told(tmp_path):
 def test_manifests_survive_json(tmp_path):
     manifest = tiny_artifact(tmp_path / "a").manifest
     assert msgspec.json.decode(manifest.encode(), type=type(manifest)) == manifest
+
+
+def test_a_disk_that_fills_up_is_told_with_the_folder(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        replacing(tmp_path / "out"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write to a full disk
+    assert caught.value.filename == str(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

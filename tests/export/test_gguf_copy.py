@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
+from pilotfish.extras import installing
 from tests.support.gguf_models import gguf_artifact, gguf_file, write_foreign
 from tests.support.tiny import tiny_artifact
 
@@ -148,7 +150,7 @@ def test_what_would_change_the_file_is_refused(tmp_path, options):
 
 def test_without_llama_cpp_the_error_says_what_to_install(tmp_path, without_llama_cpp):
     artifact = gguf_artifact(tmp_path)
-    with pytest.raises(ProviderError, match=r"pip install 'pilotfish\[llamacpp\]'"):
+    with pytest.raises(ProviderError, match=re.escape(installing("llamacpp"))):
         open_model(artifact)
     with pytest.raises(ProviderError, match="not on tensorrt"):
         open_model(artifact, provider="tensorrt")

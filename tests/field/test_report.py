@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pilotfish.cli import main
+from pilotfish.extras import installing
 from pilotfish.field.report.measured import named_apart, read
 from pilotfish.field.report.page import page
 from pilotfish.field.report.pictures import draw
@@ -221,4 +222,4 @@ def test_without_matplotlib_a_line_says_what_to_install(walk, tmp_path):
     )
     assert done.returncode == 64
     (line,) = done.stderr.strip().splitlines()
-    assert "pip install 'pilotfish[field]'" in line
+    assert installing("field") in line

@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_left
 from pathlib import Path
 
+from pilotfish.reading import unmarked
 from pilotfish.wire.errors import TraceError
 
 OPPORTUNITY_BYTES = 1500
@@ -30,7 +31,7 @@ class Trace:
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
         """Read a trace file; raises TraceError, with the line at fault."""
         try:
-            lines = Path(path).read_bytes().splitlines()
+            lines = unmarked(Path(path).read_bytes()).splitlines()
         except OSError as error:
             raise TraceError(f"The trace {path} cannot be read: {error.strerror}.") from error
         times = array("Q")

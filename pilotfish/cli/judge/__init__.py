@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pilotfish.cli import named
-from pilotfish.cli.options import Commands
+from pilotfish.cli.options import Commands, choices_of
 
 _ACTIONS = ("mine", "relabel", "train", "sweep", "calibrate")
 
@@ -18,6 +18,6 @@ def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
         "relabelling does to their labels, train, sweep. And from prompts to what protocol "
         "adaptive goes by: calibrate.",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    actions = choices_of(parser)
     for name in named(_ACTIONS, arguments):
         import_module(f"{__name__}.{name}").add_to(actions)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.errors import ProviderError
+from pilotfish.extras import installing
 
 log = logging.getLogger("pilotfish.engines")
 
@@ -46,8 +47,7 @@ def load_library() -> Any:
         return _library()
     except ImportError:
         raise ProviderError(
-            "GGUF artifacts run on llama.cpp, which is not installed: "
-            "pip install 'pilotfish[llamacpp]'"
+            f"GGUF artifacts run on llama.cpp, which is not installed: {installing('llamacpp')}"
         ) from None
     except (OSError, RuntimeError, AttributeError) as error:
         raise ProviderError(f"llama-cpp-python cannot be loaded: {error}") from None

@@ -27,6 +27,7 @@ from pilotfish.engines.tensorrt.gates import (
     tensorrt_version,
 )
 from pilotfish.engines.tensorrt.profiles import Profiles
+from pilotfish.reading import reading, utf8_path
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -205,7 +206,8 @@ def build(
 def _parse(order: Order, parser: trt.OnnxParser, profiles: Profiles) -> None:
     """Read the graph into the network, with a fixed capacity where that is required."""
     check_dialect(order.artifact.manifest, parser)
-    path = str(order.artifact.graph_path)
+    with reading(lambda problem: BuildError(f"the path does not suit TensorRT: {problem}")):
+        path = utf8_path(order.artifact.graph_path)
     if len(profiles.capacities) == 1 and order.artifact.manifest.dialect == "opset24":
         model = fix_size(order.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
         read = parser.parse(model, path)  # the path says where the weights are

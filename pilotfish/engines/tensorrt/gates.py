@@ -20,6 +20,7 @@ import numpy as np
 
 from pilotfish.engines.errors import BuildError, ProviderError
 from pilotfish.engines.manifest import GENAI, LLAMACPP, Manifest
+from pilotfish.extras import installing
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -44,8 +45,8 @@ def tensorrt_version() -> str:
         source = (
             "it comes with JetPack: sudo apt install python3-libnvinfer (for the system's Python)"
             if JETSON.exists()
-            else "pip install 'pilotfish[tensorrt]' beside NVIDIA's driver; on a Jetson: "
-            "sudo apt install python3-libnvinfer"
+            else f"{installing('tensorrt')} beside NVIDIA's driver; on a Jetson: sudo "
+            " apt install python3-libnvinfer"
         )
         raise ProviderError(f"TensorRT cannot be imported ({error}): {source}") from None
     version: str = trt.__version__

@@ -12,6 +12,7 @@ import pytest
 
 from pilotfish.cli import main
 from pilotfish.deploy import manifest
+from pilotfish.deploy.ssh import Board
 from tests.deploy.flash.sshd import Server, has_sshd, real_bundle
 from tests.support.bundles import can_install, release, seal, tiny_rootfs
 
@@ -76,6 +77,24 @@ def test_what_the_installer_refuses_there_is_an_error_here(
     assert flash(server, tmp_path / "nothing", "--check") == 73
     assert os.listdir(server.scratch) == []
     assert not (other / "opt").exists()
+
+
+def test_a_bundle_for_another_machine_is_not_sent(
+    server: Server,
+    tmp_path: Path,
+    bundles: list[Path],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = manifest.read(bundles[0]).machine
+    other = {"x86_64": "aarch64", "aarch64": "x86_64"}[here]
+    board = tiny_rootfs(tmp_path / "other", machine=other)
+    monkeypatch.setattr(Board, "_send", lambda *_: pytest.fail("it is sent"))
+    assert flash(server, board, bundles[0]) == 73
+    said = capfd.readouterr().err
+    assert f"The bundle is for {here}" in said
+    assert f"is for {other}: make another with --machine or --jetpack" in said
+    assert os.listdir(server.scratch) == []
 
 
 def test_a_damaged_bundle_is_not_even_sent(

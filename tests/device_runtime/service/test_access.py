@@ -17,6 +17,7 @@ import pytest
 from pilotfish import EdgeServer
 from pilotfish.cli import main
 from pilotfish.device_runtime.service.access import ApiKeys, api_keys
+from pilotfish.extras import installing
 from pilotfish.wire.errors import KeysError
 from pilotfish.wire.keys import create as create_pair
 from tests.conftest import Pair
@@ -301,7 +302,7 @@ def test_without_the_extra_a_line_says_what_to_install(pair: Pair) -> None:
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 64
-    assert done.stderr.endswith("pip install 'pilotfish[serve]'.\n")
+    assert done.stderr.endswith(f"{installing('serve')}.\n")
 
 
 def test_device_run_needs_no_extra(pair: Pair) -> None:

@@ -1,0 +1,106 @@
+"""How many CPUs this process may use: its affinity, within the quota of its control groups.
+
+A quota (`docker --cpus`, a Kubernetes limit, ``CPUQuota=`` of a unit) leaves the affinity as it is,
+and stops all threads for the rest of a period once they have used it up. Threads that wait for each
+other, as those of a pass do, then lose more than the quota takes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+_ROOT = Path("/")
+
+
+def usable_cpus(root: Path = _ROOT) -> int:
+    """Return how many threads can run at full speed: at least 1.
+
+    A fraction of a CPU counts for nothing, as in Rust's `available_parallelism`: the thread that it
+    would hold up is waited for by the others. root: where /proc and /sys are.
+    """
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota(root)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Return the CPUs that the control groups grant, the least of all levels; None: no quota."""
+    quotas = [
+        quota
+        for group in _groups(root)
+        for folder in _levels(root, group)
+        if (quota := _quota(folder)) is not None
+    ]
+    return min(quotas, default=None)
+
+
+class _Group(NamedTuple):
+    """A control group of this process, in one hierarchy.
+
+    mount: where the hierarchy is mounted. top: the group at the mount's root; a container sees only
+    what is below it. path: the process's own group.
+    """
+
+    mount: PurePosixPath
+    top: PurePosixPath
+    path: PurePosixPath
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """The groups in the unified hierarchy (v2) and in that of the cpu controller (v1)."""
+    paths = {}
+    for line in _lines(root / "proc/self/cgroup"):  # number:controllers:path
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if (number, controllers) == ("0", ""):
+            paths["cgroup2"] = path
+        elif "cpu" in controllers.split(","):
+            paths["cgroup"] = path
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        fields, described = before.split(" "), after.split(" ")
+        kind = described[0]
+        if kind not in paths or len(fields) < 5 or len(described) < 3:
+            continue
+        if kind == "cgroup2" or "cpu" in described[2].split(","):
+            top, mount = map(PurePosixPath, fields[3:5])
+            yield _Group(mount, top, PurePosixPath(paths[kind]))
+
+
+def _levels(root: Path, group: _Group) -> Iterator[Path]:
+    """The folders from the process's group up to the mount's root.
+
+    A group outside of what is mounted (a container without a namespace of groups) counts as the
+    root: the quota of a container is there.
+    """
+    mount = root / group.mount.relative_to("/")
+    below = group.path
+    if below.is_relative_to(group.top):
+        below = below.relative_to(group.top)
+    elif below.is_absolute():
+        below = below.relative_to("/")
+    for level in (below, *below.parents):
+        if ".." not in level.parts:
+            yield mount / level
+
+
+def _quota(folder: Path) -> float | None:
+    """Return the quota that one group sets, in CPUs; None: none."""
+    with suppress(ValueError, ZeroDivisionError):
+        if found := _lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
+            quota, period = found[0].split()
+            return None if quota == "max" else int(quota) / int(period)
+        if found := _lines(folder / "cpu.cfs_quota_us"):
+            allowed = int(found[0])
+            period_us = int(_lines(folder / "cpu.cfs_period_us")[0])
+            return allowed / period_us if allowed > 0 else None
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []

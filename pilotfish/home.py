@@ -1,0 +1,32 @@
+"""The user's own folders, by the XDG base directory specification.
+
+A process may have no home: ``env -i``, s6, runit and containers start some without ``HOME``, under
+a uid that no passwd entry knows.
+"""
+
+import os
+import pwd
+from pathlib import Path
+
+
+def home() -> Path | None:
+    """Return the user's home; None where neither ``HOME`` nor the passwd file names one."""
+    if named := os.environ.get("HOME"):
+        return Path(named)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+def user_folder(variable: str, below_home: str) -> Path | None:
+    """Return the folder that an XDG variable names, else its default; None without a home.
+
+    variable: such as ``XDG_CACHE_HOME``; relative paths in it are to be ignored. below_home: such
+    as ``.cache``.
+    """
+    named = os.environ.get(variable, "")
+    if os.path.isabs(named):
+        return Path(named)
+    own = home()
+    return None if own is None else own / below_home

@@ -1,0 +1,44 @@
+"""An answer's text where it ends within a character."""
+
+from __future__ import annotations
+
+import pytest
+
+from pilotfish.device_runtime.answer import AnswerBuffer
+from pilotfish.device_runtime.plan import plan
+from pilotfish.device_runtime.record import Round
+from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.vocabulary import Vocabulary
+from tests.support.vocabularies import byte_level
+
+TEXT = "naïve 模型 👩‍👩‍👧 🇩🇪!"
+
+
+def round_of(ids: list[int]) -> Round:
+    return Round(protocol="stream", start=0, window=0, accepted=0, tokens=ids)
+
+
+@pytest.mark.parametrize("stop", [[], ["never said"]])
+def test_an_answer_that_is_cut_within_a_character_ends_before_it(stop: list[str]) -> None:
+    tokenizer = byte_level()
+    target = Vocabulary(
+        model="",
+        tokenizer_json=tokenizer._json,
+        vocab_size=tokenizer.vocab_size,
+        bos_id=None,
+        eos_ids=[],
+        chat_template=None,
+    )
+    ids = target.tokenizer.encode(TEXT)
+    assert len(ids) > len(TEXT)  # some characters take several tokens
+    for most in range(1, len(ids) + 1):
+        wanted = plan(protocol="stream", max_tokens=most, stop=stop)
+        answer = AnswerBuffer(target, Outline(content=None), wanted, ends=())
+        pieces = [piece for token in ids for piece in answer.take(round_of([token]))]
+        pieces += answer.end("length")
+        said = answer.text
+        assert said == "".join(piece.text for piece in pieces)
+        assert TEXT.startswith(said)
+        assert said == target.tokenizer.decode(ids[:most]).rstrip("\ufffd")
+        assert answer.tokens == ids[:most]
+        assert answer.finish_reason == "length"

@@ -1,0 +1,47 @@
+"""The command that installs an extra is one that works where this installation came from."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from pilotfish import extras
+
+
+@pytest.mark.parametrize(
+    ("record", "command"),
+    [
+        (None, "pip install '.[cpu]' in a checkout of Pilotfish"),
+        ("damaged", "pip install '.[cpu]' in a checkout of Pilotfish"),
+        (
+            {"url": "file:///src/my fish", "dir_info": {"editable": True}},
+            "pip install -e '/src/my fish[cpu]'",
+        ),
+        ({"url": "file:///src/fish", "dir_info": {}}, "pip install '/src/fish[cpu]'"),
+        (
+            {"url": "file:///a/pilotfish-1-py3-none-any.whl", "archive_info": {}},
+            "pip install 'pilotfish[cpu] @ file:///a/pilotfish-1-py3-none-any.whl'",
+        ),
+        (
+            {"url": "git+https://example.org/fish", "vcs_info": {}},
+            "pip install 'pilotfish[cpu] @ git+https://example.org/fish'",
+        ),
+    ],
+)
+def test_how_to_install_an_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record: object, command: str
+) -> None:
+    folder = tmp_path / "pilotfish-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: pilotfish\nVersion: 1\n")
+    if record is not None:
+        text = record if isinstance(record, str) else json.dumps(record)
+        (folder / "direct_url.json").write_text(text)
+    found = metadata.PathDistribution(folder)
+    monkeypatch.setattr(metadata, "distributions", lambda **_: [found])
+    extras._origin.cache_clear()
+    assert extras.installing("cpu") == command
+    extras._origin.cache_clear()
