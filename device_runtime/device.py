@@ -15,6 +15,7 @@ from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
@@ -24,6 +25,7 @@ from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.families import Tools
+from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
@@ -62,8 +64,8 @@ class Device:
     until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
     are the drafter's.
 
-    `interrupt`, `looked_s`, `redirect`, `link_up`, `link_state`, `prompt` and `acquainted` may be
-    called from any thread.
+    `interrupt`, `looked_s`, `redirect`, `retry`, `link_up`, `link_status`, `link_state`, `prompt`
+    and `acquainted` may be called from any thread.
     """
 
     def __init__(
@@ -395,10 +397,36 @@ class Device:
         link = self._link
         return link is not None and link.up()
 
+    @property
+    def link_status(self) -> LinkStatus | None:
+        """The state of the link, in words; None without an edge. For any thread.
+
+        Of this device and all `beside` it, the one that is best off.
+        """
+        return self._family.status if self._link is not None else None
+
+    def attend(self) -> None:
+        """Greet an edge that has come back, while this device answers nothing; never waits.
+
+        For the thread that answers; call it now and then.
+        """
+        if self._link is not None:
+            self._link.attend()
+
+    def retry(self) -> None:
+        """Try at once to connect, where no connection is: keys may have changed. For any thread."""
+        if self._link is not None:
+            self._family.retry()
+
     def link_state(self) -> LinkState | None:
         """The link's state; None without an edge. For any thread; sends nothing."""
         link = self._link
         return link.state() if link is not None else None
+
+    @property
+    def execution(self) -> Execution | None:
+        """How the drafter is run; None where it is no model."""
+        return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
         """Use another address for this device and all `beside` it. For any thread.

@@ -20,11 +20,13 @@ from pilotfish.wire.connections import Bounds, Connections
 from pilotfish.wire.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.io_memory import Growth
 from pilotfish.wire.keys import EdgeKeys
+from pilotfish.wire.link.liveness import HEARTBEAT_S
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
+from pilotfish.wire.rollover import Rollover
 
-HEARTBEAT_MS = 300
-HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
-HANDSHAKE_MS = 5000  # time for a handshake, else the connection is closed
+# Time for a handshake, else the connection is closed: four round trips, and over a satellite's or
+# a slow path, whose queues are full, one may take seconds. `wire.connections` bounds strangers.
+HANDSHAKE_MS = 30_000
 # Messages per peer; a client that does not read loses its own replies only. ZeroMQ learns in
 # batches of half a queue what it has sent, so only half of the queue is sure to be free.
 _SEND_QUEUE = 128
@@ -60,8 +62,8 @@ def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> No
         socket.rcvhwm = _LOCAL_RECEIVE_QUEUE
     else:
         socket.rcvhwm = _RECEIVE_QUEUE
-        socket.heartbeat_ivl = HEARTBEAT_MS
-        socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
+        socket.heartbeat_timeout = 0  # ZeroMQ never cuts: `wire.link.liveness` judges
     # Names mean v4 addresses, since with ipv6 `localhost` would miss an edge on 127.0.0.1.
     socket.ipv6 = "[" in endpoint
 
@@ -160,6 +162,19 @@ class Listener:
             raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.connections.bound(self.endpoint)
+        self.rollover: Rollover | None = None
+        if keys is not None and self.gate is not None:
+            self.rollover = Rollover(self.socket, self.gate, keys.secret, _BACKLOG)
+            self.connections.on_miss = self.rollover.missed
+
+    def answer_to(self, secret: bytes, former: bytes | None) -> None:
+        """Answer new connections by these secret keys only, which must be known to be the edge's.
+
+        Raises `ListenError` where both cannot be had without a restart; then nothing has changed.
+        """
+        if self.rollover is not None:
+            self.connections.read_events()
+            self.rollover.answer_to(self.connections.descriptor, secret, former)
 
     def receive(self) -> Envelope | None:
         """Return the next message that has arrived; None if there is none."""
