@@ -1,5 +1,6 @@
 """The address of an edge, as people write it."""
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from pilotfish.wire.errors import UnsupportedError
@@ -22,3 +23,12 @@ def require_address(endpoint: str) -> None:
     written = f"tcp://{parts.netloc}" if host and port else "tcp://HOST:PORT"
     lacking = " (the port is missing)" if host and not port else ""
     raise UnsupportedError(f"{endpoint!r} is no address of an edge{lacking}: write {written}.")
+
+
+def literal_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that is written there, an IPv4-mapped one as IPv4; None for a name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

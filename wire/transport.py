@@ -5,7 +5,6 @@ the lengths of the frames that they hand to ZeroMQ, and return frames as views o
 Neither is thread-safe: each has one owner.
 """
 
-import ipaddress
 import os
 import socket as sockets
 from collections.abc import Collection, Sequence
@@ -16,6 +15,7 @@ import msgspec
 import zmq
 
 from pilotfish.wire.access import DOMAIN, Gate
+from pilotfish.wire.address import literal_address
 from pilotfish.wire.connections import Bounds, Connections
 from pilotfish.wire.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.io_memory import Growth
@@ -64,8 +64,7 @@ def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> No
         socket.rcvhwm = _RECEIVE_QUEUE
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
         socket.heartbeat_timeout = 0  # ZeroMQ never cuts: `wire.link.liveness` judges
-    # Names mean v4 addresses, since with ipv6 `localhost` would miss an edge on 127.0.0.1.
-    socket.ipv6 = "[" in endpoint
+    socket.ipv6 = "[" in endpoint  # of names `wire.link.dual_stack` decides
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -76,7 +75,7 @@ def is_loopback(endpoint: str) -> bool:
         host = urlsplit(endpoint).hostname or ""
     except ValueError:  # brackets that do not match
         return False
-    address = _ip_address(host)
+    address = literal_address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
@@ -90,16 +89,8 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
         host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:  # brackets that do not match
         return False
-    known = host == "localhost" or host in names or _ip_address(host) is not None
+    known = host == "localhost" or host in names or literal_address(host) is not None
     return not header or known
-
-
-def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def has_port(endpoint: str) -> bool:
