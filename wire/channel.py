@@ -19,6 +19,7 @@ from weakref import finalize
 import msgspec
 import zmq
 
+from pilotfish.wire.address import require_address
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
@@ -38,7 +39,7 @@ from pilotfish.wire.link.tcp import (
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
 from pilotfish.wire.socket_events import next_event
-from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
+from pilotfish.wire.transport import HANDSHAKE_MS, receive_parts, send_parts, set_up
 
 _log = logging.getLogger("pilotfish.wire")
 
@@ -65,8 +66,7 @@ class EdgeChannel:
         message_bytes: int,
         quiet_most_s: float = 0.0,
     ) -> None:
-        if not has_port(endpoint):
-            raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
+        require_address(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._growth = Growth(self._context) if keys is None else None
         self._socket = self._context.socket(zmq.DEALER)
