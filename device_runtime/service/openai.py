@@ -38,7 +38,13 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.device_runtime.service.tools import Choice, ToolList, chosen, tools_asked
+from pilotfish.device_runtime.service.tools import (
+    Choice,
+    ToolList,
+    chosen,
+    tools_asked,
+    with_call_ids,
+)
 from pilotfish.speculation.shaping import (
     LEAST_FACTOR,
     MOST_BIAS,
@@ -175,7 +181,9 @@ class CompletionRequest:
 def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/chat/completions``. defaults: the service's own options."""
     request = read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
-    messages = [message_of(message, at) for at, message in enumerate(request.messages)]
+    messages = with_call_ids(
+        [message_of(message, at) for at, message in enumerate(request.messages)]
+    )
     most = request.max_completion_tokens or request.max_tokens
     functions = None if request.tools is None else [tool.function for tool in request.tools]
     tools = tools_asked(functions, chosen(request.tool_choice), request.parallel_tool_calls)
