@@ -162,7 +162,8 @@ class CompletionRequest:
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
     without ``max_tokens`` the answer may fill the context. choices: answers to it, of which the
     ``best`` likeliest by token are sent, all of them if 0. echo: each begins with the prompt.
-    logprobs, prompt_logprobs: they are told.
+    logprobs, prompt_logprobs: they are told. params: the fields of what its grammar is made of, by
+    `BadGrammarError.part`.
     """
 
     chat: bool
@@ -176,6 +177,7 @@ class CompletionRequest:
     prompt_logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    params: Mapping[str, str] = field(default_factory=dict)
 
 
 def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
@@ -189,6 +191,10 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     tools = tools_asked(functions, chosen(request.tool_choice), request.parallel_tool_calls)
     thinking = thinking_of(request.chat_template_kwargs, request.reasoning_effort)
     talk = Talk(messages, tools, thinking)
+    of_tools = {
+        function.name: f"tools[{at}].function.parameters"
+        for at, function in enumerate(functions or ())
+    }
     wanted = wanted_of(
         request,
         chat=True,
@@ -198,6 +204,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         format=request.response_format,
         choices=request.n or 1,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,
+        params={"": "response_format", **of_tools},
     )
     if request.top_logprobs and not request.logprobs:
         raise RefusalError(
@@ -234,6 +241,7 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         choices=request.n or 1,
         echo=bool(request.echo),
         logprobs=request.logprobs,
+        params={"": "response_format"},
     )
     if wanted.echo and not wanted.stream:
         wanted.options["prompt_logprobs"] = request.logprobs  # its words are told with the answer's
@@ -299,8 +307,12 @@ def wanted_of(
     choices: int = 1,
     echo: bool = False,
     logprobs: int | None = None,
+    params: Mapping[str, str],
 ) -> CompletionRequest:
-    """Check what requests of all routes say. most: tokens of the answer."""
+    """Check what requests of all routes say.
+
+    most: tokens of the answer. params: as in `CompletionRequest`, of "" where the format says it.
+    """
     options = _options(request, defaults, format)
     options["logprobs"] = logprobs
     if most is not None:
@@ -319,6 +331,7 @@ def wanted_of(
         logprobs=logprobs is not None,
         stream=bool(request.stream),
         include_usage=usage,
+        params=params if format is not None else {**params, "": "structured_outputs"},
     )
 
 

@@ -161,7 +161,8 @@ class _Search:
                 wrong = _alike(schema, places, passing)
                 schema = schemas.without(schema, wrong)
                 left_out += wrong
-                places = [place for place in places if place not in wrong]
+                gone = set(wrong)
+                places = [place for place in places if place not in gone]
         return Relaxed(schemas.compact(schema), tuple(left_out))
 
     def _fault(self, schema: Any, places: list[Place], passing: int) -> int:

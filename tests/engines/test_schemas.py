@@ -1,0 +1,365 @@
+"""What a schema asserts: annotations are none, and what is left out of one permits no less."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.engines import schemas
+from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.families import FAMILIES, Tools
+from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.relaxation import ANYTHING, obstacle, relax, with_relaxed_tools
+from pilotfish.engines.schemas import assertions
+from pilotfish.speculation.shaping import Grammar
+from pilotfish.wire.messages import MAX_GRAMMAR
+from tests.support.calling import grammars
+from tests.support.examples import examples
+from tests.support.tool_schemas import tool_schemas
+
+
+def asserted(schema: Any) -> Any:
+    return json.loads(assertions(json.dumps(schema)))
+
+
+def test_annotations_are_no_assertions() -> None:
+    told = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "T",
+        "description": "long " * 1000,
+        "type": "object",
+        "properties": {
+            "e": {"type": "string", "format": "emoji", "examples": ["x"], "x-order": 1},
+            "f": {"items": {"deprecated": True, "type": "string", "default": {"title": "T"}}},
+        },
+        "$defs": {"a": {"$comment": "c", "anyOf": [{"title": "A", "type": "null"}]}},
+    }
+    assert asserted(told) == {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"e": {"type": "string"}, "f": {"items": {"type": "string"}}},
+        "$defs": {"a": {"anyOf": [{"type": "null"}]}},
+    }
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"properties": {"title": {"type": "string"}, "description": {}, "default": True}},
+        {"properties": {"properties": {"properties": {"title": {}, "examples": {}}}}},
+        {"enum": [{"title": "T", "description": "D"}], "const": {"default": 1}},
+        {"required": ["title", "description"], "patternProperties": {"title": {}}},
+        {"$defs": {"description": {"type": "string"}}, "$ref": "#/$defs/description"},
+        # a reference leads through what is an annotation else
+        {"components": {"schemas": {"a": {"type": "null"}}}, "$ref": "#/components/schemas/a"},
+        {"default": {"a~b/c": {"type": "null"}}, "$ref": "#/default/a~0b~1c"},
+        {"$ref": "#/properties", "properties": {"title": {}}, "additionalProperties": False},
+        {"$ref": "#/enum/0", "enum": [{"title": 1}]},
+        {"x-guidance": {"whitespace_flexible": True}},
+    ],
+)
+def test_names_and_data_stay(told: dict[str, Any]) -> None:
+    assert asserted(told) == told
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ({"uniqueItems": False}, {}),
+        ({"propertyNames": {"type": "string"}}, {}),
+        ({"not": {}}, {"enum": []}),
+        ({"minLength": 2.0}, {"minLength": 2}),
+        (
+            {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "null"}},
+            {
+                "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {"propertyNames": {"pattern": "^x"}},
+            {"patternProperties": {"^x": True}, "additionalProperties": False},
+        ),
+        ({"propertyNames": {"maxLength": 3}}, {"propertyNames": {"maxLength": 3}}),
+    ],
+)
+def test_what_can_be_said_in_another_way(told: dict[str, Any], same: dict[str, Any]) -> None:
+    assert asserted(told) == same
+
+
+ARGUMENT = {"type": "string", "maxLength": 3}
+
+# Of each, what is left out, and what stays of {"a": …, "e": it}.
+LEFT_OUT: dict[str, tuple[Any, list[str], Any]] = {
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, ["uniqueItems"], {"type": "array"}),
+    "contains": ({"contains": {}, "minContains": 2}, ["contains", "minContains"], {}),
+    "conditions": (
+        {"if": {"type": "null"}, "then": False, "else": True}, ["if", "then", "else"], {},
+    ),
+    "not": ({"not": {"type": "null"}}, ["not"], {}),
+    "dependentRequired": ({"dependentRequired": {"a": ["b"]}}, ["dependentRequired"], {}),
+    "dependentSchemas": ({"dependentSchemas": {"a": False}}, ["dependentSchemas"], {}),
+    "dependencies": ({"dependencies": {"a": ["b"]}}, ["dependencies"], {}),
+    "unevaluated": (
+        {"type": "object", "unevaluatedProperties": False}, ["unevaluatedProperties"],
+        {"type": "object"},
+    ),
+    "$dynamicRef": ({"$dynamicRef": "#x"}, ["$dynamicRef"], {}),
+    "oneOf": (
+        {"oneOf": [{"type": "string"}, {"maxLength": 2}]}, ["oneOf"],
+        {"anyOf": [{"type": "string"}, {"maxLength": 2}]},
+    ),
+    "oneOf beside anyOf": (
+        {"oneOf": [{}, {}], "anyOf": [{"type": "null"}]}, ["oneOf"],
+        {"anyOf": [{"type": "null"}], "allOf": [{"anyOf": [{}, {}]}]},
+    ),
+    "look-ahead": ({"type": "string", "pattern": "^(?=a)"}, ["pattern"], {"type": "string"}),
+    "back reference": ({"pattern": r"(a)\1"}, ["pattern"], {}),
+    "two patterns that overlap": (
+        {"patternProperties": {"^a": {}, "b$": {}}, "additionalProperties": False},
+        ["patternProperties"], {},
+    ),
+    "float bounds": (
+        {"type": "number", "minimum": -3.5e38, "maximum": 3.5e38}, ["minimum", "maximum"],
+        {"type": "number"},
+    ),
+    "multipleOf": ({"type": "number", "multipleOf": 12345}, ["multipleOf"], {"type": "number"}),
+    "minProperties": (
+        {"properties": {"a": {}, "b": {}}, "minProperties": 2}, ["minProperties"],
+        {"properties": {"a": {}, "b": {}}},
+    ),
+    "required: null": ({"required": None}, ["required"], {}),
+    "required: true": ({"type": "object", "required": True}, ["required"], {"type": "object"}),
+    "properties: null": ({"properties": None, "additionalProperties": False}, ["properties"], {}),
+    "a property that is no schema": (
+        {"properties": {"x": "string", "y": {"type": "null"}}}, ["x"],
+        {"properties": {"x": True, "y": {"type": "null"}}},
+    ),
+    "type": ({"type": "any"}, ["type"], {}),
+    "type: null": ({"type": None, "maxLength": 1}, ["type"], {"maxLength": 1}),
+    "enum": ({"enum": "a"}, ["enum"], {}),
+    "items": ({"prefixItems": {"type": "null"}, "items": False}, ["prefixItems"], {}),
+    "reference to nowhere": ({"$ref": "#/$defs/nowhere"}, ["$ref"], {}),
+    "reference to elsewhere": ({"$ref": "other.json#/a"}, ["$ref"], {}),
+    "exclusiveMinimum": ({"exclusiveMinimum": "1"}, ["exclusiveMinimum"], {}),
+    "incompatible": (
+        {"allOf": [{"type": "string"}, {"type": "number"}]}, ["type"],
+        {"allOf": [{"type": "string"}, {}]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_cannot_be_enforced_is_left_out_where_it_stands(name: str) -> None:
+    told, keywords, rest = LEFT_OUT[name]
+    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": told}, "required": ["e"]}
+    found = relax(assertions(json.dumps(schema)))
+    assert sorted(place.keyword for place in found.left_out) == sorted(keywords)
+    assert all(place.path[:2] == ("properties", "e") for place in found.left_out)
+    assert json.loads(found.text) == {**schema, "properties": {"a": ARGUMENT, "e": rest}}
+
+
+ENFORCED: list[Any] = [
+    {"type": ["string", "null"]},
+    {"type": "string", "nullable": True},
+    {"enum": ["a", 1, None, {"b": [2]}]},
+    {"type": "string", "enum": ["a", 1]},
+    {"minimum": 3, "exclusiveMinimum": True},
+    {"items": [{"type": "string"}], "additionalItems": False},
+    {"type": "string", "contentEncoding": "base64"},
+    {"type": "string", "format": "anything at all"},
+    {"oneOf": [{"type": "string"}, {"type": "null"}]},
+    {"$ref": "#/properties/a", "description": "beside a reference"},
+    True,
+    False,
+]
+
+
+@pytest.mark.parametrize("told", ENFORCED, ids=str)
+def test_what_can_be_enforced_is_whole(told: Any) -> None:
+    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": told}}
+    assert relax(assertions(json.dumps(schema))).left_out == ()
+
+
+def test_recursion_stays_but_where_it_has_siblings() -> None:
+    node = {"type": "object", "properties": {"next": {"type": "object", "$ref": "#/$defs/n"}}}
+    found = relax(assertions(json.dumps({"$ref": "#/$defs/n", "$defs": {"n": node}})))
+    (place,) = found.left_out
+    assert str(place) == '"$ref" (at /$defs/n/properties/next/$ref)'
+
+
+def test_a_schema_that_costs_too_much_becomes_any_object() -> None:
+    hard = {f"p{n}": {"type": "string", "pattern": f"a{{{n}}}(?=x)"} for n in range(60)}
+    found = relax(assertions(json.dumps({"type": "object", "properties": hard})))
+    assert found.text == ANYTHING
+    assert found.told == '"" (at /)'
+
+
+def test_many_faults_that_say_the_same_take_few_trials() -> None:
+    properties = {f"p{n}": {"type": "number", "maximum": 3.5e38} for n in range(300)}
+    found = relax(assertions(json.dumps({"type": "object", "properties": properties})))
+    assert len(found.left_out) == 300
+    assert found.told.endswith("and 297 more")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "ab", "ba"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b", "title"]), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+def _schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    named = st.dictionaries(st.sampled_from(["a", "b", "title"]), inner, max_size=2)
+    keywords = {
+        "type": st.sampled_from(["string", "integer", "array", "object", ["array", "null"]]),
+        "title": st.just("T"),
+        "enum": st.lists(JSON, min_size=1, max_size=3, unique_by=str),
+        "properties": named,
+        "patternProperties": st.dictionaries(st.sampled_from(["a", "b$"]), inner, max_size=2),
+        "additionalProperties": inner,
+        "required": st.lists(st.sampled_from(["a", "b"]), unique=True),
+        "minProperties": st.integers(0, 2),
+        "propertyNames": st.sampled_from([{"enum": ["a"]}, {"pattern": "a"}, {"maxLength": 1}]),
+        "items": inner,
+        "prefixItems": st.lists(inner, min_size=1, max_size=2),
+        "uniqueItems": st.booleans(),
+        "maxLength": st.integers(0, 2),
+        "pattern": st.sampled_from(["^a", "a(?=b)"]),
+        "maximum": st.sampled_from([1, 1e300, 3.5e38]),
+        "not": inner,
+        "oneOf": st.lists(inner, min_size=1, max_size=2),
+        "anyOf": st.lists(inner, min_size=1, max_size=2),
+        "allOf": st.lists(inner, min_size=1, max_size=2),
+        "if": inner,
+        "then": inner,
+        "dependentRequired": st.just({"a": ["b"]}),
+        "$ref": st.sampled_from(["#/$defs/d", "#/nowhere/b"]),
+    }
+    return st.sets(st.sampled_from(sorted(keywords)), max_size=4).flatmap(
+        lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in sorted(chosen)})
+    )
+
+
+SCHEMAS = st.recursive(st.booleans() | st.just({}), _schemas, max_leaves=5)
+
+
+def fits(value: Any, schema: Any) -> bool:
+    """Whether a value fits a schema, by another reader; a reference to nowhere is to anything."""
+    told = {**schema, "nowhere": {"b": True}} if isinstance(schema, dict) else schema
+    return jsonschema.Draft202012Validator(told).is_valid(value)
+
+
+@given(st.fixed_dictionaries({"properties": st.dictionaries(st.sampled_from("ab"), SCHEMAS),
+                              "allOf": st.lists(SCHEMAS, max_size=1),
+                              "$defs": st.fixed_dictionaries({"d": st.just({"type": "array"})})}),
+       st.lists(JSON, min_size=8, max_size=8))  # fmt: skip
+@examples(200)
+def test_all_that_fits_a_schema_fits_what_is_left_of_it(told: Any, values: list[Any]) -> None:
+    text = assertions(json.dumps(told))
+    found = relax(text)
+    for value in [*values, {"a": values[0]}, {"a": values[1], "b": values[2]}]:
+        wanted = fits(value, told)
+        assert fits(value, json.loads(text)) == wanted
+        assert fits(value, json.loads(found.text)) >= wanted
+
+
+@pytest.mark.parametrize(("name", "schema"), tool_schemas().items())
+def test_the_types_of_zod_and_pydantic_compile(name: str, schema: dict[str, Any]) -> None:
+    found = relax(assertions(json.dumps(schema)))
+    keywords = {place.keyword for place in found.left_out}
+    assert keywords == PARTLY.get(name, set())
+
+
+# Of all other types, everything is enforced.
+PARTLY = {
+    "zod emoji": {"pattern"},
+    "zod iso.duration": {"pattern"},
+    "zod float32": {"minimum", "maximum"},
+    "zod regex with look-ahead": {"pattern"},
+    "zod hostname": {"pattern"},
+    "pydantic set": {"uniqueItems"},
+    "pydantic frozenset": {"uniqueItems"},
+    "pydantic tagged union": {"oneOf"},
+}
+
+
+def test_lists_of_keywords_and_formats_are_the_parsers() -> None:
+    """What a newer llguidance can do must not be left out."""
+    for keyword in schemas.LACKING - {"divisibleBy", "disallow", "extends", "dependencies"}:
+        found = obstacle(Outline(content=Grammar("json", json.dumps({keyword: {"maxLength": 1}}))))
+        assert found is not None, keyword
+    for name in schemas.FORMATS:
+        text = json.dumps({"type": "string", "format": name})
+        assert assertions(text) == schemas.compact(json.loads(text))
+        assert relax(text).left_out == (), name
+
+
+def tools_of(schemas: dict[str, Any], **more: Any) -> Tools:
+    named = [
+        {"type": "function", "function": {"name": f"f{at}", "parameters": schema, **more}}
+        for at, schema in enumerate(schemas.values())
+    ]
+    tools = Tools.read(named)
+    assert tools is not None
+    return tools
+
+
+def turn(tools: Tools) -> Outline:
+    family = next(family for family in FAMILIES if family.name == "hermes")
+    return Outline.of(family, family.thought[1], tools=tools)
+
+
+def compiles(told: Outline) -> bool:
+    assert told.grammar is not None
+    if len(told.grammar.text) > MAX_GRAMMAR:
+        return False
+    try:
+        grammars().attempt(told.grammar)
+    except GrammarError:
+        return False
+    return True
+
+
+def test_all_types_at_once_compile_in_one_turn() -> None:
+    told = turn(tools_of(tool_schemas()))
+    found = with_relaxed_tools(told, (), compiles)
+    assert compiles(found)
+    assert [text for _, text in found.tools if text == ANYTHING] == []
+
+
+def test_tools_that_are_too_much_together_lose_the_largest_schemas() -> None:
+    words = [f"{at:04}" for at in range(2000)]
+    large = {"type": "object", "properties": {"a": {"enum": words}}}
+    told = turn(tools_of({**dict.fromkeys("abcdefg", large), "small": {"type": "object"}}))
+    strict = ("f0",)
+    found = with_relaxed_tools(told, strict, compiles)
+    assert compiles(found)
+    assert [text == ANYTHING for _, text in found.tools] == [
+        False,
+        *[True] * 4,
+        False,
+        False,
+        False,
+    ]
+    everything = [name for name, _ in told.tools]
+    assert with_relaxed_tools(told, everything, compiles) == told
+
+
+def test_descriptions_do_not_count() -> None:
+    """Agents offer hundreds of kilobytes, most of them descriptions."""
+    parameter = {"type": "string", "description": "It is said at length. " * 60}
+    schema = {"type": "object", "properties": {f"p{at}": parameter for at in range(3)}}
+    told = turn(tools_of({str(at): schema for at in range(100)}))
+    assert told.grammar is not None
+    assert len(told.grammar.text) < 20_000
+    assert "at length" not in told.grammar.text
+    assert compiles(told)
