@@ -10,7 +10,7 @@ compile ends with the place at fault.
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -51,36 +51,48 @@ class Relaxed(NamedTuple):
 def with_relaxed_tools(
     outline: Outline, strict: Collection[str], fits: Callable[[Outline], bool]
 ) -> Outline:
-    """Relax the tools of an outline that are not strict; of the largest, all, until it fits.
+    """Relax the tools of an outline that are not strict, each, and all of them until it fits.
 
-    strict: their names. fits: whether an outline can be sent, and compiles.
+    strict: their names. fits: whether an outline can be sent, and compiles. What several tools
+    cannot have together goes first, then all of the largest schemas.
     """
-    tools = [
-        (name, text if name in strict else relaxed(name, text).text) for name, text in outline.tools
-    ]
+    whole = {name: text if name in strict else relaxed(name, text).text
+             for name, text in outline.tools}  # fmt: skip
+
+    def offering(tools: Mapping[str, str]) -> Outline:
+        return msgspec.structs.replace(outline, tools=tuple(tools.items()))
+
+    if fits(offering(whole)):
+        return offering(whole)
+    free = [name for name in whole if name not in strict]
+    tools = whole | {name: _without_multiples(whole[name]) for name in free}
+    if tools != whole and fits(offering(tools)):
+        _note("the tools are too much for one grammar: no multipleOf is enforced")
+        return offering(tools)
+    by_size = sorted(free, key=lambda name: len(tools[name]), reverse=True)
 
     def loosened(most: int) -> Outline:
-        chosen = {name for name, _ in by_size[:most]}
-        return msgspec.structs.replace(
-            outline,
-            tools=tuple((name, ANYTHING if name in chosen else text) for name, text in tools),
-        )
+        return offering(tools | dict.fromkeys(by_size[:most], ANYTHING))
 
-    by_size = sorted(
-        (one for one in tools if one[0] not in strict), key=lambda one: len(one[1]), reverse=True
-    )
     failing, fitting = 0, len(by_size)
-    if fits(loosened(failing)) or not fits(loosened(fitting)):
-        return loosened(failing)
+    if not fits(loosened(fitting)):
+        return offering(whole)
     while fitting - failing > 1:
         middle = (failing + fitting) // 2
         if fits(loosened(middle)):
             fitting = middle
         else:
             failing = middle
-    names = ", ".join(name for name, _ in by_size[:fitting])
+    names = ", ".join(by_size[:fitting])
     _note(f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}")
     return loosened(fitting)
+
+
+def _without_multiples(text: str) -> str:
+    """Leave ``multipleOf`` out of a schema: what all of them multiply to is bounded."""
+    schema = json.loads(text)
+    places = [place for place in schemas.places(schema) if place.keyword == "multipleOf"]
+    return schemas.compact(schemas.without(schema, places)) if places else text
 
 
 def obstacle(outline: Outline) -> tuple[str, str] | None:

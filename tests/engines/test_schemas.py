@@ -354,6 +354,15 @@ def test_tools_that_are_too_much_together_lose_the_largest_schemas() -> None:
     assert with_relaxed_tools(told, everything, compiles) == told
 
 
+def test_divisors_that_are_too_many_together_are_left_out_first() -> None:
+    fives = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}
+    told = turn(tools_of(dict.fromkeys("abcdefgh", fives)))
+    found = with_relaxed_tools(told, ("f0",), compiles)
+    assert compiles(found)
+    assert ["multipleOf" in text for _, text in found.tools] == [True] + [False] * 7
+    assert all('"integer"' in text for _, text in found.tools)
+
+
 def test_descriptions_do_not_count() -> None:
     """Agents offer hundreds of kilobytes, most of them descriptions."""
     parameter = {"type": "string", "description": "It is said at length. " * 60}
