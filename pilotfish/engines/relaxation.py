@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.engines import schemas
+from pilotfish.engines.constraint import short
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families.outline import Outline
 from pilotfish.engines.schemas import Place
@@ -43,7 +44,7 @@ class Relaxed(NamedTuple):
         """What was left out, in words."""
         if not self.left_out:
             return ""
-        named = ", ".join(map(str, self.left_out[:_NAMED]))
+        named = ", ".join(short(place) for place in self.left_out[:_NAMED])
         more = len(self.left_out) - _NAMED
         return f"{named} and {more} more" if more > 0 else named
 
