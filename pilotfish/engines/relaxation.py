@@ -84,7 +84,7 @@ def with_relaxed_tools(
             fitting = middle
         else:
             failing = middle
-    names = ", ".join(by_size[:fitting])
+    names = short(", ".join(by_size[:fitting]))
     _note(f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}")
     return loosened(fitting)
 

@@ -11,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.engines import schemas
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families import FAMILIES, Tools
 from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.relaxation import ANYTHING, obstacle, relax, with_relaxed_tools
+from pilotfish.engines.families.tools import Tool
+from pilotfish.engines.relaxation import (
+    ANYTHING,
+    obstacle,
+    relax,
+    relaxed,
+    with_relaxed_tools,
+)
 from pilotfish.engines.schemas import assertions
+from pilotfish.engines.trial import TRIAL
 from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 from tests.support.calling import grammars
@@ -372,3 +380,57 @@ def test_descriptions_do_not_count() -> None:
     assert len(told.grammar.text) < 20_000
     assert "at length" not in told.grammar.text
     assert compiles(told)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        # a function has no arguments that it does not name, but it has those that it requires
+        ({"required": ["a"]}, {"properties": {"a": True}, "additionalProperties": False}),
+        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}),
+        ({"properties": None}, {"properties": {}, "additionalProperties": False}),
+        ({"type": None}, {"properties": {}, "additionalProperties": False}),
+        ({"type": ["object", "null"]}, {"properties": {}, "additionalProperties": False}),
+        (True, {"additionalProperties": True}),
+        ({"additionalProperties": True}, {"additionalProperties": True}),
+        (None, {"properties": {}, "additionalProperties": False}),
+    ],
+    ids=str,
+)
+def test_the_top_of_a_tools_schema(parameters: Any, arguments: dict[str, Any]) -> None:
+    tool = Tool.read({"function": {"name": "f", "parameters": parameters}})
+    told = parameters if isinstance(parameters, dict) else {}
+    assert tool.arguments == {**told, "type": "object", **arguments}
+    assert relax(assertions(json.dumps(tool.arguments))).text != ANYTHING
+
+
+def test_a_tool_is_strict_where_it_says_so() -> None:
+    for strict in (True, False, None):
+        assert Tool.read({"function": {"name": "f", "strict": strict}}).strict is bool(strict)
+    with pytest.raises(ValueError, match="strict is true or false"):
+        Tool.read({"function": {"name": "f", "strict": "yes"}})
+
+
+def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    text = assertions(json.dumps({"type": "object", "uniqueItems": True, "required": None}))
+    for name in ("logged", "logged", "again"):
+        relaxed(name, text)
+    assert [record.message for record in caplog.records] == [
+        f"tool '{name}': not enforced of its schema: "
+        '"uniqueItems" (at /uniqueItems), "required" (at /required)'
+        for name in ("logged", "again")
+    ]
+
+
+def test_a_machine_that_is_too_busy_leaves_out_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def busy(grammar: Grammar) -> None:
+        raise GrammarBusyError("later")
+
+    monkeypatch.setattr(TRIAL, "attempt", busy)
+    told = {"type": "object", "properties": {"busy": {"uniqueItems": True, "pattern": "(?=a)"}}}
+    found = relaxed("f", assertions(json.dumps(told)))
+    assert found.told == '"uniqueItems" (at /properties/busy/uniqueItems)'
+    monkeypatch.undo()
+    assert len(relaxed("f", assertions(json.dumps(told))).left_out) == 2

@@ -150,6 +150,8 @@ def _parsed(message: Message) -> Message:
             for one in (call["function"],)
             for arguments in (arguments_of(one["name"], one.get("arguments")),)
         ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TemplateError(f"a message's tool_calls: {error!r}") from None
+    except (TypeError, KeyError, AttributeError):
+        raise TemplateError(
+            'a message\'s tool_calls are a list of {"function": {"name": …, "arguments": …}}'
+        ) from None
     return {**message, "content": message.get("content") or "", "tool_calls": read}

@@ -71,7 +71,8 @@ class Tool:
         """
         if _OPENING.intersection(self.schema):
             return dict(self.schema)
-        named, required = self.schema.get("properties", {}), self.schema.get("required", [])
+        named = self.schema.get("properties") or {}  # null is none, as of Go's programs
+        required = self.schema.get("required") or []
         if isinstance(named, Mapping) and isinstance(required, Sequence):
             unlisted = {name: True for name in required if isinstance(name, str)}
             return {
