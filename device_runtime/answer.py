@@ -99,10 +99,10 @@ def explained(error: BadGrammarError, outline: Outline) -> BadGrammarError:
             error.part = ""
         return error
     name, keywords = found
-    whose = f"the parameters of tool {name!r}" if name else "the answer's schema"
+    whose = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
     mended = ", or the tool's strict" if name else ""
     told = BadGrammarError(
-        f"This of {whose} cannot be enforced: {keywords}. Leave it out{mended}. ({error})"
+        f"{whose} what cannot be enforced: {keywords}. Leave it out{mended}. ({error})"
     )
     told.part = name
     return told
