@@ -44,10 +44,14 @@ class UnsupportedError(PilotfishError):
 
 
 class BadGrammarError(PilotfishError):
-    """A grammar that does not compile, is too complex, or leaves no token."""
+    """A grammar that does not compile, is too complex, or leaves no token.
+
+    part: whose schema it is about, a tool's name or "" for the answer's form; None: unknown.
+    """
 
     code = "bad-grammar"
     exit_code = 65
+    part: str | None = None
 
 
 class TooLargeError(PilotfishError):

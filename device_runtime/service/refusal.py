@@ -6,6 +6,7 @@ client never gets more than the message of a typed error: the rest is logged.
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pilotfish.engines.errors import EngineError, TemplateError
@@ -127,8 +128,8 @@ def gone(message: str = "The client is gone.") -> RefusalError:
     return RefusalError(499, message, code="gone", reason="gone")
 
 
-def refusal_of(error: BaseException) -> RefusalError:
-    """Convert any error to a refusal."""
+def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) -> RefusalError:
+    """Convert any error to a refusal. params: the request's fields, by the part of a grammar."""
     if isinstance(error, RefusalError):
         return error
     if (short := shortage(error)) is not None:
@@ -139,7 +140,10 @@ def refusal_of(error: BaseException) -> RefusalError:
             code = getattr(error, "code", "template").replace("-", "_")
             if isinstance(error, PromptTooLongError):
                 code = "context_length_exceeded"
-            return RefusalError(400, str(error), code=code, reason=reason)
+            param = None
+            if isinstance(error, BadGrammarError) and params and error.part is not None:
+                param = params.get(error.part)
+            return RefusalError(400, str(error), code=code, param=param, reason=reason)
     if isinstance(error, _ABSENT):
         assert isinstance(error, PilotfishError)
         code = error.code.replace("-", "_")
