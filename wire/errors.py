@@ -210,6 +210,20 @@ class InterruptedGenerationError(PilotfishError):
     exit_code = 75
 
 
+class DeviceInUseError(PilotfishError):
+    """The calling thread has an answer of the device open, or another one is at work on it."""
+
+    code = "device-in-use"
+    exit_code = 75
+
+
+class DeviceClosedError(PilotfishError):
+    """The device was closed, or belongs to the process that this one was forked from."""
+
+    code = "device-closed"
+    exit_code = 70
+
+
 class DrainingError(PilotfishError):
     """The edge is about to stop and begins nothing new."""
 
