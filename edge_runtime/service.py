@@ -169,21 +169,21 @@ class Service:
 
     def handle(self, envelope: Envelope) -> None:
         """Serve one message of a device."""
-        received_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         self._tally.bytes_in += envelope.size
         admitted = False
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
             spared = m.is_hint(envelope.header)
-            self._admission.admit(envelope.owner, received_ns * 1e-9, spared=spared)
+            self._admission.admit(envelope.owner, now_ns * 1e-9, spared=spared)
             admitted = True
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
         except PilotfishError as error:  # refusing a message unread costs next to nothing
             self._refuse(envelope, None, error, admitted=admitted)
             return
-        self._serve(request, envelope, received_ns)
+        self._serve(request, envelope, now_ns - envelope.lay_ns)
 
     def deliver(self) -> bool:
         """Go on with the generations whose grammars have been compiled; False: with all of them."""

@@ -27,6 +27,7 @@ _log = logging.getLogger("pilotfish.edge")
 # from leaving.
 _BURST, _TURN_S = 256, 0.002
 _TICK_S = 0.25  # how often connections, idle sessions and the status line are looked after
+_WAITED_S = 0.0005  # what comes to a poll that took longer has just come
 STOPPED_BY = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
 
 Duty = Callable[[], bool]
@@ -138,7 +139,11 @@ class ServingLoop(ABC):
 
     def _take_in(self, timeout_s: float) -> None:
         """Wait for news for so long at most, and do the duties."""
-        for source, _ in self._poller.poll(math.ceil(1e3 * timeout_s)):
+        begun_s = time.monotonic()
+        arrived = self._poller.poll(math.ceil(1e3 * timeout_s))
+        if time.monotonic() - begun_s > _WAITED_S:
+            self._listener.looked()
+        for source, _ in arrived:
             duty = self._duties.get(source)
             if duty is not None:
                 duty()
@@ -157,9 +162,10 @@ class ServingLoop(ABC):
         listener, until_s = self._listener, time.monotonic() + _TURN_S
         for _ in range(_BURST):
             envelope = listener.receive()
+            more = listener.waiting  # asked now: how long the next one lies is held, not its link's
             if envelope is not None:
                 self._handle(envelope)
-            if not listener.waiting:
+            if not (more or listener.waiting):
                 return False
             if time.monotonic() >= until_s:
                 break

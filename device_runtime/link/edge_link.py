@@ -42,6 +42,8 @@ _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
+_SOON_S = 0.001  # in which a reply does not lie here long enough to be mistaken for a slow one
+_LAY_S = 0.01  # a tick of the kernel's clock
 _STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 _NONE = 0  # no connection
 
@@ -295,7 +297,7 @@ class EdgeLink(Line):
         now = time.monotonic()
         give_up, resend = now + self._patience.silent_s, now + RESEND_S
         resent = stood = False
-        late = late or meanwhile is not None
+        late = late or meanwhile is not None or time.monotonic_ns() - sent_ns > _SOON_S * 1e9
         while now < give_up:
             arrived = self.receive(0.0 if late else min(resend, give_up) - now)
             stood = stood or _stood_s(now) > 0.0
@@ -305,13 +307,13 @@ class EdgeLink(Line):
                     now_ns = time.monotonic_ns()
                     return TimedReply(
                         reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        self.connection, late, stood,
+                        self.connection, late or self.channel.lay_s() > _LAY_S, stood,
                     )  # fmt: skip
                 if isinstance(reply, Failure) and _concerns(reply, message):
                     raise from_code(reply.code, reply.message)
             else:
                 # if there was nothing to do, what comes now is waited for
-                late = meanwhile is not None and meanwhile()
+                late = meanwhile is not None and _takes_long(meanwhile)
                 gone = not self.channel.connected or self.connection != self._sent_on
                 if gone:
                     self.lost()
@@ -372,6 +374,12 @@ def _stood_s(since_s: float) -> float:
     """Return how long this process stood still in a wait since then; 0 if it did not."""
     beyond_s = time.monotonic() - since_s - SLICE_S
     return beyond_s if beyond_s > _STOOD_S else 0.0
+
+
+def _takes_long(work: Callable[[], bool]) -> bool:
+    """Do some work; whether there is more of it, or a reply may have come in the meantime."""
+    begun_s = time.monotonic()
+    return work() or time.monotonic() - begun_s > _SOON_S
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

@@ -17,6 +17,7 @@ _TCP_INFO = 11  # Linux's; the socket module lacks the name before Python 3.14
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
+_CAME_AT = 8 + 11 * 4  # last_data_recv: ms since bytes last came
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
@@ -94,6 +95,16 @@ def volume(connection: socket.socket | None) -> Volume | None:
         return None
     received = _u64(info, _RECEIVED_AT)
     return Volume(received, received - waiting, _u64(info, _ACKNOWLEDGED_AT))
+
+
+def lay_s(connection: socket.socket | None) -> float:
+    """Return how long ago bytes last came, in seconds; 0 where the kernel does not say.
+
+    A message that is taken from the connection now lay on this machine for so long at least. The
+    kernel counts in ticks, of up to 10 ms.
+    """
+    info = _info(connection)
+    return _u32(info, _CAME_AT) * 1e-3 if len(info) >= _CAME_AT + 4 else 0.0
 
 
 def hang_up(connection: socket.socket | None) -> None:
