@@ -259,8 +259,8 @@ class Device:
         return self.last
 
     def _wanted_plan(self, options: Options) -> Plan | Choosable:
-        """Check the options; returns the plan, or what "auto" chooses from."""
-        auto = options.get("protocol")
+        """Check the options; returns the plan, or what "auto" (the default) chooses from."""
+        auto = options.get("protocol", AUTO)
         if auto == AUTO:
             auto = Auto()
         if not isinstance(auto, Auto):

@@ -162,7 +162,7 @@ class Plan:
 
 def plan(
     *,
-    protocol: "str | Auto" = "greedy",
+    protocol: "str | Auto",
     window: "int | Literal['auto'] | None" = None,
     expansion: Sequence[int] | None = None,
     max_tokens: int = 128,
@@ -212,7 +212,10 @@ def plan(
     if schema is not None:
         if grammar is not None:
             raise UnsupportedError("An answer has a schema or a grammar, not both.")
-        grammar = Grammar.of_schema(schema)
+        try:
+            grammar = Grammar.of_schema(schema)
+        except (TypeError, ValueError) as error:
+            raise UnsupportedError(f"The schema is no JSON: {error}.") from error
     try:
         shaping = Shaping(
             logit_bias=logit_bias or {},

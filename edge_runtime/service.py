@@ -14,6 +14,7 @@ from pilotfish import wire
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.beside import Beside
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.faults import refusal_for
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.grammar_compiler import GrammarCompiler
 from pilotfish.edge_runtime.lexicon import Lexicon
@@ -33,7 +34,6 @@ from pilotfish.wire.errors import (
     ConflictError,
     DivergedError,
     DrainingError,
-    InternalError,
     MalformedError,
     PairMismatchError,
     PilotfishError,
@@ -194,12 +194,8 @@ class Service:
         begun_s = time.thread_time()
         try:
             self._dispatch(request, envelope, received_ns)
-        except PilotfishError as error:
-            self._refuse(envelope, request, error)
-        except Exception:
-            _log.exception("a message could not be served")
-            failed = InternalError("The edge failed at this; see its log.")
-            self._refuse(envelope, request, failed)
+        except Exception as error:
+            self._refuse(envelope, request, refusal_for(error, "a message could not be served"))
         self._admission.charge(envelope.owner, time.thread_time() - begun_s)
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:

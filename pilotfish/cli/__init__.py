@@ -74,11 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
-    except PilotfishError as error:
-        print(f"pilotfish: {error}", file=sys.stderr)
-        return error.exit_code
     except EngineError as error:  # it may quote a file that came from elsewhere, or a library
         print(f"pilotfish: {one_line(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except PilotfishError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, ImportError) as error:
         # a module in C that is interrupted while it is imported makes an ImportError of it
