@@ -259,12 +259,15 @@ class Device:
         return self.last
 
     def _wanted_plan(self, options: Options) -> Plan | Choosable:
-        """Check the options; returns the plan, or what "auto" (the default) chooses from."""
-        auto = options.get("protocol", AUTO)
+        """Check the options; returns the plan, or what "auto" chooses from.
+
+        The default is "auto"; without an edge it is "local", as there is no other.
+        """
+        auto = options.get("protocol", LOCAL if self._link is None else AUTO)
         if auto == AUTO:
             auto = Auto()
         if not isinstance(auto, Auto):
-            return plan(**options)
+            return plan(**{**options, "protocol": auto})
         self._partner.learned.check(auto.policy)
         wish = Choosable(auto, options)
         self._conversation.plans(wish)

@@ -209,22 +209,17 @@ def plan(
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = EXCHANGES.get(protocol)
     target = _sampling("", temperature, top_k, top_p, min_p)
-    if schema is not None:
-        if grammar is not None:
-            raise UnsupportedError("An answer has a schema or a grammar, not both.")
-        try:
-            grammar = Grammar.of_schema(schema)
-        except (TypeError, ValueError) as error:
-            raise UnsupportedError(f"The schema is no JSON: {error}.") from error
+    if schema is not None and grammar is not None:
+        raise UnsupportedError("An answer has a schema or a grammar, not both.")
     try:
         shaping = Shaping(
             logit_bias=logit_bias or {},
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            grammar=grammar,
+            grammar=grammar if schema is None else Grammar.of_schema(schema),
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # TypeError: what no JSON has, in a schema
         raise UnsupportedError(f"{error}.") from error
     wanted = (draft_temperature, draft_top_k, draft_top_p)
     if exchange is None and wanted != (None, None, None):

@@ -27,7 +27,6 @@ _log = logging.getLogger("pilotfish.edge")
 # from leaving.
 _BURST, _TURN_S = 256, 0.002
 _TICK_S = 0.25  # how often connections, idle sessions and the status line are looked after
-_WAITED_S = 0.0005  # what comes to a poll that took longer has just come
 STOPPED_BY = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
 
 Duty = Callable[[], bool]
@@ -139,11 +138,7 @@ class ServingLoop(ABC):
 
     def _take_in(self, timeout_s: float) -> None:
         """Wait for news for so long at most, and do the duties."""
-        begun_s = time.monotonic()
-        arrived = self._poller.poll(math.ceil(1e3 * timeout_s))
-        if time.monotonic() - begun_s > _WAITED_S:
-            self._listener.looked()
-        for source, _ in arrived:
+        for source, _ in self._poller.poll(math.ceil(1e3 * timeout_s)):
             duty = self._duties.get(source)
             if duty is not None:
                 duty()

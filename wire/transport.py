@@ -36,7 +36,6 @@ _LOCAL_RECEIVE_QUEUE = 16  # without heartbeats it may be full
 _BACKLOG = 256  # connections that the kernel holds until they are accepted
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _PARTS_PER_TURN = 1000  # excess parts that are dropped in one call
-_AT_ONCE_NS = 2_000_000  # a message that came since so long ago has not lain here
 _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key shut out for a while
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
@@ -156,7 +155,6 @@ class Listener:
         # the client and owner of a message with too many parts, and how many were dropped
         self._shredding: tuple[bytes, bytes] | None = None
         self._dropped = 0
-        self._looked_ns = 0  # when there was last nothing to take
         self._seen_ns = 0  # when the next message was first seen to be there; 0: not yet
         if descriptor is not None:
             os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
@@ -188,16 +186,10 @@ class Listener:
         header = buffers[0] if buffers else b""
         return Envelope(client, owner, header, buffers[1:], size, self._lay_ns(client))
 
-    def looked(self) -> None:
-        """Note that what arrives from now on is taken at once: the loop waited for it."""
-        self._looked_ns = time.monotonic_ns()
-
     def _lay_ns(self, client: bytes) -> int:
         """Return for how long a message that is taken now has lain here."""
         now_ns = time.monotonic_ns()
         seen_ns, self._seen_ns = self._seen_ns or now_ns, 0
-        if now_ns - self._looked_ns < _AT_ONCE_NS:  # asking costs 10 µs
-            return now_ns - seen_ns
         return max(now_ns - seen_ns, int(self.connections.lay_s(client) * 1e9))
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
@@ -224,7 +216,6 @@ class Listener:
         if self._arrivals.poll(0):
             self._seen_ns = self._seen_ns or time.monotonic_ns()
             return True
-        self.looked()
         self.connections.drained = True
         return False
 

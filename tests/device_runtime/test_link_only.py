@@ -111,6 +111,41 @@ def test_what_this_end_does_meanwhile_is_no_rtt(link: EdgeLink) -> None:
     assert ping(link, hold_the_interpreter) == 0.0
 
 
+def test_what_keeps_a_request_from_leaving_is_no_rtt(
+    link: EdgeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = link.try_send
+
+    def slowly(*message: Any) -> int | None:
+        time.sleep(BUSY_S)
+        return really(*message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(link, "try_send", slowly)
+        assert ping(link, nothing) == 0.0
+
+
+def test_what_was_abandoned_is_in_the_way_of_the_next(edge: EdgeServer) -> None:
+    """Its request on the way there, its reply on the way back: 12 kB at 1 Mbit/s are 0.1 s."""
+    for rates in ({"up_bps": 1e6}, {"down_bps": 1e6}):
+        with Emulator(edge.endpoint, Conditions(rtt_s=RTT_S, **rates)) as slow:
+            link = connect(slow.endpoint, None)
+            try:
+                link.send(m.Ping(nonce=1), (bytes(12_000),))
+                nonce = secrets.randbits(60) + 2
+                answer = link.ask(
+                    m.Ping(nonce=nonce),
+                    (),
+                    lambda reply, nonce=nonce: isinstance(reply, m.Pong) and reply.nonce == nonce,
+                )
+                assert isinstance(answer.reply, m.Pong)
+                pong = answer.reply
+                link.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+                assert link.state().rtt is None
+            finally:
+                link.close()
+
+
 def test_what_lies_at_the_edge_is_no_rtt() -> None:
     """A message counts as held from the moment at which it came."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -127,7 +162,7 @@ def test_what_lies_at_the_edge_is_no_rtt() -> None:
             while (envelope := listener.receive()) is None:
                 assert not listener.waiting or not busy_s
             lay_s.append(envelope.lay_ns * 1e-9)
-        assert lay_s[:2] == [0.0, 0.0]
+        assert max(lay_s[:2]) < BUSY_S / 4
         assert lay_s[2] == pytest.approx(BUSY_S, abs=0.05)
     finally:
         channel.close()
@@ -157,4 +192,3 @@ def test_grammars_and_tools_are_no_rtt(callers: Pair) -> None:
                         readings.append(state.rtt.value)
             if readings:
                 assert median(readings) == pytest.approx(RTT_S, rel=0.2), protocol
-                assert max(readings) < 2 * RTT_S, protocol

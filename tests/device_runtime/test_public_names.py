@@ -72,6 +72,14 @@ def test_auto_is_the_default(device: Device) -> None:
     assert greedy.tokens == device.generate("abc", max_tokens=8, protocol="greedy").tokens
 
 
+def test_without_an_edge_the_default_is_local(pair: Pair) -> None:
+    with Device(pair.draft, threads=1) as alone:
+        answer = alone.generate("abc", temperature=0.5, max_tokens=8)
+        assert answer.protocol == "local"
+        with pytest.raises(UnsupportedError):
+            alone.generate("abc", protocol="auto")
+
+
 def test_wrong_arguments_are_of_both_kinds(device: Device, pair: Pair) -> None:
     calls: list[Callable[[], object]] = [
         partial(device.generate, "abc", **wrong)
@@ -84,7 +92,6 @@ def test_wrong_arguments_are_of_both_kinds(device: Device, pair: Pair) -> None:
     calls += [
         partial(Auto, among=["none"]), partial(Device, pair.draft, "nowhere"),
         partial(Device, pair.draft, lanes=0), partial(Device, pair.draft, on_link_loss="x"),  # type: ignore[arg-type]  # the point
-        partial(Device(pair.draft, threads=1).generate, "abc"),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(UnsupportedError) as caught:
