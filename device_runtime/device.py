@@ -263,11 +263,12 @@ class Device:
 
         The default is "auto"; without an edge it is "local", as there is no other.
         """
-        auto = options.get("protocol", LOCAL if self._link is None else AUTO)
+        options.setdefault("protocol", LOCAL if self._link is None else AUTO)
+        auto = options["protocol"]
         if auto == AUTO:
             auto = Auto()
         if not isinstance(auto, Auto):
-            return plan(**{**options, "protocol": auto})
+            return plan(**options)
         self._partner.learned.check(auto.policy)
         wish = Choosable(auto, options)
         self._conversation.plans(wish)
