@@ -299,6 +299,8 @@ def test_a_forked_child_is_refused_at_once(pair: Pair, edge: EdgeServer) -> None
                 pieces.close()
                 del pieces
                 gc.collect()
+                with Device(pair.draft, edge.endpoint, threads=1) as own:
+                    assert own.generate("hi", **wish()).text == whole
                 code = 0
             finally:
                 os._exit(code)
