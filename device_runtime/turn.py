@@ -139,10 +139,11 @@ class DeviceTurns:
             if self._present is not turn:
                 return
             me = threading.current_thread()
-            if turn.running not in (None, me):
+            within = turn.pieces is not None and turn.pieces.gi_running
+            if turn.running not in (None, me) or within:
                 raise DeviceInUseError(
-                    "Another thread is taking this stream's next piece: interrupt() the device "
-                    "first."
+                    "This stream's next piece is being made, in another thread or around this "
+                    "callback: interrupt() the device first."
                 )
             turn.running = me
         try:
@@ -223,7 +224,7 @@ class AnswerStream(Iterator[Piece]):
     def close(self) -> None:
         """Give up the answer if it has not ended, and free the device; for any thread.
 
-        Raises `DeviceInUseError` while another thread waits for a piece.
+        Raises `DeviceInUseError` while another thread waits for a piece, and in a callback.
         """
         self._turns.end(self._turn)
 

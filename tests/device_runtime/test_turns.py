@@ -196,14 +196,15 @@ def test_a_callback_may_not_ask_its_own_device(pair: Pair, edge: EdgeServer) -> 
     refused: list[BaseException] = []
 
     def ask(_: object) -> None:
-        for call in (partial(device.generate, "ho"), device.close, device.probe):
+        for call in (partial(device.generate, "ho"), device.close, device.probe, pieces.close):
             with pytest.raises(DeviceInUseError) as caught:
                 call()
             refused.append(caught.value)
 
     with Device(pair.draft, edge.endpoint, threads=1, on_round=ask) as device:
-        device.generate("hi", **wish(tokens=4))
-    assert len(refused) >= 3
+        pieces = device.stream("hi", **wish(tokens=4))
+        list(pieces)
+    assert len(refused) >= 4
 
 
 def calls(device: Device) -> list[Callable[[], object]]:
