@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -139,7 +140,8 @@ class DeviceTurns:
             if self._present is not turn:
                 return
             me = threading.current_thread()
-            within = turn.pieces is not None and turn.pieces.gi_running
+            pieces = turn.pieces
+            within = pieces is not None and getgeneratorstate(pieces) == GEN_RUNNING
             if turn.running not in (None, me) or within:
                 raise DeviceInUseError(
                     "This stream's next piece is being made, in another thread or around this "
