@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,8 +100,10 @@ def hold_the_interpreter() -> None:
 
 @pytest.mark.timing
 def test_an_undisturbed_ping_tells_the_rtt(link: EdgeLink) -> None:
-    assert ping(link, nothing) == pytest.approx(RTT_S, rel=0.2)
-    assert ping(link, nothing, meanwhile=once(nothing)) == pytest.approx(RTT_S, rel=0.2)
+    for work in (None, once(nothing)):
+        # some of several: where this machine is busy with other things, one may be of no use
+        told_s = max(ping(link, nothing, meanwhile=work) for _ in range(5))
+        assert told_s == pytest.approx(RTT_S, rel=0.2)
 
 
 def test_what_this_end_does_meanwhile_is_no_rtt(link: EdgeLink) -> None:
@@ -182,13 +184,21 @@ def test_grammars_and_tools_are_no_rtt(callers: Pair) -> None:
         Emulator(edge.endpoint, Conditions(rtt_s=RTT_S)) as road,
     ):
         for protocol, options in PROTOCOLS:
-            readings = []
-            with Device(callers.draft, road.endpoint, threads=1) as device:
-                for more in asked:
-                    device.generate("ab", protocol=protocol, max_tokens=8, **options, **more)
-                    state = device.link_state()
-                    assert state is not None
-                    if state.rtt is not None:
-                        readings.append(state.rtt.value)
-            if readings:
-                assert median(readings) == pytest.approx(RTT_S, rel=0.2), protocol
+            for _ in range(3):  # what grammars add, they add each time; a busy machine does not
+                readings = read(callers.draft, road.endpoint, asked, protocol=protocol, **options)
+                if all(each == pytest.approx(RTT_S, rel=0.2) for each in readings):
+                    break
+            else:
+                raise AssertionError((protocol, readings))
+
+
+def read(draft: Path, edge: str, asked: list[dict[str, Any]], **options: Any) -> list[float]:
+    """Return the RTT that a new device reads after each of these answers, where it reads any."""
+    readings = []
+    with Device(draft, edge, threads=1) as device:
+        for more in asked:
+            device.generate("ab", max_tokens=8, **options, **more)
+            state = device.link_state()
+            assert state is not None
+            readings += [] if state.rtt is None else [state.rtt.value]
+    return readings
