@@ -344,7 +344,7 @@ def test_real_weights(tmp_path: Path) -> None:
         Device(draft, edge.endpoint, context=256) as device,
     ):
         prompt = "Why is the sky blue?"
-        greedy = device.generate(prompt, **options)
+        greedy = device.generate(prompt, protocol="greedy", **options)
         rounds = []
         for threshold in (0.0, 0.5, 1.0):
             full, selective = (
