@@ -14,6 +14,7 @@ from pilotfish import wire
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.beside import Beside
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.faults import refusal_for
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.grammar_compiler import GrammarCompiler
 from pilotfish.edge_runtime.lexicon import Lexicon
@@ -33,7 +34,6 @@ from pilotfish.wire.errors import (
     ConflictError,
     DivergedError,
     DrainingError,
-    InternalError,
     MalformedError,
     PairMismatchError,
     PilotfishError,
@@ -169,21 +169,21 @@ class Service:
 
     def handle(self, envelope: Envelope) -> None:
         """Serve one message of a device."""
-        received_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         self._tally.bytes_in += envelope.size
         admitted = False
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
             spared = m.is_hint(envelope.header)
-            self._admission.admit(envelope.owner, received_ns * 1e-9, spared=spared)
+            self._admission.admit(envelope.owner, now_ns * 1e-9, spared=spared)
             admitted = True
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
         except PilotfishError as error:  # refusing a message unread costs next to nothing
             self._refuse(envelope, None, error, admitted=admitted)
             return
-        self._serve(request, envelope, received_ns)
+        self._serve(request, envelope, now_ns - envelope.lay_ns)
 
     def deliver(self) -> bool:
         """Go on with the generations whose grammars have been compiled; False: with all of them."""
@@ -194,12 +194,8 @@ class Service:
         begun_s = time.thread_time()
         try:
             self._dispatch(request, envelope, received_ns)
-        except PilotfishError as error:
-            self._refuse(envelope, request, error)
-        except Exception:
-            _log.exception("a message could not be served")
-            failed = InternalError("The edge failed at this; see its log.")
-            self._refuse(envelope, request, failed)
+        except Exception as error:
+            self._refuse(envelope, request, refusal_for(error, "a message could not be served"))
         self._admission.charge(envelope.owner, time.thread_time() - begun_s)
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:

@@ -21,7 +21,15 @@ import zmq
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
+from pilotfish.wire.link.tcp import (
+    Segments,
+    borrowed,
+    hang_up,
+    lay_s,
+    leads_to,
+    segments,
+    volume,
+)
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
 from pilotfish.wire.socket_events import next_event
@@ -222,6 +230,16 @@ class EdgeChannel:
         if self._descriptor is None or not self._port:
             return None
         return segments(self._descriptor, self._port)
+
+    def lay_s(self) -> float:
+        """Return how long ago the edge's last bytes came, in seconds; 0 where nobody knows.
+
+        A reply that is taken later than it came tells nothing of the link.
+        """
+        if self._descriptor is None or not self._port:
+            return 0.0
+        with borrowed(self._descriptor, leads_to(self._port)) as connection:
+            return lay_s(connection)
 
     def _note(self, event: int, value: int) -> None:
         if event in _TRYING:

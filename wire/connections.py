@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, acquit
-from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
+from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, lay_s, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.socket_events import next_event
 
@@ -141,6 +141,14 @@ class Connections:
                 return
             self._introduce(connection, client, owner)
         connection.intake.took(size, frames)
+
+    def lay_s(self, client: bytes) -> float:
+        """Return how long ago a client's last bytes came, in seconds; 0 where nobody knows."""
+        connection = self._known.get(client)
+        if connection is None:
+            return 0.0
+        with borrowed(connection.descriptor, self._is_ours) as lent:
+            return lay_s(lent)
 
     def has_room(self, client: bytes, size: int) -> bool:
         """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.

@@ -42,17 +42,22 @@ _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
+_SOON_S = 0.005  # what this end may take without being mistaken for a slow link
 _STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 _NONE = 0  # no connection
 
 
 class Sent(NamedTuple):
-    """A request as sent: its message, frames, bytes, and time (monotonic)."""
+    """A request as sent: its message, frames, bytes, and time (monotonic).
+
+    stood: this process stood still while it was sent, so the time is not the link's.
+    """
 
     message: Request
     frames: Sequence[Buffer]
     size: int
     sent_ns: int
+    stood: bool = False
 
 
 class EdgeLink(Line):
@@ -254,7 +259,7 @@ class EdgeLink(Line):
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
         """Send a message that has no reply."""
-        self.gauge.sent_ahead(self.send(message, frames).size)
+        self.send(message, frames)
 
     def ask(
         self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
@@ -271,7 +276,9 @@ class EdgeLink(Line):
             size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                return Sent(message, frames, size, sent_ns)
+                self.gauge.sent(size)
+                stood = time.monotonic_ns() - sent_ns > _SOON_S * 1e9
+                return Sent(message, frames, size, sent_ns, stood)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)
@@ -291,11 +298,11 @@ class EdgeLink(Line):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns = sent
+        message, frames, size, sent_ns, stood = sent
         now = time.monotonic()
         give_up, resend = now + self._patience.silent_s, now + RESEND_S
-        resent = stood = False
-        late = late or meanwhile is not None
+        resent, behind_bytes = False, 0
+        late = late or meanwhile is not None or time.monotonic_ns() - sent_ns > _SOON_S * 1e9
         while now < give_up:
             arrived = self.receive(0.0 if late else min(resend, give_up) - now)
             stood = stood or _stood_s(now) > 0.0
@@ -305,13 +312,15 @@ class EdgeLink(Line):
                     now_ns = time.monotonic_ns()
                     return TimedReply(
                         reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        self.connection, late, stood,
+                        self.connection, late or self.channel.lay_s() > _SOON_S, stood,
+                        behind_bytes,
                     )  # fmt: skip
                 if isinstance(reply, Failure) and _concerns(reply, message):
                     raise from_code(reply.code, reply.message)
+                behind_bytes += reply_size
             else:
                 # if there was nothing to do, what comes now is waited for
-                late = meanwhile is not None and meanwhile()
+                late = meanwhile is not None and _takes_long(meanwhile)
                 gone = not self.channel.connected or self.connection != self._sent_on
                 if gone:
                     self.lost()
@@ -372,6 +381,12 @@ def _stood_s(since_s: float) -> float:
     """Return how long this process stood still in a wait since then; 0 if it did not."""
     beyond_s = time.monotonic() - since_s - SLICE_S
     return beyond_s if beyond_s > _STOOD_S else 0.0
+
+
+def _takes_long(work: Callable[[], bool]) -> bool:
+    """Do some work; whether there is more of it, or a reply may have come in the meantime."""
+    begun_s = time.monotonic()
+    return work() or time.monotonic() - begun_s > _SOON_S
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

@@ -4,6 +4,7 @@ One thread sends and receives. Other threads may ask for the connection's state,
 or strike the interrupt, at once and without blocking the first.
 """
 
+import os
 import threading
 from collections.abc import Sequence
 
@@ -35,6 +36,7 @@ class Line:
         self._exchange = threading.Lock()  # to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
+        self._process = os.getpid()  # the sockets' own; in one forked from it they are of no use
 
     @property
     def connection(self) -> int:
@@ -46,6 +48,8 @@ class Line:
 
         ZeroMQ may notice a lost connection before `channel.connected` is False.
         """
+        if os.getpid() != self._process:
+            return None
         with self._turn:
             if self._closed:
                 return None

@@ -37,7 +37,7 @@ Body = dict[str, Any]
 _MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 500, 80
 
 # Errors of the client, and their names in the metrics.
-_FAULTS: dict[type[Exception], str] = {
+_FAULTS: dict[type[PilotfishError], str] = {
     PromptTooLongError: "too-long",
     TooLargeError: "too-long",
     UnsupportedError: "unsupported",
@@ -137,7 +137,8 @@ def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) ->
         error = BusyError(f"This machine has no {short} left for it now: try again later.")
     for kind, reason in _FAULTS.items():
         if isinstance(error, kind):
-            code = getattr(error, "code", "template").replace("-", "_")
+            assert isinstance(error, PilotfishError)
+            code = error.code.replace("-", "_")
             if isinstance(error, PromptTooLongError):
                 code = "context_length_exceeded"
             param = None
@@ -148,13 +149,13 @@ def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) ->
         assert isinstance(error, PilotfishError)
         code = error.code.replace("-", "_")
         return RefusalError(503, str(error), code=code, reason=error.code, retry_s=5.0)
+    if isinstance(error, EngineError):
+        _log.warning("an answer failed: %s: %s", type(error).__name__, error)
+        return RefusalError(500, str(error), code=error.code, reason=error.code)
     if isinstance(error, PilotfishError):  # the edge is at fault
         _log.warning("an answer failed: %s: %s", type(error).__name__, error)
         code = error.code.replace("-", "_")
         return RefusalError(502, str(error), code=code, reason=error.code)
-    if isinstance(error, EngineError):
-        _log.warning("an answer failed: %s: %s", type(error).__name__, error)
-        return RefusalError(500, str(error), code="engine", reason="engine")
     _log.error("an answer failed", exc_info=error)
     return RefusalError(
         500,

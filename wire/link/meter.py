@@ -126,6 +126,7 @@ class LinkMeter:
         up_bytes: int,
         down_bytes: int,
         ahead_bytes: int = 0,
+        behind_bytes: int = 0,
         sent_ns: int,
         received_ns: int,
         edge_received_ns: int,
@@ -135,9 +136,10 @@ class LinkMeter:
         """Return an exchange's time on the link, and sample it where it is suitable.
 
         ahead_bytes: sent some time before the request, and maybe not arrived before it.
+        behind_bytes: likewise of older replies, which came before this one.
         """
         on_link_ns = max(0, received_ns - sent_ns - held_ns)
-        small = learn and max(up_bytes + ahead_bytes, down_bytes) <= SMALL_BYTES
+        small = learn and max(up_bytes + ahead_bytes, down_bytes + behind_bytes) <= SMALL_BYTES
         if small:
             self._compare_clocks(received_ns, on_link_ns, edge_received_ns - sent_ns)
         up_ns = min(on_link_ns, max(0, edge_received_ns - self._offset_ns - sent_ns))

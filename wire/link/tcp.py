@@ -8,6 +8,7 @@ import fcntl
 import socket
 import struct
 import termios
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -17,6 +18,10 @@ _TCP_INFO = 11  # Linux's; the socket module lacks the name before Python 3.14
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
+# What the kernel counts in ticks may be one less, and its milliseconds are rounded; a tick is what
+# the coarse clock, CLOCK_MONOTONIC_COARSE, tells apart.
+_TICK_S = time.clock_getres(6) + 0.001
+_CAME_AT = 8 + 11 * 4  # last_data_recv: ms since bytes last came
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
@@ -94,6 +99,17 @@ def volume(connection: socket.socket | None) -> Volume | None:
         return None
     received = _u64(info, _RECEIVED_AT)
     return Volume(received, received - waiting, _u64(info, _ACKNOWLEDGED_AT))
+
+
+def lay_s(connection: socket.socket | None) -> float:
+    """Return how long ago bytes last came at least, in seconds; 0 where the kernel does not say.
+
+    A message that is taken from the connection now has lain on this machine for so long.
+    """
+    info = _info(connection)
+    if len(info) < _CAME_AT + 4:
+        return 0.0
+    return max(0.0, _u32(info, _CAME_AT) * 1e-3 - _TICK_S)
 
 
 def hang_up(connection: socket.socket | None) -> None:
