@@ -18,7 +18,7 @@ CHAT = [USER, {"role": "assistant", "content": "Hello"}, {"role": "user", "conte
 
 
 def template(name: str, **tokens: str) -> ChatTemplate:
-    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text("utf-8"), **tokens)
+    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text("utf-8"), tokens)
 
 
 def render(source: str, **bounds: Any) -> str:
