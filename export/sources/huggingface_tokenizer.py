@@ -132,7 +132,7 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
 
 def token_ids(text: str) -> dict[str, int]:
     """Return the ids of a tokenizer.json's tokens by their strings."""
-    with complaining("the tokenizer is damaged", ExportError):
+    with complaining("tokenizer.json is not a tokenizer.json", ExportError):
         found: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
     return found
 

@@ -93,14 +93,19 @@ def complete(text: str, directory: Path) -> str:
         ExportError: if a file is damaged, or a token would not get the id that is stated.
     """
     added = read_added(directory)
-    with complaining(f"{directory}: the tokenizer is damaged", ExportError):
-        tokenizer = tokenizers.Tokenizer.from_str(text)
+    try:
+        with complaining("damaged", ExportError):
+            tokenizer = tokenizers.Tokenizer.from_str(text)
+    except ExportError:
+        return text  # the tokenizer's own reader says how
     known: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
-    stated = dict(added.tokens)
-    if "added_tokens_decoder" not in added.settings:  # added_tokens.json yields to tokenizer.json
+    listed = added.settings.get("added_tokens_decoder")
+    if listed is not None:  # then added_tokens.json does not count
+        stated = {id: added.tokens[id] for id in map(int, listed)}
+    else:  # and else it yields to tokenizer.json
         stated = {
             id: _as_named(token.content, added.special)
-            for id, token in stated.items()
+            for id, token in added.tokens.items()
             if id not in known
         }
     roles = {added.role(name) for name in ROLES}
