@@ -23,7 +23,7 @@ from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import complete, read_added
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
-from pilotfish.export.tokenizers.roles import CLASSES, named_tokens, tokenizer_class
+from pilotfish.export.tokenizers.roles import CLASSES, content, named_tokens, tokenizer_class
 from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
 from pilotfish.reading import reading, text
@@ -110,16 +110,24 @@ def ends_with(ids: list[int], special_tokens: Mapping[str, str], text: str) -> l
 
 
 def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
-    """Refuse a template that writes a token which the tokenizer lacks.
+    """Refuse a template that writes a token which the tokenizer lacks, or not for all readers.
 
-    transformers gives such a token the next free id, which the model does not know.
+    transformers gives a token that is lacking the next free id, which the model does not know.
     """
     known = token_ids(text)
     settings, roles = (
         read_object(path / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
     named = named_tokens(settings, roles, "")
-    written = {token: token for token in read_added(path).special} | named
+    special = read_added(path).special
+    for token in _unlisted(path, settings, _parsed(text), special):
+        if any(token in template for template in templates):
+            raise ExportError(
+                f"{path}: the chat template writes {token}, which tokenizer.json adds, but "
+                "added_tokens_decoder in tokenizer_config.json does not list, and readers differ "
+                "in which they follow: let save_pretrained write the tokenizer again"
+            )
+    written = {token: token for token in special} | named
     for name, token in written.items():
         pattern = re.compile(rf"\b{name}\b" if name in named else re.escape(token))
         if token not in known and any(map(pattern.search, templates)):
@@ -128,6 +136,26 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
                 f"token {token!r}: add it to the model, or export it without chats by --ignore-key "
                 "chat_template"
             )
+
+
+def _unlisted(
+    path: Path, settings: dict[str, Any], parsed: dict[str, Any], special: Collection[str]
+) -> set[str]:
+    """Return tokens that tokenizer.json adds, and that transformers does not take from there.
+
+    A class that builds its tokenizer anew adds what tokenizer_config.json lists, and no others; but
+    a special token of the vocabulary keeps its id.
+    """
+    listed = settings.get("added_tokens_decoder")
+    if not isinstance(listed, dict) or _class(path, settings, parsed) not in CLASSES:
+        return set()
+    try:
+        vocabulary = msgspec.convert(parsed, _Stated)
+    except msgspec.ValidationError:
+        return set()  # Unigram, which no such class reads here, or damaged
+    added = {token.content for token in vocabulary.added_tokens}
+    kept = {word for word in special if word in vocabulary.model.vocab}
+    return added - kept - set(map(content, listed.values()))
 
 
 def token_ids(text: str) -> dict[str, int]:

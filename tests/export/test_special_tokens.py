@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
@@ -161,6 +163,19 @@ def test_models_of_older_releases_have_the_two_tokens_that_these_knew(tmp_path: 
     assert vocabulary.template.render(ONE) == f"{TEXT}|{SPECIAL}|hi"
 
 
+def test_a_vocabulary_from_a_newer_or_a_lying_edge(tmp_path: Path) -> None:
+    export_model(str(checkpoint(tmp_path / "model", {"pad_token": TEXT})), tmp_path / "artifact")
+    vocabulary = Vocabulary.of(Artifact.open(tmp_path / "artifact"))
+    plain = msgspec.msgpack.decode(vocabulary.encode())
+    later = msgspec.msgpack.encode({**plain, "of a later release": 1})
+    assert Vocabulary.decode(later, vocabulary.model) == vocabulary
+    for named in (
+        {"a" * 65: "b"}, {"a": "b" * 1025}, {"a": 1}, {str(i): "" for i in range(1025)}, ["a"],
+    ):  # fmt: skip
+        with pytest.raises(ArtifactError, match="this is not a vocabulary"):
+            Vocabulary.decode(msgspec.msgpack.encode({**plain, "special_tokens": named}), "m")
+
+
 @pytest.mark.parametrize("form", ["string", "object", "map"])
 def test_an_end_that_only_the_tokenizer_names(tmp_path: Path, form: str) -> None:
     settings = {"eos_token": {"string": MARK, "object": token(MARK)}.get(form)}
@@ -281,6 +296,27 @@ def test_a_template_that_writes_what_the_tokenizer_lacks(
     with pytest.raises(ExportError, match=refused):
         DirectorySource(path, silent)
     DirectorySource(path, silent, ignored=["chat_template"])
+
+
+@pytest.mark.parametrize(
+    ("class_name", "template", "refused"),
+    [
+        ("Qwen2Tokenizer", CHATML, True),
+        ("Qwen2Tokenizer", PLAIN, False),
+        ("PreTrainedTokenizerFast", CHATML, False),
+    ],
+)
+def test_a_token_that_a_class_would_not_add(
+    tmp_path: Path, class_name: str, template: str, refused: bool
+) -> None:
+    decoder = {"260": token(TEXT, special=True)}
+    settings = {"tokenizer_class": class_name, "added_tokens_decoder": decoder}
+    path = checkpoint(tmp_path, settings, chat_template__jinja=template)
+    if refused:
+        with pytest.raises(ExportError, match=r"writes <\|im_end\|>, which tokenizer\.json adds"):
+            DirectorySource(path, silent)
+    else:
+        assert DirectorySource(path, silent).chat_template == template
 
 
 def test_tokens_that_stand_beside_a_tokenizer_json(tmp_path: Path) -> None:

@@ -132,6 +132,10 @@ CASES: dict[str, Case] = {
         {}, {"tokenizer_class": "GPT2Tokenizer", "bos_token": None},
         NAMES % "bos_token ~ unk_token", {},
     ),
+    "added by tokenizer.json alone": (
+        {}, {"tokenizer_class": "Qwen2Tokenizer",
+             "added_tokens_decoder": {"262": token("<|im_end|>", special=True)}}, CHATML, {},
+    ),
     "split": ({}, {"split_special_tokens": True}, CHATML, {}),
     "a space before": (
         {}, {"add_prefix_space": True, "tokenizer_class": "GPT2Tokenizer"}, CHATML, {},
@@ -143,7 +147,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 REFUSED = {
     "beside it, with another id", "a token that is nowhere", "a list with a token that is nowhere",
-    "split", "a space before",
+    "split", "a space before", "added by tokenizer.json alone",
 }  # fmt: skip
 
 
