@@ -36,6 +36,7 @@ from pilotfish.export.errors import ExportError
 from pilotfish.export.genai_graph import GenaiGraph, read_graph
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import (
+    TEMPLATE_KEY,
     ends_with,
     expect_tokens,
     read_special_tokens,
@@ -57,7 +58,7 @@ def copy_genai(
 ) -> Artifact:
     """Write an artifact of the dialect genai to `out`, replacing an artifact there.
 
-    ignored: "chat_template" leaves the chat templates out.
+    ignored: keys of the tokenizer's settings; "chat_template" leaves the chat templates out.
 
     Raises:
         ExportError: if it is no such folder, is damaged, or its model, tokenizer or chat template
@@ -77,9 +78,9 @@ def copy_genai(
     graph = read_graph(folder, config)
     if graph.reason:
         log.warning("%s: only %d positions, for %s", folder.name, graph.context, graph.reason)
-    template, named = (None, {}) if ignored else read_templates(folder)
+    template, named = (None, {}) if TEMPLATE_KEY in ignored else read_templates(folder)
     templates = [template or "", *named.values()]
-    text, tokenizer_files = read_tokenizer(folder)
+    text, tokenizer_files = read_tokenizer(folder, ignored)
     expect_tokens(folder, text, templates)
     text, beyond = within(text, graph.form.widths["logits"], templates)
     vocabulary = _vocabulary(folder, config, text, template, named)

@@ -35,6 +35,7 @@ from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.hashing import hash_files
+from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 
@@ -70,7 +71,7 @@ def copy_gguf(
     vocabulary = GgufVocabulary(file.metadata, path)
     tokens = file.metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)  # as the vocabulary has found
-    template, named = (None, {}) if ignored else gguf_templates(file.metadata)
+    template, named = (None, {}) if TEMPLATE_KEY in ignored else gguf_templates(file.metadata)
     model = PRECISION_SUFFIX.sub("", path.stem)
     warnings = check_chat(
         Vocabulary(

@@ -48,7 +48,7 @@ from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
 from pilotfish.export.sources.cut_head import CutHead
 from pilotfish.export.sources.first_layers import FirstLayers
-from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
+from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
@@ -100,11 +100,11 @@ def export_model(
     if dialect in COPIED:
         form, copy = COPIED[dialect]
         plain = precision == "fp32" and first_layers is None and context is None and kept is None
-        if not isinstance(source, str) or not plain or set(ignore_keys) - {TEMPLATE_KEY}:
+        if not isinstance(source, str) or not plain or set(ignore_keys) - IGNORABLE:
             raise ExportError(
                 f"the dialect {dialect} keeps {form} as it is: leave --precision, --first-layers, "
-                "--context, --keep-tokens and --ignore-key out, but for --ignore-key "
-                f"{TEMPLATE_KEY}"
+                "--context, --keep-tokens and --ignore-key out, but for keys of the tokenizer: "
+                + ", ".join(sorted(IGNORABLE))
             )
         return copy(source, out, ignored=ignore_keys, progress=progress)
     kind = choose_dialect(dialect, precision, _runtime())
