@@ -74,6 +74,7 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
             chat=wanted.chat,
             model=model,
             echo=echo,
+            marked=not isinstance(wanted.prompt, str),
             words=words,
             usage=usage,
             best=wanted.best,
