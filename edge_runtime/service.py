@@ -235,10 +235,8 @@ class Service:
                 expect_frames(envelope.frames, 0)
                 self._expect_room_for_replies(envelope)
                 self._reply(envelope, *self._lexicon.answer(request))
-            case m.Chunk():
-                self._chunk(request, envelope, received_ns)
-            case m.More():
-                self._more(request, envelope)
+            case m.Chunk() | m.More():
+                self._transfer(request, envelope, received_ns)
             case m.Cancel() | m.Close():
                 with suppress(UnknownSessionError):
                     self._end(request, self.sessions.find(request.session, envelope.owner))
@@ -306,6 +304,12 @@ class Service:
         self._downloads.met(envelope.client, envelope.owner, hello.reply_bytes)
         self._expect_room_for_replies(envelope)
         self._reply(envelope, welcome)
+
+    def _transfer(self, request: m.Chunk | m.More, envelope: Envelope, received_ns: int) -> None:
+        if isinstance(request, m.Chunk):
+            self._chunk(request, envelope, received_ns)
+        else:
+            self._more(request, envelope)
 
     def _chunk(self, chunk: m.Chunk, envelope: Envelope, received_ns: int) -> None:
         """Take in a part of a large message, and serve the message once it is complete."""

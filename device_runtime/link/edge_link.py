@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
+from pilotfish.device_runtime.link.chunked_line import ChunkedLine
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
-from pilotfish.device_runtime.link.line import SLICE_S, Line
+from pilotfish.device_runtime.link.line import SLICE_S
 from pilotfish.device_runtime.link.loss import (
     BUSY,
     FAIL,
@@ -23,6 +26,7 @@ from pilotfish.device_runtime.link.loss import (
     Patience,
     backoff,
 )
+from pilotfish.device_runtime.link.upload import STILL_S, Uploads
 from pilotfish.wire.errors import (
     BusyError,
     DrainingError,
@@ -43,19 +47,24 @@ _log = logging.getLogger("pilotfish.device")
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
 _STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
+_WHOLE_REPLY_BYTES = 64 << 10  # that come whole over a link of unknown rate
 _NONE = 0  # no connection
 
 
 class Sent(NamedTuple):
-    """A request as sent: its message, frames, bytes, and time (monotonic)."""
+    """A request as sent: its message, frames, bytes, and time (monotonic).
+
+    chunked: it went in chunks, so the time until its reply says nothing about the link.
+    """
 
     message: Request
     frames: Sequence[Buffer]
     size: int
     sent_ns: int
+    chunked: bool = False
 
 
-class EdgeLink(Line):
+class EdgeLink(ChunkedLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
@@ -85,6 +94,7 @@ class EdgeLink(Line):
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
         self._away_s: float | None = time.monotonic()  # since when the edge is away
+        self._uploads = Uploads(self)
 
     # Suitable edges
 
@@ -130,9 +140,9 @@ class EdgeLink(Line):
     def greet(self) -> None:
         """Wait for the edge, and greet it if needed."""
         self.catch_up()
-        self._await_edge()
+        self.await_edge()
 
-    def _await_edge(self) -> None:
+    def await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
         if self._ready:
             return
@@ -178,7 +188,9 @@ class EdgeLink(Line):
         if self._asked != self.connection or now >= self._ask_again_s:
             self._asked, self._ask_again_s = self.connection, now + RESEND_S
             assert self._hello is not None
-            if self.try_send(self._hello) is None:
+            most = self.downlink.whole_bytes(self.gauge.rates_bps()[1], _WHOLE_REPLY_BYTES)
+            hello = msgspec.structs.replace(self._hello, reply_bytes=most)
+            if self.try_send(hello) is None:
                 self._asked = _NONE
         while (arrived := self.receive(wait_s)) is not None:
             reply = arrived[0]
@@ -254,7 +266,9 @@ class EdgeLink(Line):
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
         """Send a message that has no reply."""
-        self.gauge.sent_ahead(self.send(message, frames).size)
+        sent = self.send(message, frames)
+        if not sent.chunked:  # else it has arrived
+            self.gauge.sent_ahead(sent.size)
 
     def ask(
         self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
@@ -262,16 +276,20 @@ class EdgeLink(Line):
         """Send a request and wait for its reply, as `wait` does."""
         return self.wait(self.send(message, frames), wanted)
 
-    def send(self, message: Request, frames: Sequence[Buffer] = ()) -> Sent:
-        """Send a request as soon as the edge is greeted."""
+    def send(self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False) -> Sent:
+        """Send a request as soon as the edge is greeted; again: it was sent, and maybe lost."""
         give_up = time.monotonic() + self._patience.silent_s
+        if not again:
+            self._replies.abandon()
         while True:
-            self._await_edge()
+            self.await_edge()
             sent_ns = time.monotonic_ns()
-            size = self.try_send(message, frames)
+            size = chunked = self._uploads.send(message, frames, again=again)
+            if size is None:
+                size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                return Sent(message, frames, size, sent_ns)
+                return Sent(message, frames, size, sent_ns, chunked is not None)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)
@@ -291,43 +309,75 @@ class EdgeLink(Line):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns = sent
-        now = time.monotonic()
+        message, frames, size, sent_ns, resent = sent
+        since_s = now = time.monotonic()
         give_up, resend = now + self._patience.silent_s, now + RESEND_S
-        resent = stood = False
+        received, stood = self._replies.received, False
         late = late or meanwhile is not None
         while now < give_up:
             arrived = self.receive(0.0 if late else min(resend, give_up) - now)
             stood = stood or _stood_s(now) > 0.0
             if arrived is not None:
-                reply, reply_frames, reply_size = arrived
+                reply, reply_frames, reply_size, chunked = arrived
                 if wanted(reply):
                     now_ns = time.monotonic_ns()
                     return TimedReply(
-                        reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        self.connection, late, stood,
+                        reply, reply_frames, size, reply_size, sent_ns, now_ns,
+                        resent or chunked, self.connection, late, stood,
                     )  # fmt: skip
                 if isinstance(reply, Failure) and _concerns(reply, message):
                     raise from_code(reply.code, reply.message)
             else:
                 # if there was nothing to do, what comes now is waited for
                 late = meanwhile is not None and meanwhile()
-                gone = not self.channel.connected or self.connection != self._sent_on
+                gone = not self.holds(self._sent_on)
                 if gone:
                     self.lost()
-                if gone or time.monotonic() >= resend:
-                    size += self.send(message, frames).size
+                if gone or self._replies.gone or time.monotonic() >= resend:
+                    size += self._repeat(message, frames, still_s=time.monotonic() - since_s)
                     resent = True
                     give_up += time.monotonic() - now  # what was waited for a connection
-                    resend = time.monotonic() + RESEND_S
+                    since_s = time.monotonic()
+                    resend = since_s + RESEND_S
+            if self._replies.received != received:  # a part of a reply
+                received, since_s = self._replies.received, time.monotonic()
+                give_up, resend = since_s + self._patience.silent_s, since_s + RESEND_S
             now = time.monotonic()
         raise self._silent()
+
+    def _repeat(self, message: Request, frames: Sequence[Buffer], still_s: float) -> int:
+        """Ask for what is missing of a reply, or for the reply; returns the bytes of a request.
+
+        still_s: nothing has arrived for so long.
+        """
+        if not self.holds(self._sent_on) and still_s > STILL_S:
+            self.stood_still(sum(map(len, frames)))
+        if not self._replies.under_way:
+            return self.send(message, frames, again=True).size
+        self.await_edge()
+        self._sent_on = self.connection
+        self.resume()
+        return 0
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether the edge takes large messages in chunks."""
+        return self.welcome is not None and self.welcome.chunks
 
     def state(self) -> LinkState:
         """Return the link's state, with the age of each reading. For any thread."""
         return self.gauge.state(self.channel.segments())
 
     # Losses
+
+    def progressed(self) -> None:
+        """Note that more of a large message has arrived."""
+        self._away_s = None
+
+    def expect_progress(self, still_s: float) -> None:
+        """Raise if nothing of a large message has arrived for too long."""
+        if still_s > self._patience.silent_s:
+            raise self._silent()
 
     def lost(self) -> None:
         """Note that the edge is away."""

@@ -106,6 +106,17 @@ class Gauge:
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
 
+    def transferred(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
+        """Note the rate at which the link carried a message in chunks, where it is known."""
+        with self._lock:
+            self._meter.carried(up_bps, down_bps)
+
+    def rates_bps(self) -> tuple[float | None, float | None]:
+        """The rates up and down, where they are known."""
+        state = self.state(None)
+        up, down = state.up, state.down
+        return (None if up is None else up.value), (None if down is None else down.value)
+
     def state(self, segments: Segments | None) -> LinkState:
         """Return the link's state, with the age of each reading."""
         with self._lock:

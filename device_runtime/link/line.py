@@ -6,6 +6,7 @@ or strike the interrupt, at once and without blocking the first.
 
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 
@@ -21,14 +22,23 @@ from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Buffer, Reply, Request
 
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
-_REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
+REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
+
+
+class Arrival(NamedTuple):
+    """A reply, its frames and its bytes. chunked: it came in chunks, so its time says nothing."""
+
+    reply: Reply
+    frames: list[Buffer]
+    size: int
+    chunked: bool = False
 
 
 class Line:
     """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
-        self.channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
+        self.channel = EdgeChannel(endpoint, keys, REPLY_BYTES)
         self._keys = keys
         self._interrupt = interrupt
         self._turn = threading.Lock()  # to use the channel: one thread at a time
@@ -54,7 +64,7 @@ class Line:
             except zmq.Again:
                 return None
 
-    def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
+    def receive(self, timeout_s: float) -> Arrival | None:
         """Return the next message, its frames and bytes; None after a time-out or a change.
 
         Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
@@ -64,7 +74,8 @@ class Line:
             if self._next is not None:
                 self._replace()
                 return None
-            return self.channel.receive(min(timeout_s, SLICE_S))
+            arrived = self.channel.receive(min(timeout_s, SLICE_S))
+        return None if arrived is None else Arrival(*arrived)
 
     def catch_up(self) -> None:
         """Update the connection's state without waiting."""
@@ -88,7 +99,7 @@ class Line:
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
-        channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
+        channel = EdgeChannel(endpoint, keys, REPLY_BYTES)
         with self._exchange:
             if self._closed:
                 unused: EdgeChannel | None = channel
@@ -106,7 +117,7 @@ class Line:
         endpoint = self.channel.endpoint
         with self._exchange:
             if self._next is None:
-                self._next = EdgeChannel(endpoint, self._keys, _REPLY_BYTES), self._keys
+                self._next = EdgeChannel(endpoint, self._keys, REPLY_BYTES), self._keys
         return AccessDeniedError(
             f"The edge at {endpoint} refused this device's key: run "
             "`pilotfish keys allow device.pub` on the edge and restart it."

@@ -148,6 +148,13 @@ class LinkMeter:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
 
+    def carried(self, up_bps: float | None, down_bps: float | None) -> None:
+        """Take in rates that the acknowledgements of large transfers told."""
+        now_ns = time.monotonic_ns()
+        for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
+            if bps is not None:
+                samples.add(now_ns, bps)
+
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent
         if not rtts or _slower(min(rtts), sum(transit)):  # unknown, or it was a stall

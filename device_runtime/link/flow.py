@@ -1,0 +1,141 @@
+"""How many bytes of a transfer may be under way at once, and in chunks of which size.
+
+Few, so that what follows them (a ping, hints, a cancellation) does not wait for long and
+acknowledgements come often; but enough to fill the link: its rate times its RTT and 0.3 s more. The
+rate is what was delivered from a chunk's departure to its acknowledgement, over that time (the
+delivery rate of BBR); the RTT the least time that a chunk took.
+
+Some paths lose every large segment, and tell nobody (a tunnel whose MTU is too small, and no ICMP).
+There a connection stands still as soon as it has one to send. So after one that stood still, chunks
+go one at a time, in segments that any path carries, and grow by and by.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from pilotfish.wire.messages import MAX_CHUNK
+
+LEAST_BYTES: Final = 384  # with header, encryption and TCP's and IP's headers less than 576
+SEGMENT_BYTES: Final = 1024  # and this less than Ethernet's 1500
+_FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 4 << 20
+_BEYOND_S: Final = 0.3  # of the link's time, that may be under way beyond what fills it
+_WHOLE_S: Final = 0.25  # of the link's time, that a message may take which is not cut into chunks
+_UNKNOWN_BYTES: Final = 16 << 10  # the same where the rate is unknown
+_RATES: Final = 8  # the last ones, of which the best counts
+_GROW_AFTER: Final = 4  # chunks of a size that passed, until the double is tried
+_AGAIN_AFTER: Final = (
+    8  # likewise, until a size is tried again that did not pass; then 8 times more
+)
+
+
+class _UnderWay(NamedTuple):
+    end: int  # the offset behind it
+    size: int
+    sent_s: float
+    delivered: int  # bytes of all chunks, when it was sent
+
+
+class Flow:
+    """The chunks under way in one direction of one link, and what they tell of it.
+
+    full_bps: bits a second that the link carried while chunks waited for it; None: they never did.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.large_lost = 0  # times that a connection stood still, which carried smaller chunks
+        self._small: int | None = None  # the size of chunks, one at a time; None: any size passes
+        self._barrier: int | None = None  # the least size that did not pass
+        self._passed, self._again_after = 0, _AGAIN_AFTER
+        self._connection = 0
+        self._begin()
+
+    def follow(self, connection: int) -> None:
+        """Begin anew, if this is another connection: of its path nothing is known."""
+        if connection != self._connection:
+            self._connection = connection
+            self._begin()
+
+    def _begin(self) -> None:
+        self.full_bps: float | None = None
+        self._rates: deque[float] = deque(maxlen=_RATES)
+        self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Note that nothing is under way any more."""
+        self._under_way: deque[_UnderWay] = deque()
+        self._bytes = 0
+
+    @property
+    def rate_bps(self) -> float:
+        """Bits a second that the link has carried lately, at least; 0 if unknown."""
+        return 8 * max(self._rates, default=0.0)
+
+    def whole_bytes(self, known_bps: float | None, unknown: int = _UNKNOWN_BYTES) -> int:
+        """Bytes that a message may have which is not cut; known_bps: the link's rate."""
+        if self._small is not None:
+            return self._small
+        rate_bps = max(known_bps or 0.0, self.rate_bps)
+        return max(SEGMENT_BYTES, int(rate_bps * _WHOLE_S / 8)) if rate_bps else unknown
+
+    def next_size(self, left: int) -> int:
+        """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
+        if self._small is not None:
+            return 0 if self._under_way else min(left, self._small)
+        size = min(left, MAX_CHUNK, max(SEGMENT_BYTES, self._window // 2))
+        return size if not self._under_way or self._bytes + size <= self._window else 0
+
+    def sent(self, end: int, size: int) -> None:
+        """Note that a chunk was sent, and the offset behind it."""
+        self._under_way.append(_UnderWay(end, size, self._clock(), self._delivered))
+        self._bytes += size
+
+    def acknowledged(self, offset: int) -> None:
+        """Note that the bytes before this offset have arrived."""
+        now_s = self._clock()
+        while self._under_way and self._under_way[0].end <= offset:
+            chunk = self._under_way.popleft()
+            self._bytes -= chunk.size
+            self._delivered += chunk.size
+            self._learn(chunk, max(1e-6, now_s - chunk.sent_s))
+
+    def _learn(self, chunk: _UnderWay, took_s: float) -> None:
+        rate = (self._delivered - chunk.delivered) / took_s
+        self._rates.append(rate)
+        if took_s > 1.5 * self._least_s:
+            self.full_bps = 8 * rate
+        self._least_s = min(self._least_s, took_s)
+        most = max(self._rates) * (self._least_s + _BEYOND_S)
+        self._window = int(min(most, self._window + chunk.size, _MOST_WINDOW))
+        if self._barrier is not None and chunk.size >= self._barrier:
+            self._barrier = None
+        if self._small is not None:
+            self._grow(self._small)
+
+    def _grow(self, small: int) -> None:
+        """After enough chunks of one size, try the double."""
+        self._passed += 1
+        blocked = self._barrier is not None and 2 * small >= self._barrier
+        if self._passed < (self._again_after if blocked else _GROW_AFTER):
+            return
+        self._passed = 0
+        self._small = 2 * small if 2 * small < _FIRST_WINDOW else None
+
+    def stood_still(self, size: int = 0) -> None:
+        """Note that a connection was given up on which nothing moved any more.
+
+        size: of a whole message that was under way, if it was no chunk.
+        """
+        size = max([size, *(chunk.size for chunk in self._under_way)])
+        if size <= LEAST_BYTES:
+            return  # not for its size
+        if self._barrier is not None:
+            self.large_lost += 1
+            if size >= self._barrier:
+                self._again_after *= _AGAIN_AFTER
+        self._barrier = min(size, self._barrier or size)
+        before = self._small if self._small is not None else 0
+        self._small, self._passed = max(LEAST_BYTES, before // 2), 0
