@@ -251,7 +251,7 @@ class _Peer(NamedTuple):
 
 
 class Downloads:
-    """Sends replies, and keeps large ones for the devices that take them in chunks.
+    """Sends replies, and keeps large ones for the devices that take them in slices.
 
     send: hands a message to the socket; whether it was taken.
     """
@@ -266,7 +266,7 @@ class Downloads:
         return len(self._store)
 
     def met(self, client: bytes, owner: bytes, most: int) -> None:
-        """Note above how many bytes of frames a connection takes replies in chunks; 0: never."""
+        """Note above how many bytes of frames a connection takes replies in slices; 0: never."""
         self._peers.pop(client, None)
         if most:
             self._peers[client] = _Peer(owner, most)
@@ -274,7 +274,7 @@ class Downloads:
                 self._peers.popitem(last=False)
 
     def send(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
-        """Send a reply, or its first chunk; whether it was taken."""
+        """Send a reply, or its first slice; whether it was taken."""
         peer = self._peers.get(client) if frames else None
         if peer is None or sum(map(len, frames)) <= peer.most:
             return self._send(client, reply, frames)
@@ -284,24 +284,24 @@ class Downloads:
             return self._send(client, reply, frames)
         self._store.add(key, _Download(body, self._store.clock()))
         more = m.More(transfer=transfer, offset=0, bytes=min(_FIRST_BYTES, peer.most))
-        chunk, data, _ = self.more(peer.owner, more)
-        taken = self._send(client, chunk, (data,))
+        part, data, _ = self.more(peer.owner, more)
+        taken = self._send(client, part, (data,))
         if not taken:
             self._store.drop(key)
         return taken
 
-    def more(self, owner: bytes, more: m.More) -> tuple[m.Chunk, m.Buffer, int]:
-        """The chunk that a device asks for, and how many of its bytes were sent before.
+    def more(self, owner: bytes, more: m.More) -> tuple[m.Slice, m.Buffer, int]:
+        """The slice that a device asks for, and how many of its bytes were sent before.
 
-        A chunk of a message of 0 bytes where there is no such reply any more.
+        A slice of a message of 0 bytes where there is no such reply any more.
         """
         key = owner, more.transfer
         reply = self._store.get(key)
         if reply is None:
-            return m.Chunk(transfer=more.transfer, offset=more.offset, total=0), b"", 0
+            return m.Slice(transfer=more.transfer, offset=more.offset, total=0), b"", 0
         self._store.touch(key)
         data = memoryview(reply.body)[more.offset : more.offset + more.bytes]
         again = min(len(data), max(0, reply.sent - more.offset))
         reply.sent = max(reply.sent, more.offset + len(data))
-        chunk = m.Chunk(transfer=more.transfer, offset=more.offset, total=len(reply.body))
-        return chunk, data, again
+        part = m.Slice(transfer=more.transfer, offset=more.offset, total=len(reply.body))
+        return part, data, again

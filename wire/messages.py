@@ -82,15 +82,15 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
     hidden_size: U31
     bridges: bool = False  # the device can draft for a target of another vocabulary
     drafter: Name = ""  # the origin of its weights, by which the edge finds a decision head
-    # frames of more bytes come in chunks; 0: the device takes no chunks
+    # replies with more bytes in frames come in slices; 0: the device takes no slices
     reply_bytes: U31 = 0
 
 
 class Chunk(Header, tag="chunk", frozen=True):
-    """Bytes of a large message, either way: frame 0 holds those from ``offset`` on.
+    """Bytes of a large request: frame 0 holds those from ``offset`` on.
 
-    The message is as `wire.transfer.pack` makes it. From a device without bytes: a question of how
-    much the edge has. From an edge with ``total`` = 0: it does not have this message any more.
+    The message is as `wire.transfer.pack` makes it. Without bytes: a question of how much of it the
+    edge has.
     """
 
     transfer: TransferId
@@ -280,7 +280,7 @@ class Fetch(Header, tag="fetch", frozen=True):
 
 
 class More(Header, tag="more", frozen=True):
-    """Asks for at most so many bytes of a reply that comes in chunks, from ``offset`` on."""
+    """Asks for at most so many bytes of a reply that comes in slices, from ``offset`` on."""
 
     transfer: TransferId
     offset: U31
@@ -326,6 +326,18 @@ class Ack(Header, tag="ack", frozen=True):
 
     transfer: TransferId
     offset: U31
+
+
+class Slice(Header, tag="slice", frozen=True):
+    """Bytes of a large reply: frame 0 holds those from ``offset`` on.
+
+    The first ones come by themselves, the others for a `More`. ``total`` = 0: the edge does not
+    have this reply any more.
+    """
+
+    transfer: TransferId
+    offset: U31
+    total: U31  # bytes of the message, which is as `wire.transfer.pack` makes it
 
 
 class Times(Header, frozen=True):
@@ -413,7 +425,7 @@ class Failure(Header, tag="failure", frozen=True):
 Request = (
     Hello | Begin | Window | States | Pull | Hint | Cancel | Close | Ping | Fetch | Chunk | More
 )
-Reply = Welcome | Verdict | Inquiry | Tokens | Pong | Part | Failure | Ack | Chunk
+Reply = Welcome | Verdict | Inquiry | Tokens | Pong | Part | Failure | Ack | Slice
 
 _U32 = np.dtype("<u4")
 _encoder = msgspec.msgpack.Encoder()

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from pilotfish.device_runtime.link.chunked_line import ChunkedLine
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
 from pilotfish.device_runtime.link.line import SLICE_S
 from pilotfish.device_runtime.link.loss import (
@@ -26,6 +25,7 @@ from pilotfish.device_runtime.link.loss import (
     Patience,
     backoff,
 )
+from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.device_runtime.link.upload import STILL_S, Uploads
 from pilotfish.wire.errors import (
     BusyError,
@@ -64,7 +64,7 @@ class Sent(NamedTuple):
     chunked: bool = False
 
 
-class EdgeLink(ChunkedLine):
+class EdgeLink(SlicedLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
@@ -318,12 +318,14 @@ class EdgeLink(ChunkedLine):
             arrived = self.receive(0.0 if late else min(resend, give_up) - now)
             stood = stood or _stood_s(now) > 0.0
             if arrived is not None:
-                reply, reply_frames, reply_size, chunked = arrived
+                reply, reply_frames, reply_size, sliced = arrived
                 if wanted(reply):
                     now_ns = time.monotonic_ns()
+                    if sliced:
+                        self.gauge.transferred(down_bps=self.downlink.full_bps)
                     return TimedReply(
                         reply, reply_frames, size, reply_size, sent_ns, now_ns,
-                        resent or chunked, self.connection, late, stood,
+                        resent or sliced, self.connection, late, stood,
                     )  # fmt: skip
                 if isinstance(reply, Failure) and _concerns(reply, message):
                     raise from_code(reply.code, reply.message)

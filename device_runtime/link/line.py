@@ -26,12 +26,12 @@ REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one
 
 
 class Arrival(NamedTuple):
-    """A reply, its frames and its bytes. chunked: it came in chunks, so its time says nothing."""
+    """A reply, its frames and its bytes. sliced: it came in slices, so its time says nothing."""
 
     reply: Reply
     frames: list[Buffer]
     size: int
-    chunked: bool = False
+    sliced: bool = False
 
 
 class Line:

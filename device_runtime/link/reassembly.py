@@ -1,4 +1,4 @@
-"""Put large replies together, which the edge sends in chunks as the device asks for them.
+"""Put large replies together, which the edge sends in slices as the device asks for them.
 
 In: what arrives. Out: whole replies in their order, and what to ask for next. What an edge sends is
 not believed: it gets as much memory as one reply may have.
@@ -29,7 +29,7 @@ class _Download:
 class Reassembly:
     """The replies of one link. flow: that of its downlink.
 
-    received: bytes of chunks that arrived so far. gone: the edge did not have the rest of a reply
+    received: bytes of slices that arrived so far. gone: the edge did not have the rest of a reply
     any more, so that the request must be sent again.
     """
 
@@ -54,8 +54,8 @@ class Reassembly:
     def take(self, arrival: Arrival) -> None:
         """Take in what has arrived."""
         reply, current = arrival.reply, self._current
-        if isinstance(reply, m.Chunk) and (current is None or reply.transfer == current.transfer):
-            self._take_chunk(reply, arrival)
+        if isinstance(reply, m.Slice) and (current is None or reply.transfer == current.transfer):
+            self._take_slice(reply, arrival)
         elif current is None or not _keeps_its_turn(reply):
             self._ready.append(arrival)
         elif len(self._behind) < _BEHIND and self._behind_bytes + arrival.size <= REPLY_BYTES:
@@ -86,33 +86,33 @@ class Reassembly:
             self._finish()
         self.gone = False
 
-    def _take_chunk(self, chunk: m.Chunk, arrival: Arrival) -> None:
-        if self._current is None and (chunk.offset or not chunk.total):
+    def _take_slice(self, part: m.Slice, arrival: Arrival) -> None:
+        if self._current is None and (part.offset or not part.total):
             return  # of a reply for which nobody waits any more
         try:
-            self._expect_possible(chunk, arrival.frames)
+            self._expect_possible(part, arrival.frames)
             data = arrival.frames[0]
             if self._current is None:
                 self._flow.forget()
-                self._current = _Download(chunk.transfer, chunk.total, asked=len(data))
-            if not chunk.total:
+                self._current = _Download(part.transfer, part.total, asked=len(data))
+            if not part.total:
                 self.gone = True
                 self._finish()
-            elif chunk.offset == len(self._current.body):  # else it came before
+            elif part.offset == len(self._current.body):  # else it came before
                 self._append(self._current, data, arrival.size)
         except MalformedError:
             self._finish()
             raise
 
-    def _expect_possible(self, chunk: m.Chunk, frames: "list[m.Buffer]") -> None:
+    def _expect_possible(self, part: m.Slice, frames: "list[m.Buffer]") -> None:
         most = REPLY_BYTES + PACKING_BYTES
-        if len(frames) != 1 or chunk.total > most or (not chunk.total and len(frames[0])):
+        if len(frames) != 1 or part.total > most or (not part.total and len(frames[0])):
             raise MalformedError(
-                "The edge's chunk has too many frames, or its message is too long."
+                "The edge's slice has too many frames, or its message is too long."
             )
-        known = chunk.total if self._current is None else self._current.total
-        if chunk.total not in (0, known) or (chunk.total and chunk.offset + len(frames[0]) > known):
-            raise MalformedError("The edge's chunks contradict each other.")
+        known = part.total if self._current is None else self._current.total
+        if part.total not in (0, known) or (part.total and part.offset + len(frames[0]) > known):
+            raise MalformedError("The edge's slices contradict each other.")
 
     def _append(self, current: _Download, data: m.Buffer, size: int) -> None:
         current.body += data
@@ -123,9 +123,9 @@ class Reassembly:
             return
         header, frames = unpack(memoryview(current.body).toreadonly())
         reply = m.decode_reply(header)
-        if isinstance(reply, m.Chunk):
-            raise MalformedError("A reply that comes in chunks is no chunk itself.")
-        self._ready.append(Arrival(reply, frames, current.size, chunked=True))
+        if isinstance(reply, m.Slice):
+            raise MalformedError("A reply that comes in slices is no slice itself.")
+        self._ready.append(Arrival(reply, frames, current.size, sliced=True))
         self._finish()
 
     def _finish(self) -> None:
@@ -141,4 +141,4 @@ def _keeps_its_turn(reply: m.Reply) -> bool:
     """Whether a reply must not overtake one that came before it."""
     if isinstance(reply, m.Failure):
         return reply.session is not None
-    return isinstance(reply, m.Verdict | m.Inquiry | m.Tokens | m.Chunk)
+    return isinstance(reply, m.Verdict | m.Inquiry | m.Tokens | m.Slice)

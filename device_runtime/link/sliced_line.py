@@ -1,4 +1,4 @@
-"""A line over which large replies come in chunks, as far as the device asks for them.
+"""A line over which large replies come in slices, as far as the device asks for them.
 
 What asks and what puts them together is `link.reassembly`; how many bytes are under way, either
 way, is `link.flow`.
@@ -13,7 +13,7 @@ from pilotfish.wire.keys import DeviceKeys
 _TOO_LARGE = 1400  # bytes of a segment that some paths lose
 
 
-class ChunkedLine(Line):
+class SlicedLine(Line):
     """A `Line` that hands out whole replies only. uplink, downlink: what is under way."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
@@ -22,7 +22,7 @@ class ChunkedLine(Line):
         self._replies = Reassembly(self.downlink)
 
     def receive(self, timeout_s: float) -> Arrival | None:
-        """As `Line.receive`; a reply that comes in chunks only once it is whole."""
+        """As `Line.receive`; a reply that comes in slices only once it is whole."""
         if (ready := self._replies.next()) is None:
             arrived = super().receive(timeout_s)
             if arrived is None:
@@ -40,7 +40,7 @@ class ChunkedLine(Line):
         self._ask_on()
 
     def _ask_on(self) -> None:
-        """Ask for more of a reply that comes in chunks."""
+        """Ask for more of a reply that comes in slices."""
         for more in self._replies.questions():
             self.try_send(more)
 
