@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pilotfish.device_runtime.link.absence import Absence, Crossing, Standing
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
 from pilotfish.device_runtime.link.line import SLICE_S
 from pilotfish.device_runtime.link.loss import (
@@ -26,7 +27,7 @@ from pilotfish.device_runtime.link.loss import (
     backoff,
 )
 from pilotfish.device_runtime.link.sliced_line import SlicedLine
-from pilotfish.device_runtime.link.upload import STILL_S, Uploads
+from pilotfish.device_runtime.link.upload import Uploads
 from pilotfish.wire.errors import (
     BusyError,
     DrainingError,
@@ -54,13 +55,15 @@ _NONE = 0  # no connection
 class Sent(NamedTuple):
     """A request as sent: its message, frames, bytes, and time (monotonic).
 
-    chunked: it went in chunks, so the time until its reply says nothing about the link.
+    position: where it begins in the connection's stream, about; None: unknown. chunked: it went in
+    chunks, so the time until its reply says nothing about the link.
     """
 
     message: Request
     frames: Sequence[Buffer]
     size: int
     sent_ns: int
+    position: int | None = None
     chunked: bool = False
 
 
@@ -93,8 +96,8 @@ class EdgeLink(SlicedLine):
         self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
-        self._away_s: float | None = time.monotonic()  # since when the edge is away
         self._uploads = Uploads(self)
+        self._absence = Absence(patience, time.monotonic())
 
     # Suitable edges
 
@@ -125,7 +128,7 @@ class EdgeLink(SlicedLine):
     @property
     def _ready(self) -> bool:
         """Whether a suitable edge was greeted over the present connection."""
-        if not self.channel.connected:
+        if not self.here:
             return False
         if self._hello is None:
             return True
@@ -138,9 +141,30 @@ class EdgeLink(SlicedLine):
         self._await_connection(EdgeUnreachableError)
 
     def greet(self) -> None:
-        """Wait for the edge, and greet it if needed."""
+        """Wait for the edge, and greet it if needed: it has the policy's whole time."""
+        if self._patience.policy != "local":
+            self._absence.progress()
+            self._absence.expect(time.monotonic())
         self.catch_up()
         self.await_edge()
+
+    def _note_standing(self, stood_s: float = 0.0) -> None:
+        """Add what passed since the last note to what the edge was away, or owes a reply."""
+        self._absence.note(self._standing, time.monotonic(), stood_s)
+
+    @property
+    def _standing(self) -> Standing:
+        liveness = self.channel.liveness()
+        if not self.channel.connected:
+            trying = (liveness,)
+        elif liveness is None:  # no TCP: a socket of this machine
+            return Standing.HERE
+        elif not (liveness.quiet or (self._absence.doubted and liveness.doubtful)):
+            return Standing.CARRYING if liveness.carries else Standing.HERE
+        else:
+            trying = (self._second.liveness() if self._second is not None else None,)
+        progresses = any(each is not None and each.progresses for each in trying)
+        return Standing.CONNECTING if progresses else Standing.AWAY
 
     def await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
@@ -159,28 +183,24 @@ class EdgeLink(SlicedLine):
 
     def _await_connection(self, otherwise: type[PilotfishError] = EdgeLostError) -> None:
         """Wait for a connection; raise ``otherwise`` after the time-out."""
-        if not self.channel.connected:
+        if not self.here:
             self.catch_up()
-        if self.channel.connected:
+        if self.here:
             return
         self.lost()
-        begun_s = time.monotonic()
-        if self._patience.policy == "local":  # the grace is for a loss, not for each answer
-            self._away_s = begun_s = self._away_s or begun_s
-        while not self.channel.connected:
-            left_s = begun_s + self._patience.absent_s - time.monotonic()
+        self._note_standing()
+        while not self.here:
             if self.channel.denied:
                 raise self._denied()
-            if left_s <= 0:
-                raise self._absent(otherwise, self.met is not None, self._patience.absent_s)
+            if self._absence.over:
+                raise self._gone(otherwise)
             looked_s = time.monotonic()
-            arrived = self.receive(left_s)
-            begun_s += _stood_s(looked_s)  # while this process stands still nobody can come
+            arrived = self.receive(SLICE_S)
+            self._note_standing(_stood_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
             # noticed. It will come again, since the request is sent again.
-        self._away_s = None
 
     def _say_hello(self, wait_s: float) -> None:
         """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
@@ -213,7 +233,7 @@ class EdgeLink(SlicedLine):
                 f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
                 "answer's: ask again."
             )
-        self._greeted, self._away_s = self._asked, None
+        self._greeted = self._asked
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
             _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
@@ -241,8 +261,8 @@ class EdgeLink(SlicedLine):
         now = time.monotonic()
         if now < self._busy_until_s:
             return False
-        if not self.channel.connected:
-            self._away_s = self._away_s or now
+        self._note_standing()
+        if not self.here:
             if self.channel.denied:
                 self._put_off()
                 raise self._denied()
@@ -283,13 +303,15 @@ class EdgeLink(SlicedLine):
             self._replies.abandon()
         while True:
             self.await_edge()
+            liveness = self.channel.liveness()
             sent_ns = time.monotonic_ns()
             size = chunked = self._uploads.send(message, frames, again=again)
             if size is None:
                 size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                return Sent(message, frames, size, sent_ns, chunked is not None)
+                position = None if liveness is None else liveness.position
+                return Sent(message, frames, size, sent_ns, position, chunked is not None)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)
@@ -309,17 +331,22 @@ class EdgeLink(SlicedLine):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns, resent = sent
-        since_s = now = time.monotonic()
-        give_up, resend = now + self._patience.silent_s, now + RESEND_S
-        received, stood = self._replies.received, False
+        message, frames, size, sent_ns, position, resent = sent
+        self._absence.expect(time.monotonic())
+        crossing = Crossing(size)
+        crossing.begins(position)
+        overdue_s, received = RESEND_S, self._replies.received
+        stood = False
         late = late or meanwhile is not None
-        while now < give_up:
-            arrived = self.receive(0.0 if late else min(resend, give_up) - now)
-            stood = stood or _stood_s(now) > 0.0
+        while True:
+            looked_s = time.monotonic()
+            arrived = self.receive(0.0 if late else SLICE_S)
+            stood_s = _stood_s(looked_s)
+            stood = stood or stood_s > 0.0
             if arrived is not None:
                 reply, reply_frames, reply_size, sliced = arrived
                 if wanted(reply):
+                    self._got_on()
                     now_ns = time.monotonic_ns()
                     if sliced:
                         self.gauge.transferred(down_bps=self.downlink.full_bps)
@@ -335,31 +362,54 @@ class EdgeLink(SlicedLine):
                 gone = not self.holds(self._sent_on)
                 if gone:
                     self.lost()
-                if gone or self._replies.gone or time.monotonic() >= resend:
-                    size += self._repeat(message, frames, still_s=time.monotonic() - since_s)
+                if gone or self._replies.gone or self._lost_a_message(overdue_s):
+                    overdue_s = self._absence.owed_s + 2.0 * RESEND_S
+                    again = self._repeat(message, frames)
+                    crossing.begins(again.position)
+                    size += again.size
                     resent = True
-                    give_up += time.monotonic() - now  # what was waited for a connection
-                    since_s = time.monotonic()
-                    resend = since_s + RESEND_S
             if self._replies.received != received:  # a part of a reply
-                received, since_s = self._replies.received, time.monotonic()
-                give_up, resend = since_s + self._patience.silent_s, since_s + RESEND_S
-            now = time.monotonic()
-        raise self._silent()
+                received, overdue_s = self._replies.received, RESEND_S
+                self.progressed()
+            self._mind(crossing, stood_s)
 
-    def _repeat(self, message: Request, frames: Sequence[Buffer], still_s: float) -> int:
-        """Ask for what is missing of a reply, or for the reply; returns the bytes of a request.
+    def _mind(self, crossing: Crossing | None, stood_s: float) -> None:
+        """Note how the link stands while a reply is waited for; raise if that is for too long."""
+        liveness = self.channel.liveness() if self.channel.connected else None
+        if crossing and liveness is not None and crossing.advances(liveness.acknowledged):
+            self._got_on()
+        self._note_standing(stood_s)
+        if self._absence.away:
+            self.lost()
+        if self._absence.over:
+            raise self._gone(EdgeLostError)
+        if self._absence.overdue:
+            raise self._silent()
 
-        still_s: nothing has arrived for so long.
+    def _lost_a_message(self, overdue_s: float) -> bool:
+        """Whether request or reply may have been lost though the connection lives.
+
+        TCP loses nothing, but an edge may drop what it has no room for. While the request is under
+        way, sending it again would only be in its own way.
         """
-        if not self.holds(self._sent_on) and still_s > STILL_S:
-            self.stood_still(sum(map(len, frames)))
+        if self._absence.owed_s < overdue_s:
+            return False
+        liveness = self.channel.liveness()
+        return liveness is None or not liveness.outstanding
+
+    def _got_on(self) -> None:
+        """Note that the edge got on with our work."""
+        self._absence.progress()
+        self._moved()
+
+    def _repeat(self, message: Request, frames: Sequence[Buffer]) -> Sent:
+        """Ask for what is missing of a reply, or for the reply; as `send`."""
         if not self._replies.under_way:
-            return self.send(message, frames, again=True).size
+            return self.send(message, frames, again=True)
         self.await_edge()
         self._sent_on = self.connection
         self.resume()
-        return 0
+        return Sent(message, frames, 0, time.monotonic_ns())
 
     @property
     def takes_chunks(self) -> bool:
@@ -373,13 +423,16 @@ class EdgeLink(SlicedLine):
     # Losses
 
     def progressed(self) -> None:
-        """Note that more of a large message has arrived."""
-        self._away_s = None
+        """Note that more of a large message has arrived than before."""
+        self._absence.expect(time.monotonic())
+        self._got_on()
 
-    def expect_progress(self, still_s: float) -> None:
-        """Raise if nothing of a large message has arrived for too long."""
-        if still_s > self._patience.silent_s:
-            raise self._silent()
+    def mind_transfer(self, looked_s: float) -> None:
+        """Raise if the edge is away, or takes no more of a large message, for too long.
+
+        looked_s: when this was last waited for.
+        """
+        self._mind(None, _stood_s(looked_s))
 
     def lost(self) -> None:
         """Note that the edge is away."""
@@ -409,6 +462,14 @@ class EdgeLink(SlicedLine):
     def _put_off(self) -> None:
         """Pause the checks for a busy edge, longer each time."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
+
+    def _gone(self, otherwise: type[PilotfishError]) -> PilotfishError:
+        """Return the error for an edge that was away for too long."""
+        if self._patience.policy == "local":
+            self._put_off()  # the next attempt may cost a prompt's bytes
+        else:
+            self._absence.progress()  # what is asked next has the policy's whole time
+        return self._absent(otherwise, self.met is not None, self._patience.absent_s)
 
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""

@@ -19,6 +19,7 @@ from pilotfish.wire.messages import MAX_CHUNK
 
 LEAST_BYTES: Final = 384  # with header, encryption and TCP's and IP's headers less than 576
 SEGMENT_BYTES: Final = 1024  # and this less than Ethernet's 1500
+_TOO_LARGE: Final = 1400  # which some paths lose
 _FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 4 << 20
 _BEYOND_S: Final = 0.3  # of the link's time, that may be under way beyond what fills it
 _WHOLE_S: Final = 0.25  # of the link's time, that a message may take which is not cut into chunks
@@ -49,12 +50,13 @@ class Flow:
         self._small: int | None = None  # the size of chunks, one at a time; None: any size passes
         self._barrier: int | None = None  # the least size that did not pass
         self._passed, self._again_after = 0, _AGAIN_AFTER
-        self._connection = 0
+        self._connection, self._broken = 0, False
         self._begin()
 
     def follow(self, connection: int) -> None:
         """Begin anew, if this is another connection: of its path nothing is known."""
         if connection != self._connection:
+            self._broken = self._connection != 0
             self._connection = connection
             self._begin()
 
@@ -75,11 +77,15 @@ class Flow:
         return 8 * max(self._rates, default=0.0)
 
     def whole_bytes(self, known_bps: float | None, unknown: int = _UNKNOWN_BYTES) -> int:
-        """Bytes that a message may have which is not cut; known_bps: the link's rate."""
+        """Bytes that a message may have which is not cut; known_bps: the link's rate.
+
+        After a loss fewer, where the rate is unknown: whole messages may be what does not pass.
+        """
         if self._small is not None:
             return self._small
-        rate_bps = max(known_bps or 0.0, self.rate_bps)
-        return max(SEGMENT_BYTES, int(rate_bps * _WHOLE_S / 8)) if rate_bps else unknown
+        if rate_bps := max(known_bps or 0.0, self.rate_bps):
+            return max(SEGMENT_BYTES, int(rate_bps * _WHOLE_S / 8))
+        return SEGMENT_BYTES if self._broken else unknown
 
     def next_size(self, left: int) -> int:
         """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
@@ -124,12 +130,9 @@ class Flow:
         self._passed = 0
         self._small = 2 * small if 2 * small < _FIRST_WINDOW else None
 
-    def stood_still(self, size: int = 0) -> None:
-        """Note that a connection was given up on which nothing moved any more.
-
-        size: of a whole message that was under way, if it was no chunk.
-        """
-        size = max([size, *(chunk.size for chunk in self._under_way)])
+    def stood_still(self) -> None:
+        """Note that a connection was given up on which what was under way did not move any more."""
+        size = max([chunk.size for chunk in self._under_way], default=_TOO_LARGE)
         if size <= LEAST_BYTES:
             return  # not for its size
         if self._barrier is not None:

@@ -4,13 +4,15 @@ One thread sends and receives. Other threads may ask for the connection's state,
 or strike the interrupt, at once and without blocking the first.
 """
 
+import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import zmq
 
-from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.loss import Interrupt, backoff
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import (
     AccessDeniedError,
@@ -21,8 +23,14 @@ from pilotfish.wire.errors import (
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Buffer, Reply, Request
 
+_log = logging.getLogger("pilotfish.device")
+
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
 REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
+# A quiet connection that nobody waits for is ended after so long.
+_QUIET_MOST_S = 30.0
+# What a quiet connection has left to move once another one stands: about two RTT.
+_GRACE_HANDSHAKES, _GRACE_S = 0.5, (0.05, 1.0)
 
 
 class Arrival(NamedTuple):
@@ -35,16 +43,29 @@ class Arrival(NamedTuple):
 
 
 class Line:
-    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address."""
+    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address.
+
+    A connection that is quiet may come back (a cellular outage) or never (the device has another
+    address now). So it is kept, and a second one is tried beside it: whichever moves first is used.
+    """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
-        self.channel = EdgeChannel(endpoint, keys, REPLY_BYTES)
+        self.channel = EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
         self._keys = keys
         self._interrupt = interrupt
         self._turn = threading.Lock()  # to use the channel: one thread at a time
         self._exchange = threading.Lock()  # to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
+        self._second: EdgeChannel | None = None  # tried while the present connection is quiet
+        self._stands_s: float | None = None  # since when that one is connected
+        self._pauses = backoff()  # between such attempts
+        self._try_s = 0.0  # when the next one may begin
+
+    @property
+    def here(self) -> bool:
+        """Whether there is a connection that lives."""
+        return self.channel.connected and not self.channel.quiet
 
     @property
     def connection(self) -> int:
@@ -71,20 +92,23 @@ class Line:
         """
         self._interrupt.check()
         with self._turn:
-            if self._next is not None:
-                self._replace()
+            if self._replace():
                 return None
             arrived = self.channel.receive(min(timeout_s, SLICE_S))
-        return None if arrived is None else Arrival(*arrived)
+            if arrived is None:
+                self._try_second()
+                return None
+            return Arrival(*arrived)
 
     def catch_up(self) -> None:
         """Update the connection's state without waiting."""
         with self._turn:
             self._replace()
             self.channel.catch_up()
+            self._try_second()
 
     def up(self) -> bool:
-        """Whether there is a connection. For any thread."""
+        """Whether there is a connection that lives. For any thread."""
         # a thread that waits on the channel now updates the state itself
         if self._turn.acquire(blocking=False):
             try:
@@ -92,14 +116,15 @@ class Line:
                     return False
                 self._replace()
                 self.channel.catch_up()
+                self._try_second()
             finally:
                 self._turn.release()
-        return self.channel.connected
+        return self.here
 
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
-        channel = EdgeChannel(endpoint, keys, REPLY_BYTES)
+        channel = EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
         with self._exchange:
             if self._closed:
                 unused: EdgeChannel | None = channel
@@ -117,7 +142,10 @@ class Line:
         endpoint = self.channel.endpoint
         with self._exchange:
             if self._next is None:
-                self._next = EdgeChannel(endpoint, self._keys, REPLY_BYTES), self._keys
+                self._next = (
+                    EdgeChannel(endpoint, self._keys, REPLY_BYTES, _QUIET_MOST_S),
+                    self._keys,
+                )
         return AccessDeniedError(
             f"The edge at {endpoint} refused this device's key: run "
             "`pilotfish keys allow device.pub` on the edge and restart it."
@@ -128,6 +156,12 @@ class Line:
     ) -> PilotfishError:
         """Return the error for an edge without a connection."""
         endpoint = self.channel.endpoint
+        if self.channel.slow_handshakes:
+            return otherwise(
+                f"The edge at {endpoint} answers, but so slowly that a handshake was given up: let "
+                "it have more time (--on-link-loss wait, or a longer --patience). If it stays so, "
+                "is edge.pub that edge's present public key?"
+            )
         # an edge greeted before will be back; until then something else may answer there
         if self.channel.broken_handshakes and not greeted_before:
             if self._keys is not None:
@@ -144,19 +178,66 @@ class Line:
             "address right?"
         )
 
-    def _replace(self) -> None:
-        """Take the next channel, if there is one; only while ``_turn`` is held."""
+    def _replace(self) -> bool:
+        """Take the next channel; False if there is none. Only while ``_turn`` is held."""
         if self._next is None:
-            return
+            return False
         with self._exchange:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
         before.close(0)
+        self._drop_second()
+        return True
+
+    def _try_second(self) -> None:
+        """Try another connection while the present one is quiet; only while ``_turn`` is held."""
+        second, now_s = self._second, time.monotonic()
+        if second is None:
+            if self.channel.quiet and now_s >= self._try_s and not self._closed:
+                self._try_s = now_s + next(self._pauses)
+                self._stands_s = None
+                self._second = EdgeChannel(
+                    self.channel.endpoint, self._keys, REPLY_BYTES, _QUIET_MOST_S
+                )
+            return
+        if self.here:
+            self._drop_second()
+            return
+        second.catch_up()
+        if not second.connected:
+            self._stands_s = None
+            if not second.denied:
+                return
+        else:
+            self._stands_s = self._stands_s or now_s
+            least_s, most_s = _GRACE_S
+            grace_s = min(most_s, max(least_s, _GRACE_HANDSHAKES * second.handshake_s))
+            if self.channel.connected and now_s - self._stands_s < grace_s:
+                return
+        _log.info("nothing moves on the connection to the edge: another one is used")
+        before, self.channel, self._second = self.channel, second, None
+        liveness = before.liveness()
+        if liveness is not None:
+            self._stood_still(liveness.outstanding)
+        before.close(0)
+
+    def _stood_still(self, outstanding: int) -> None:
+        """Note that a connection was given up on which so many bytes were not acknowledged."""
+
+    def _drop_second(self) -> None:
+        if self._second is not None:
+            self._second.close(0)
+            self._second = None
+
+    def _moved(self) -> None:
+        """Note that the present connection is of use."""
+        self._pauses, self._try_s = backoff(), 0.0
 
     def close(self) -> None:
         """Close the socket."""
         with self._turn, self._exchange:
             self._closed = True
+            self._drop_second()
             self.channel.close()
             if self._next is not None:
                 self._next[0].close(0)

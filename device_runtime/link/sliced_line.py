@@ -10,8 +10,6 @@ from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.link.reassembly import Reassembly
 from pilotfish.wire.keys import DeviceKeys
 
-_TOO_LARGE = 1400  # bytes of a segment that some paths lose
-
 
 class SlicedLine(Line):
     """A `Line` that hands out whole replies only. uplink, downlink: what is under way."""
@@ -48,10 +46,12 @@ class SlicedLine(Line):
         """Whether this connection is the present one, and not over."""
         return self.channel.connected and self.connection == connection
 
-    def stood_still(self, size: int) -> None:
-        """Note that a connection was given up that stood still behind a message of this size.
+    def _stood_still(self, outstanding: int) -> None:
+        """Learn from a connection that was given up, on which so many bytes had not arrived.
 
-        Behind a small one it was the reply, if anything, that did not pass.
+        Where all had, the edge's replies have not.
         """
-        flow = self.uplink if size > SEGMENT_BYTES else self.downlink
-        flow.stood_still(max(size, _TOO_LARGE))
+        if outstanding > SEGMENT_BYTES:
+            self.uplink.stood_still()
+        elif not outstanding:
+            self.downlink.stood_still()

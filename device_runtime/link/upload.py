@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.link.edge_link import EdgeLink
 
 _SLICE_S: Final = 0.1  # of a wait
-STILL_S: Final = 0.8  # in which something moves on a connection that is not given up for silence
 _MOST_SETBACKS: Final = 8  # times that the edge may have less of a message than before
 _NONE: Final = 0  # no connection
 
@@ -94,6 +93,7 @@ class Uploads:
         size = sum(map(len, frames))
         if size <= LEAST_BYTES or not self._link.takes_chunks:
             return None
+        self._flow.follow(self._link.connection)
         upload = self._upload
         if upload is not None and upload.message is message:
             upload.ask()
@@ -117,12 +117,13 @@ class Uploads:
             self._flow.follow(self._link.connection)
             upload.connection = self._link.connection
             size += self._push(upload)
+            looked_s = time.monotonic()
             try:
                 self._hear(upload)
             except BUSY as error:
                 self._link.refused(error, begun_s)
                 upload.ask()
-            self._look(upload)
+            self._look(upload, looked_s)
         if self._flow.full_bps is not None:
             self._link.gauge.transferred(up_bps=self._flow.full_bps)
         return size
@@ -160,13 +161,11 @@ class Uploads:
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
 
-    def _look(self, upload: _Upload) -> None:
-        """Note that the connection is over, or that nothing has moved for too long."""
-        still_s = time.monotonic() - upload.moved_s
+    def _look(self, upload: _Upload, looked_s: float) -> None:
+        """Note that the connection is over, or that nothing moves any more."""
         if not self._link.holds(upload.connection):
-            if still_s > STILL_S:
-                self._flow.stood_still()
             upload.ask()
-        elif still_s > RESEND_S and not upload.unsure:
+        elif time.monotonic() - upload.moved_s > RESEND_S:
+            upload.moved_s = time.monotonic()
             upload.ask()
-        self._link.expect_progress(still_s)
+        self._link.mind_transfer(looked_s)
