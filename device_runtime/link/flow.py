@@ -25,6 +25,7 @@ _BEYOND_S: Final = 0.3  # of the link's time, that may be under way beyond what 
 _WHOLE_S: Final = 0.25  # of the link's time, that a message may take which is not cut into chunks
 _UNKNOWN_BYTES: Final = 16 << 10  # the same where the rate is unknown
 _RATES: Final = 8  # the last ones, of which the best counts
+_GROWTH, _STEADY = 1.25, 6  # a rate that has not grown so for so many chunks is the link's own
 _GROW_AFTER: Final = 4  # chunks of a size that passed, until the double is tried
 _AGAIN_AFTER: Final = (
     8  # likewise, until a size is tried again that did not pass; then 8 times more
@@ -63,6 +64,7 @@ class Flow:
     def _begin(self) -> None:
         self.full_bps: float | None = None
         self._rates: deque[float] = deque(maxlen=_RATES)
+        self._steady = 0  # chunks since the rate last grew
         self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
         self.forget()
 
@@ -110,9 +112,11 @@ class Flow:
 
     def _learn(self, chunk: _UnderWay, took_s: float) -> None:
         rate = (self._delivered - chunk.delivered) / took_s
+        grows = rate > _GROWTH * max(self._rates, default=0.0)
+        self._steady = 0 if grows else self._steady + 1
         self._rates.append(rate)
-        if took_s > 1.5 * self._least_s:
-            self.full_bps = 8 * rate
+        if took_s > 1.5 * self._least_s and self._steady >= _STEADY:
+            self.full_bps = self.rate_bps
         self._least_s = min(self._least_s, took_s)
         most = max(self._rates) * (self._least_s + _BEYOND_S)
         self._window = int(min(most, self._window + chunk.size, _MOST_WINDOW))
