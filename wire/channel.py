@@ -22,6 +22,7 @@ from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import Liveness
+from pilotfish.wire.link.patience import ConnectPatience
 from pilotfish.wire.link.tcp import (
     Segments,
     borrowed,
@@ -38,11 +39,8 @@ from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send
 
 _log = logging.getLogger("pilotfish.wire")
 
-# An attempt to connect gives way to the next one, which has twice the time, up to the most.
-CONNECT_MS, _MOST_CONNECT_MS = 3000, 12_000
-_STEP_S = 5.0  # a handshake has at least so long for each step
 _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
-_GLIMPSE_S = 0.05  # a look at the kernel's counters is good for so long
+_GLIMPSE_S = 0.05  # good news of the kernel's counters holds for so long
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
 _RETRIED_S = 0.2
 _ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
@@ -81,10 +79,8 @@ class EdgeChannel:
         self._socket.immediate = True  # never queue for an edge that is not there
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000
-        # or the kernel would wait for minutes on a path that was dead when the attempt began
-        self._connect_ms = self._socket.connect_timeout = CONNECT_MS
-        self._attempted_s = math.inf  # when the present attempt to connect began
-        self._too_short = False  # it was given up without an answer
+        self._patience = ConnectPatience()
+        self._socket.connect_timeout = self._patience.ms
         self._socket.handshake_ivl = HANDSHAKE_MS
         if keys is not None:
             self._socket.curve_serverkey = keys.edge
@@ -182,14 +178,9 @@ class EdgeChannel:
         self._looked_s = time.monotonic()
         with self._news:
             self._read_events()
-        if self._too_short:
-            self._allow_longer()
-
-    def _allow_longer(self) -> None:
-        """Connect anew with twice the time."""
-        self._connect_ms = min(2 * self._connect_ms, _MOST_CONNECT_MS)
-        self._socket.connect_timeout = self._connect_ms
-        self.try_again()
+        if self._patience.too_short:
+            self._socket.connect_timeout = self._patience.longer()
+            self.try_again()
 
     def _read_events(self) -> bool:
         """Read all of the monitor's events; True if there were any."""
@@ -250,15 +241,15 @@ class EdgeChannel:
         """Whether to end the connection: it has been quiet for too long, or its handshake has."""
         if self.connected:
             return liveness.quiet and liveness.quiet_s > self._quiet_most_s
-        return liveness.quiet_s > max(_STEP_S, liveness.step_s)
+        return liveness.stuck
 
     def liveness(self) -> Liveness | None:
-        """How alive the TCP connection is now; None if there is none. For any thread."""
+        """How alive the TCP connection is; None if there is none. For any thread."""
         with self._news:
             liveness = self._liveness
             if liveness is not None and self._port:
                 now_s = time.monotonic()
-                if now_s - liveness.looked_s > _GLIMPSE_S:
+                if liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
                     with borrowed(self._descriptor, leads_to(self._port)) as connection:
                         crossed = volume(connection)
                     if crossed is not None:
@@ -283,7 +274,7 @@ class EdgeChannel:
         """Connect anew, on the same socket."""
         with suppress(zmq.ZMQError):  # it has none to end
             self._socket.disconnect(self.endpoint)
-        self.denied, self._failed_s, self._too_short = False, math.inf, False
+        self.denied, self._failed_s = False, math.inf
         self._socket.connect(self.endpoint)
 
     def segments(self) -> Segments | None:
@@ -298,12 +289,9 @@ class EdgeChannel:
         elif event in _FAILED:
             self._failed_s = time.monotonic()
         if event == zmq.Event.CONNECT_DELAYED:
-            self._attempted_s = time.monotonic()
+            self._patience.begin()
         elif event == zmq.Event.CONNECT_RETRIED:
-            # an attempt that was refused ends at once, one without an answer when its time is over
-            spent_ms = (time.monotonic() - self._attempted_s) * 1e3
-            longer = self._connect_ms < _MOST_CONNECT_MS
-            self._too_short = longer and spent_ms > 0.9 * self._connect_ms
+            self._patience.end()
         elif event == zmq.Event.CONNECTED:
             self._begin(value)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:

@@ -240,9 +240,17 @@ class Connections:
             self._bound_charged([each for each in present if each.intake.charged])
             self._bound_held([each for each in present if each.intake.held])
             for connection in counted:
-                if connection.liveness.quiet_s > _QUIET_MOST_S:
-                    self._cut(connection, QUIET)
+                self._bound_quiet(connection)
         return False
+
+    def _bound_quiet(self, connection: _Connection) -> None:
+        """End a connection over which nothing moves any more."""
+        if connection.client:
+            if connection.liveness.quiet_s > _QUIET_MOST_S:
+                self._cut(connection, QUIET)
+        elif connection.liveness.stuck:
+            with borrowed(connection.descriptor, self._is_ours) as lent:
+                hang_up(lent)
 
     def _bound_charged(self, charged: list[_Connection]) -> None:
         """Cut those whose frames are so small that they take far more memory than their bytes."""

@@ -85,28 +85,3 @@ class Absence:
     def overdue(self) -> bool:
         """Whether the edge has owed its reply for longer than the policy allows."""
         return self.owed_s > self._patience.silent_s
-
-
-class Crossing:
-    """How much of one message the other end's kernel has acknowledged, over all connections.
-
-    size: its bytes, at least. Positions are those of a connection's stream.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._most = 0
-        self._begins: int | None = None
-
-    def begins(self, position: int | None) -> None:
-        """Note that the message is sent, from this position of the present connection."""
-        self._begins = position
-
-    def advances(self, acknowledged: int) -> bool:
-        """Whether more of the message has been acknowledged than ever before."""
-        if self._begins is None:
-            return False
-        reached = min(self.size, acknowledged - self._begins)
-        further = reached > self._most
-        self._most = max(self._most, reached)
-        return further

@@ -10,13 +10,12 @@ same bytes; an edge that has answered it already repeats its reply.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from pilotfish.device_runtime.link.absence import Absence, Crossing, Standing
+from pilotfish.device_runtime.link.absence import Absence
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
-from pilotfish.device_runtime.link.line import SLICE_S
+from pilotfish.device_runtime.link.line import SLICE_S, stood_s
 from pilotfish.device_runtime.link.loss import (
     BUSY,
     FAIL,
@@ -26,6 +25,7 @@ from pilotfish.device_runtime.link.loss import (
     Patience,
     backoff,
 )
+from pilotfish.device_runtime.link.pending import Pending, Sent
 from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.device_runtime.link.upload import Uploads
 from pilotfish.wire.errors import (
@@ -47,24 +47,8 @@ _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
-_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 _WHOLE_REPLY_BYTES = 64 << 10  # that come whole over a link of unknown rate
 _NONE = 0  # no connection
-
-
-class Sent(NamedTuple):
-    """A request as sent: its message, frames, bytes, and time (monotonic).
-
-    position: where it begins in the connection's stream, about; None: unknown. chunked: it went in
-    chunks, so the time until its reply says nothing about the link.
-    """
-
-    message: Request
-    frames: Sequence[Buffer]
-    size: int
-    sent_ns: int
-    position: int | None = None
-    chunked: bool = False
 
 
 class EdgeLink(SlicedLine):
@@ -96,8 +80,8 @@ class EdgeLink(SlicedLine):
         self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
-        self._uploads = Uploads(self)
         self._absence = Absence(patience, time.monotonic())
+        self._uploads = Uploads(self)
 
     # Suitable edges
 
@@ -150,21 +134,8 @@ class EdgeLink(SlicedLine):
 
     def _note_standing(self, stood_s: float = 0.0) -> None:
         """Add what passed since the last note to what the edge was away, or owes a reply."""
-        self._absence.note(self._standing, time.monotonic(), stood_s)
-
-    @property
-    def _standing(self) -> Standing:
-        liveness = self.channel.liveness()
-        if not self.channel.connected:
-            trying = (liveness,)
-        elif liveness is None:  # no TCP: a socket of this machine
-            return Standing.HERE
-        elif not (liveness.quiet or (self._absence.doubted and liveness.doubtful)):
-            return Standing.CARRYING if liveness.carries else Standing.HERE
-        else:
-            trying = (self._second.liveness() if self._second is not None else None,)
-        progresses = any(each is not None and each.progresses for each in trying)
-        return Standing.CONNECTING if progresses else Standing.AWAY
+        standing = self._standing(doubted=self._absence.doubted)
+        self._absence.note(standing, time.monotonic(), stood_s)
 
     def await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
@@ -196,7 +167,7 @@ class EdgeLink(SlicedLine):
                 raise self._gone(otherwise)
             looked_s = time.monotonic()
             arrived = self.receive(SLICE_S)
-            self._note_standing(_stood_s(looked_s))
+            self._note_standing(stood_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
@@ -207,10 +178,7 @@ class EdgeLink(SlicedLine):
         now = time.monotonic()
         if self._asked != self.connection or now >= self._ask_again_s:
             self._asked, self._ask_again_s = self.connection, now + RESEND_S
-            assert self._hello is not None
-            most = self.downlink.whole_bytes(self.gauge.rates_bps()[1], _WHOLE_REPLY_BYTES)
-            hello = msgspec.structs.replace(self._hello, reply_bytes=most)
-            if self.try_send(hello) is None:
+            if self.try_send(self._hello_now()) is None:
                 self._asked = _NONE
         while (arrived := self.receive(wait_s)) is not None:
             reply = arrived[0]
@@ -223,6 +191,13 @@ class EdgeLink(SlicedLine):
             if isinstance(reply, Welcome):
                 self._welcomed(reply)
                 return
+
+    def _hello_now(self) -> Hello:
+        """The greeting, with how large a reply may be that comes whole over this link."""
+        assert self._hello is not None
+        down_bps = self.gauge.rates_bps()[1]
+        most = self.downlink.whole_bytes(down_bps, _WHOLE_REPLY_BYTES)
+        return msgspec.structs.replace(self._hello, reply_bytes=most)
 
     def _welcomed(self, welcome: Welcome) -> None:
         before = self.met
@@ -298,13 +273,12 @@ class EdgeLink(SlicedLine):
 
     def send(self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False) -> Sent:
         """Send a request as soon as the edge is greeted; again: it was sent, and maybe lost."""
-        give_up = time.monotonic() + self._patience.silent_s
         if not again:
             self._replies.abandon()
+        give_up = time.monotonic() + self._patience.silent_s
         while True:
             self.await_edge()
-            liveness = self.channel.liveness()
-            sent_ns = time.monotonic_ns()
+            liveness, sent_ns = self.channel.liveness(), time.monotonic_ns()
             size = chunked = self._uploads.send(message, frames, again=again)
             if size is None:
                 size = self.try_send(message, frames)
@@ -331,53 +305,63 @@ class EdgeLink(SlicedLine):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns, position, resent = sent
+        pending = Pending(sent, late=late or meanwhile is not None)
         self._absence.expect(time.monotonic())
-        crossing = Crossing(size)
-        crossing.begins(position)
-        overdue_s, received = RESEND_S, self._replies.received
-        stood = False
-        late = late or meanwhile is not None
         while True:
             looked_s = time.monotonic()
-            arrived = self.receive(0.0 if late else SLICE_S)
-            stood_s = _stood_s(looked_s)
-            stood = stood or stood_s > 0.0
+            arrived = self.receive(0.0 if pending.late else SLICE_S)
+            stands_s = stood_s(looked_s)
+            pending.stood = pending.stood or stands_s > 0.0
             if arrived is not None:
-                reply, reply_frames, reply_size, sliced = arrived
+                reply = arrived.reply
                 if wanted(reply):
                     self._got_on()
-                    now_ns = time.monotonic_ns()
-                    if sliced:
+                    if arrived.sliced:
                         self.gauge.transferred(down_bps=self.downlink.full_bps)
-                    return TimedReply(
-                        reply, reply_frames, size, reply_size, sent_ns, now_ns,
-                        resent or sliced, self.connection, late, stood,
-                    )  # fmt: skip
-                if isinstance(reply, Failure) and _concerns(reply, message):
+                    return pending.answered(arrived, self.connection)
+                if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     raise from_code(reply.code, reply.message)
             else:
                 # if there was nothing to do, what comes now is waited for
-                late = meanwhile is not None and meanwhile()
+                pending.late = meanwhile is not None and meanwhile()
                 gone = not self.holds(self._sent_on)
                 if gone:
                     self.lost()
-                if gone or self._replies.gone or self._lost_a_message(overdue_s):
-                    overdue_s = self._absence.owed_s + 2.0 * RESEND_S
-                    again = self._repeat(message, frames)
-                    crossing.begins(again.position)
-                    size += again.size
-                    resent = True
-            if self._replies.received != received:  # a part of a reply
-                received, overdue_s = self._replies.received, RESEND_S
+                if gone or self._replies.gone or pending.is_lost(self._absence.owed_s):
+                    pending.again(self._repeat(sent), self._absence.owed_s)
+            if self._replies.advance():
+                pending.advanced()
                 self.progressed()
-            self._mind(crossing, stood_s)
+            if pending.advances(self.channel.liveness() if self.channel.connected else None):
+                self._got_on()
+            self._mind(stands_s)
 
-    def _mind(self, crossing: Crossing | None, stood_s: float) -> None:
+    def _repeat(self, sent: Sent) -> Sent:
+        """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
+        if not self._replies.under_way:
+            self._replies.abandon()
+            return self.send(sent.message, sent.frames, again=True)
+        self.await_edge()
+        self._sent_on = self.connection
+        self.resume()
+        return sent._replace(size=0, position=None)
+
+    def progressed(self) -> None:
+        """Note that more of a large message has arrived than before."""
+        self._absence.expect(time.monotonic())
+        self._got_on()
+
+    def mind_transfer(self, looked_s: float) -> None:
+        """Raise if the edge is away, or takes nothing, for too long; it was waited since then."""
+        self._mind(stood_s(looked_s))
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether the edge takes large messages in chunks."""
+        return self.welcome is not None and self.welcome.chunks
+
+    def _mind(self, stood_s: float) -> None:
         """Note how the link stands while a reply is waited for; raise if that is for too long."""
-        liveness = self.channel.liveness() if self.channel.connected else None
-        if crossing and liveness is not None and crossing.advances(liveness.acknowledged):
-            self._got_on()
         self._note_standing(stood_s)
         if self._absence.away:
             self.lost()
@@ -386,53 +370,16 @@ class EdgeLink(SlicedLine):
         if self._absence.overdue:
             raise self._silent()
 
-    def _lost_a_message(self, overdue_s: float) -> bool:
-        """Whether request or reply may have been lost though the connection lives.
-
-        TCP loses nothing, but an edge may drop what it has no room for. While the request is under
-        way, sending it again would only be in its own way.
-        """
-        if self._absence.owed_s < overdue_s:
-            return False
-        liveness = self.channel.liveness()
-        return liveness is None or not liveness.outstanding
-
     def _got_on(self) -> None:
         """Note that the edge got on with our work."""
         self._absence.progress()
-        self._moved()
-
-    def _repeat(self, message: Request, frames: Sequence[Buffer]) -> Sent:
-        """Ask for what is missing of a reply, or for the reply; as `send`."""
-        if not self._replies.under_way:
-            return self.send(message, frames, again=True)
-        self.await_edge()
-        self._sent_on = self.connection
-        self.resume()
-        return Sent(message, frames, 0, time.monotonic_ns())
-
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether the edge takes large messages in chunks."""
-        return self.welcome is not None and self.welcome.chunks
+        self._second.moved()
 
     def state(self) -> LinkState:
         """Return the link's state, with the age of each reading. For any thread."""
         return self.gauge.state(self.channel.segments())
 
     # Losses
-
-    def progressed(self) -> None:
-        """Note that more of a large message has arrived than before."""
-        self._absence.expect(time.monotonic())
-        self._got_on()
-
-    def mind_transfer(self, looked_s: float) -> None:
-        """Raise if the edge is away, or takes no more of a large message, for too long.
-
-        looked_s: when this was last waited for.
-        """
-        self._mind(None, _stood_s(looked_s))
 
     def lost(self) -> None:
         """Note that the edge is away."""
@@ -479,12 +426,6 @@ class EdgeLink(SlicedLine):
             f"The edge at {self.channel.endpoint} has not answered for "
             f"{self._patience.silent_s:g} s."
         )
-
-
-def _stood_s(since_s: float) -> float:
-    """Return how long this process stood still in a wait since then; 0 if it did not."""
-    beyond_s = time.monotonic() - since_s - SLICE_S
-    return beyond_s if beyond_s > _STOOD_S else 0.0
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

@@ -4,7 +4,6 @@ One thread sends and receives. Other threads may ask for the connection's state,
 or strike the interrupt, at once and without blocking the first.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +11,9 @@ from typing import NamedTuple
 
 import zmq
 
-from pilotfish.device_runtime.link.loss import Interrupt, backoff
+from pilotfish.device_runtime.link.absence import Standing
+from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.second import Second
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import (
     AccessDeniedError,
@@ -23,14 +24,11 @@ from pilotfish.wire.errors import (
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Buffer, Reply, Request
 
-_log = logging.getLogger("pilotfish.device")
-
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
 REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
 # A quiet connection that nobody waits for is ended after so long.
 _QUIET_MOST_S = 30.0
-# What a quiet connection has left to move once another one stands: about two RTT.
-_GRACE_HANDSHAKES, _GRACE_S = 0.5, (0.05, 1.0)
+_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 
 
 class Arrival(NamedTuple):
@@ -45,22 +43,22 @@ class Arrival(NamedTuple):
 class Line:
     """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address.
 
-    A connection that is quiet may come back (a cellular outage) or never (the device has another
-    address now). So it is kept, and a second one is tried beside it: whichever moves first is used.
+    While the present connection is quiet, a second one is tried beside it.
     """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
-        self.channel = EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
+        self.channel = self._dial(endpoint, keys)
         self._keys = keys
         self._interrupt = interrupt
         self._turn = threading.Lock()  # to use the channel: one thread at a time
         self._exchange = threading.Lock()  # to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
-        self._second: EdgeChannel | None = None  # tried while the present connection is quiet
-        self._stands_s: float | None = None  # since when that one is connected
-        self._pauses = backoff()  # between such attempts
-        self._try_s = 0.0  # when the next one may begin
+        self._second = Second(lambda: self._dial(self.channel.endpoint, self._keys))
+
+    @staticmethod
+    def _dial(endpoint: str, keys: DeviceKeys | None) -> EdgeChannel:
+        return EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
 
     @property
     def here(self) -> bool:
@@ -124,7 +122,7 @@ class Line:
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
-        channel = EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
+        channel = self._dial(endpoint, keys)
         with self._exchange:
             if self._closed:
                 unused: EdgeChannel | None = channel
@@ -142,10 +140,7 @@ class Line:
         endpoint = self.channel.endpoint
         with self._exchange:
             if self._next is None:
-                self._next = (
-                    EdgeChannel(endpoint, self._keys, REPLY_BYTES, _QUIET_MOST_S),
-                    self._keys,
-                )
+                self._next = self._dial(endpoint, self._keys), self._keys
         return AccessDeniedError(
             f"The edge at {endpoint} refused this device's key: run "
             "`pilotfish keys allow device.pub` on the edge and restart it."
@@ -186,59 +181,47 @@ class Line:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
         before.close(0)
-        self._drop_second()
+        self._second.drop()
         return True
 
     def _try_second(self) -> None:
         """Try another connection while the present one is quiet; only while ``_turn`` is held."""
-        second, now_s = self._second, time.monotonic()
-        if second is None:
-            if self.channel.quiet and now_s >= self._try_s and not self._closed:
-                self._try_s = now_s + next(self._pauses)
-                self._stands_s = None
-                self._second = EdgeChannel(
-                    self.channel.endpoint, self._keys, REPLY_BYTES, _QUIET_MOST_S
-                )
-            return
-        if self.here:
-            self._drop_second()
-            return
-        second.catch_up()
-        if not second.connected:
-            self._stands_s = None
-            if not second.denied:
-                return
-        else:
-            self._stands_s = self._stands_s or now_s
-            least_s, most_s = _GRACE_S
-            grace_s = min(most_s, max(least_s, _GRACE_HANDSHAKES * second.handshake_s))
-            if self.channel.connected and now_s - self._stands_s < grace_s:
-                return
-        _log.info("nothing moves on the connection to the edge: another one is used")
-        before, self.channel, self._second = self.channel, second, None
-        liveness = before.liveness()
-        if liveness is not None:
-            self._stood_still(liveness.outstanding)
-        before.close(0)
+        better = None if self._closed else self._second.beside(self.channel)
+        if better is not None:
+            before, self.channel = self.channel, better
+            liveness = before.liveness()
+            if liveness is not None:
+                self._stood_still(liveness.outstanding)
+            before.close(0)
 
     def _stood_still(self, outstanding: int) -> None:
         """Note that a connection was given up on which so many bytes were not acknowledged."""
 
-    def _drop_second(self) -> None:
-        if self._second is not None:
-            self._second.close(0)
-            self._second = None
-
-    def _moved(self) -> None:
-        """Note that the present connection is of use."""
-        self._pauses, self._try_s = backoff(), 0.0
+    def _standing(self, *, doubted: bool) -> Standing:
+        """How the link to the edge stands; doubted: it was away, and nothing crossed since."""
+        channel, liveness = self.channel, self.channel.liveness()
+        if not channel.connected:
+            progresses = liveness is not None and liveness.progresses
+        elif liveness is None:  # no TCP: a socket of this machine
+            return Standing.HERE
+        elif not (liveness.quiet or (doubted and liveness.doubtful)):
+            return Standing.CARRYING if liveness.carries else Standing.HERE
+        else:
+            progresses = self._second.progresses
+        return Standing.CONNECTING if progresses else Standing.AWAY
 
     def close(self) -> None:
         """Close the socket."""
         with self._turn, self._exchange:
             self._closed = True
-            self._drop_second()
+            self._second.drop()
             self.channel.close()
             if self._next is not None:
                 self._next[0].close(0)
                 self._next = None
+
+
+def stood_s(since_s: float) -> float:
+    """How long this process stood still in a wait of `SLICE_S` since then; 0 if it did not."""
+    beyond_s = time.monotonic() - since_s - SLICE_S
+    return beyond_s if beyond_s > _STOOD_S else 0.0

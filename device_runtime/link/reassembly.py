@@ -29,8 +29,7 @@ class _Download:
 class Reassembly:
     """The replies of one link. flow: that of its downlink.
 
-    received: bytes of slices that arrived so far. gone: the edge did not have the rest of a reply
-    any more, so that the request must be sent again.
+    gone: the edge does not have the rest of a reply any more, so the request must be sent again.
     """
 
     def __init__(self, flow: Flow) -> None:
@@ -39,7 +38,7 @@ class Reassembly:
         self._ready: deque[Arrival] = deque()
         self._behind: deque[Arrival] = deque()
         self._behind_bytes = 0
-        self.received = 0
+        self._received = self._noted = 0  # bytes of slices so far
         self.gone = False
 
     @property
@@ -50,6 +49,11 @@ class Reassembly:
     def next(self) -> Arrival | None:
         """The next whole reply, if there is one."""
         return self._ready.popleft() if self._ready else None
+
+    def advance(self) -> bool:
+        """Whether more of a reply has come since the last call."""
+        before, self._noted = self._noted, self._received
+        return before != self._received
 
     def take(self, arrival: Arrival) -> None:
         """Take in what has arrived."""
@@ -117,7 +121,7 @@ class Reassembly:
     def _append(self, current: _Download, data: m.Buffer, size: int) -> None:
         current.body += data
         current.size += size
-        self.received += len(data)
+        self._received += len(data)
         self._flow.acknowledged(len(current.body))
         if len(current.body) < current.total:
             return

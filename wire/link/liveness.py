@@ -27,7 +27,9 @@ LARGE_BYTES: Final = 4096  # outstanding bytes that are no heartbeats
 # Bytes a second that are no heartbeats: these are 80, encrypted 400.
 _MESSAGES_BPS: Final = 800.0
 _WINDOW_S: Final = 0.5
-_STEP_RTTS, _STEP_TIMES = 3.0, 2.0
+# A handshake's next step is due after so many RTT, or so many times what steps took before; and
+# whatever these say, it is waited for at least so long before the connection is ended.
+_STEP_RTTS, _STEP_TIMES, HANDSHAKE_STEP_S = 3.0, 2.0, 5.0
 
 
 class Liveness:
@@ -123,9 +125,13 @@ class Liveness:
     @property
     def progresses(self) -> bool:
         """Whether a handshake's next step may still come, by the RTT and the steps before it."""
-        return self.looked_s - self._came_s < self.step_s
+        return self.looked_s - self._came_s < self._step_s
 
     @property
-    def step_s(self) -> float:
-        """Seconds that a handshake's next step may take."""
+    def stuck(self) -> bool:
+        """Whether a handshake has not gone on for so long that the connection is to be ended."""
+        return self.quiet_s > max(HANDSHAKE_STEP_S, self._step_s)
+
+    @property
+    def _step_s(self) -> float:
         return _STEP_RTTS * self._rtt_s + _STEP_TIMES * self._longest_step_s
