@@ -334,8 +334,7 @@ class Service:
         """Send the next part of a large reply."""
         expect_frames(envelope.frames, 0)
         self._expect_room_for_replies(envelope)
-        part, data, again = self._downloads.more(envelope.owner, more)
-        self._send(envelope.client, part, (data,))
+        again = self._downloads.more(envelope.client, envelope.owner, more)
         self._charge_reply(envelope, again)
 
     def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:

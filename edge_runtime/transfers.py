@@ -284,24 +284,31 @@ class Downloads:
             return self._send(client, reply, frames)
         self._store.add(key, _Download(body, self._store.clock()))
         more = m.More(transfer=transfer, offset=0, bytes=min(_FIRST_BYTES, peer.most))
-        part, data, _ = self.more(peer.owner, more)
-        taken = self._send(client, part, (data,))
+        taken = self._send_slice(client, key, more)
         if not taken:
             self._store.drop(key)
         return taken
 
-    def more(self, owner: bytes, more: m.More) -> tuple[m.Slice, m.Buffer, int]:
-        """The slice that a device asks for, and how many of its bytes were sent before.
+    def more(self, client: bytes, owner: bytes, more: m.More) -> int:
+        """Send the slice that a device asks for; returns how many of its bytes were sent before.
 
         A slice of a message of 0 bytes where there is no such reply any more.
         """
         key = owner, more.transfer
         reply = self._store.get(key)
         if reply is None:
-            return m.Slice(transfer=more.transfer, offset=more.offset, total=0), b"", 0
+            gone = m.Slice(transfer=more.transfer, offset=more.offset, total=0)
+            self._send(client, gone, (b"",))
+            return 0
         self._store.touch(key)
+        again = min(more.bytes, max(0, reply.sent - more.offset))
+        self._send_slice(client, key, more)
+        return again
+
+    def _send_slice(self, client: bytes, key: _Key, more: m.More) -> bool:
+        reply = self._store.get(key)
+        assert reply is not None
         data = memoryview(reply.body)[more.offset : more.offset + more.bytes]
-        again = min(len(data), max(0, reply.sent - more.offset))
         reply.sent = max(reply.sent, more.offset + len(data))
         part = m.Slice(transfer=more.transfer, offset=more.offset, total=len(reply.body))
-        return part, data, again
+        return self._send(client, part, (data,))

@@ -87,7 +87,12 @@ class Flow:
             return self._small
         if rate_bps := max(known_bps or 0.0, self.rate_bps):
             return max(SEGMENT_BYTES, int(rate_bps * _WHOLE_S / 8))
-        return SEGMENT_BYTES if self._broken else unknown
+        return unknown // 4 if self._broken else unknown
+
+    @property
+    def begins(self) -> int:
+        """The offset at which begins what is under way; 0 if nothing is."""
+        return self._under_way[0].end - self._under_way[0].size if self._under_way else 0
 
     def next_size(self, left: int) -> int:
         """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
@@ -141,8 +146,7 @@ class Flow:
             return  # not for its size
         if self._barrier is not None:
             self.large_lost += 1
-            if size >= self._barrier:
-                self._again_after *= _AGAIN_AFTER
+            self._again_after *= _AGAIN_AFTER
         self._barrier = min(size, self._barrier or size)
         before = self._small if self._small is not None else 0
         self._small, self._passed = max(LEAST_BYTES, before // 2), 0

@@ -114,6 +114,8 @@ class Uploads:
             self._link.await_edge()
             if not self._link.takes_chunks:
                 return None
+            if upload.connection not in (_NONE, self._link.connection):
+                upload.ask()
             self._flow.follow(self._link.connection)
             upload.connection = self._link.connection
             size += self._push(upload)
@@ -158,14 +160,14 @@ class Uploads:
             if upload.acknowledged(reply):
                 self._flow.acknowledged(upload.acked)
                 self._link.progressed()
+            elif self._flow.begins > upload.acked:  # a chunk between was refused
+                upload.ask()
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
 
     def _look(self, upload: _Upload, looked_s: float) -> None:
         """Note that the connection is over, or that nothing moves any more."""
-        if not self._link.holds(upload.connection):
-            upload.ask()
-        elif time.monotonic() - upload.moved_s > RESEND_S:
+        if time.monotonic() - upload.moved_s > RESEND_S:
             upload.moved_s = time.monotonic()
             upload.ask()
         self._link.mind_transfer(looked_s)
