@@ -319,7 +319,8 @@ class Service:
         if body is None:
             return
         header, frames = unpack(body)
-        size = len(header) + sum(map(len, frames))
+        # served again, it is paid for by the question
+        size = len(header) + sum(map(len, frames)) if envelope.frames[0] else envelope.size
         whole = Envelope(envelope.client, envelope.owner, header, frames, size)
         check_size(whole, self._message_bytes)
         request = m.decode_request(header)
