@@ -278,14 +278,15 @@ class EdgeLink(SlicedLine):
         give_up = time.monotonic() + self._patience.silent_s
         while True:
             self.await_edge()
-            liveness, sent_ns = self.channel.liveness(), time.monotonic_ns()
+            position, sent_ns = self.channel.position(), time.monotonic_ns()
             size = chunked = self._uploads.send(message, frames, again=again)
             if size is None:
                 size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                position = None if liveness is None else liveness.position
-                return Sent(message, frames, size, sent_ns, position, chunked is not None)
+                if chunked is not None:
+                    return Sent(message, frames, size, sent_ns, chunked=True)
+                return Sent(message, frames, size, sent_ns, position)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)

@@ -22,6 +22,7 @@ from pilotfish.wire.errors import (
     PilotfishError,
 )
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
@@ -191,11 +192,11 @@ class Line:
             before, self.channel = self.channel, better
             liveness = before.liveness()
             if liveness is not None:
-                self._stood_still(liveness.outstanding)
+                self._stood_still(liveness)
             before.close(0)
 
-    def _stood_still(self, outstanding: int) -> None:
-        """Note that a connection was given up on which so many bytes were not acknowledged."""
+    def _stood_still(self, liveness: Liveness) -> None:
+        """Note that a connection was given up on which nothing moved any more."""
 
     def _standing(self, *, doubted: bool) -> Standing:
         """How the link to the edge stands; doubted: it was away, and nothing crossed since."""

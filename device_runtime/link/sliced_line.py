@@ -4,11 +4,16 @@ What asks and what puts them together is `link.reassembly`; how many bytes are u
 way, is `link.flow`.
 """
 
-from pilotfish.device_runtime.link.flow import SEGMENT_BYTES, Flow
+import logging
+
+from pilotfish.device_runtime.link.flow import Flow
 from pilotfish.device_runtime.link.line import Arrival, Line
 from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.link.reassembly import Reassembly
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.liveness import Liveness
+
+_log = logging.getLogger("pilotfish.device")
 
 
 class SlicedLine(Line):
@@ -18,6 +23,7 @@ class SlicedLine(Line):
         super().__init__(endpoint, keys, interrupt)
         self.uplink, self.downlink = Flow(), Flow()
         self._replies = Reassembly(self.downlink)
+        self._warned = False
 
     def receive(self, timeout_s: float) -> Arrival | None:
         """As `Line.receive`; a reply that comes in slices only once it is whole."""
@@ -46,12 +52,19 @@ class SlicedLine(Line):
         """Whether this connection is the present one, and not over."""
         return self.channel.connected and self.connection == connection
 
-    def _stood_still(self, outstanding: int) -> None:
-        """Learn from a connection that was given up, on which so many bytes had not arrived.
+    def _stood_still(self, liveness: Liveness) -> None:
+        """Learn from a connection that was given up whether the path loses large segments.
 
-        Where all had, the edge's replies have not.
+        It may where one direction lives and the other does not; a path that is gone loses all.
         """
-        if outstanding > SEGMENT_BYTES:
+        if liveness.only_heard:
             self.uplink.stood_still()
-        elif not outstanding:
+        elif liveness.only_taken:
             self.downlink.stood_still()
+        if not self._warned and max(self.uplink.large_lost, self.downlink.large_lost):
+            self._warned = True
+            _log.warning(
+                "large segments get lost on the way to %s or back; small ones arrive, slowly. Set "
+                "`sysctl net.ipv4.tcp_mtu_probing=1` on both machines, or a smaller MTU",
+                self.channel.endpoint,
+            )

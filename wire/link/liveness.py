@@ -87,11 +87,6 @@ class Liveness:
         self._heard_s = max(self._heard_s, came_s)
 
     @property
-    def position(self) -> int:
-        """Bytes handed to the kernel by now, about."""
-        return self.acknowledged + self.outstanding
-
-    @property
     def quiet_s(self) -> float:
         """Seconds from the last sign of life to the last look."""
         return self.looked_s - min(self._heard_s, self._taken_s)
@@ -110,12 +105,26 @@ class Liveness:
     @property
     def doubtful(self) -> bool:
         """Whether a sign of life is overdue, where there is reason to doubt the path."""
-        return self.quiet_s > HEARTBEAT_S + self._rto_s
+        unheard_s = self.looked_s - self._heard_s
+        return unheard_s > HEARTBEAT_S + self._rto_s or self.looked_s - self._taken_s > self._rto_s
 
     @property
     def carries(self) -> bool:
         """Whether a message is crossing: bytes move that are no heartbeats, or are about to."""
         return self.looked_s - self._carried_s < self.limit_s
+
+    @property
+    def only_heard(self) -> bool:
+        """Whether the peer is heard, but what is sent does not arrive."""
+        return self._one_way(self._came_s, self._taken_s)
+
+    @property
+    def only_taken(self) -> bool:
+        """Whether what is sent arrives, but the peer is not heard."""
+        return self._one_way(self._taken_s, self._came_s)
+
+    def _one_way(self, works_s: float, fails_s: float) -> bool:
+        return self.looked_s - works_s < self.limit_s < self.looked_s - fails_s
 
     @property
     def heard(self) -> bool:
