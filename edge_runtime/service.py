@@ -319,8 +319,10 @@ class Service:
         if body is None:
             return
         header, frames = unpack(body)
-        # served again, it is paid for by the question
-        size = len(header) + sum(map(len, frames)) if envelope.frames[0] else envelope.size
+        size = len(header) + sum(map(len, frames))
+        if not envelope.frames[0]:  # served again, for a few bytes
+            self._expect_room_for_replies(envelope)
+            size = envelope.size
         whole = Envelope(envelope.client, envelope.owner, header, frames, size)
         check_size(whole, self._message_bytes)
         request = m.decode_request(header)

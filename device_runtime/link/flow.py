@@ -20,12 +20,13 @@ from pilotfish.wire.messages import MAX_CHUNK
 LEAST_BYTES: Final = 384  # with header, encryption and TCP's and IP's headers less than 576
 SEGMENT_BYTES: Final = 1024  # and this less than Ethernet's 1500
 _TOO_LARGE: Final = 1400  # which some paths lose
-_FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 4 << 20
+_FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
 _BEYOND_S: Final = 0.3  # of the link's time, that may be under way beyond what fills it
 _WHOLE_S: Final = 0.25  # of the link's time, that a message may take which is not cut into chunks
 _UNKNOWN_BYTES: Final = 16 << 10  # the same where the rate is unknown
 _RATES: Final = 8  # the last ones, of which the best counts
-_GROWTH, _STEADY = 1.25, 6  # a rate that has not grown so for so many chunks is the link's own
+_GROWTH, _STEADY = 1.25, 16  # a rate that has not grown so for so many chunks is the link's own
+_WAITED = 1.5  # times the least that a chunk took: it has waited for the link
 _GROW_AFTER: Final = 4  # chunks of a size that passed, until the double is tried
 _AGAIN_AFTER: Final = (
     8  # likewise, until a size is tried again that did not pass; then 8 times more
@@ -66,6 +67,7 @@ class Flow:
         self._rates: deque[float] = deque(maxlen=_RATES)
         self._steady = 0  # chunks since the rate last grew
         self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
+        self._least_bytes = 0  # of the chunk that took least
         self.forget()
 
     def forget(self) -> None:
@@ -98,7 +100,9 @@ class Flow:
         """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
         if self._small is not None:
             return 0 if self._under_way else min(left, self._small)
-        size = min(left, MAX_CHUNK, max(SEGMENT_BYTES, self._window // 2))
+        # several, so that acknowledgements come steadily; each large beside its header
+        part = max(self._window // 8, min(self._window // 2, 2 * SEGMENT_BYTES), SEGMENT_BYTES)
+        size = min(left, MAX_CHUNK, part)
         return size if not self._under_way or self._bytes + size <= self._window else 0
 
     def sent(self, end: int, size: int) -> None:
@@ -120,10 +124,16 @@ class Flow:
         grows = rate > _GROWTH * max(self._rates, default=0.0)
         self._steady = 0 if grows else self._steady + 1
         self._rates.append(rate)
-        if took_s > 1.5 * self._least_s and self._steady >= _STEADY:
+        if took_s > _WAITED * self._least_s and self._steady >= _STEADY:
             self.full_bps = self.rate_bps
-        self._least_s = min(self._least_s, took_s)
-        most = max(self._rates) * (self._least_s + _BEYOND_S)
+        if took_s < self._least_s:
+            self._least_s, self._least_bytes = took_s, chunk.size
+        if self._steady >= _STEADY or took_s > _WAITED * self._least_s + _BEYOND_S / 10:
+            rate = max(self._rates)
+            rtt_s = max(0.0, self._least_s - self._least_bytes / rate)
+            most = rate * (rtt_s + _BEYOND_S)
+        else:  # the link is not full yet: twice as much with each round trip
+            most = _MOST_WINDOW
         self._window = int(min(most, self._window + chunk.size, _MOST_WINDOW))
         if self._barrier is not None and chunk.size >= self._barrier:
             self._barrier = None
