@@ -11,22 +11,19 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from pilotfish.device_runtime.link.absence import Absence
-from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
+from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.greeted_line import NO_CONNECTION, GreetedLine
 from pilotfish.device_runtime.link.line import SLICE_S, stood_s
 from pilotfish.device_runtime.link.loss import (
     BUSY,
     FAIL,
     GRACE_S,
-    RESEND_S,
     Interrupt,
     Patience,
     backoff,
 )
 from pilotfish.device_runtime.link.pending import Pending, Sent
-from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.device_runtime.link.upload import Uploads
 from pilotfish.wire.errors import (
     BusyError,
@@ -35,31 +32,26 @@ from pilotfish.wire.errors import (
     EdgeUnreachableError,
     InterruptedGenerationError,
     MalformedError,
-    PairMismatchError,
     PilotfishError,
     from_code,
 )
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.messages import Buffer, Failure, Hello, Reply, Request, Welcome
+from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
-_WHOLE_REPLY_BYTES = 64 << 10  # that come whole over a link of unknown rate
-_NONE = 0  # no connection
 
 
-class EdgeLink(SlicedLine):
+class EdgeLink(GreetedLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
     any wait. Used by one thread; `up`, `state` and `redirect` are for any.
 
-    met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
-    is not the one required. lost_ns: when the loss of the edge was noticed (monotonic); None while
-    tokens are verified.
+    lost_ns: when the loss of the edge was noticed (monotonic); None while tokens are verified.
     """
 
     def __init__(
@@ -70,53 +62,13 @@ class EdgeLink(SlicedLine):
         interrupt: Interrupt | None = None,
     ) -> None:
         super().__init__(endpoint, keys, interrupt or Interrupt())
-        self.gauge = Gauge()
-        self.met: Welcome | None = None
-        self.welcome: Welcome | None = None
         self.lost_ns: int | None = None
         self._patience = patience
-        self._hello: Hello | None = None
-        self._required: str | None = None  # fingerprint of a vocabulary
-        self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
-        self._ask_again_s = self._busy_until_s = 0.0
+        self._sent_on = NO_CONNECTION
+        self._busy_until_s = 0.0
         self._pauses = backoff()
         self._absence = Absence(patience, time.monotonic())
         self._uploads = Uploads(self)
-
-    # Suitable edges
-
-    def introduce(self, hello: Hello) -> None:
-        """Greet edges with what this says of the drafter."""
-        self._hello = hello
-
-    def require_vocabulary(self, fingerprint: str | None) -> None:
-        """Accept only edges with this vocabulary from now on; None: any."""
-        if fingerprint != self._required:
-            self._required = fingerprint
-            self._unsuited = self._asked = _NONE
-            self.meet(self.met)
-
-    def meet(self, welcome: Welcome | None) -> None:
-        """Note an edge's welcome."""
-        self.met = welcome
-        suits = self._required in (None, self.vocabulary)
-        self.welcome = welcome if suits else None
-
-    @property
-    def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; older edges, which send none, have ours."""
-        if self.met is None or self._hello is None:
-            return None
-        return self.met.tokenizer or self._hello.tokenizer
-
-    @property
-    def _ready(self) -> bool:
-        """Whether a suitable edge was greeted over the present connection."""
-        if not self.here:
-            return False
-        if self._hello is None:
-            return True
-        return self._greeted == self.connection and self.welcome is not None
 
     # Waiting
 
@@ -172,45 +124,6 @@ class EdgeLink(SlicedLine):
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
             # noticed. It will come again, since the request is sent again.
-
-    def _say_hello(self, wait_s: float) -> None:
-        """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
-        now = time.monotonic()
-        if self._asked != self.connection or now >= self._ask_again_s:
-            self._asked, self._ask_again_s = self.connection, now + RESEND_S
-            if self.try_send(self._hello_now()) is None:
-                self._asked = _NONE
-        while (arrived := self.receive(wait_s)) is not None:
-            reply = arrived[0]
-            if isinstance(reply, Failure) and reply.session is None:
-                self._asked = _NONE  # ask anew, next time
-                error = from_code(reply.code, reply.message)
-                if not isinstance(error, BUSY):
-                    self._unsuited = self.connection
-                raise error
-            if isinstance(reply, Welcome):
-                self._welcomed(reply)
-                return
-
-    def _hello_now(self) -> Hello:
-        """The greeting, with how large a reply may be that comes whole over this link."""
-        assert self._hello is not None
-        down_bps = self.gauge.rates_bps()[1]
-        most = self.downlink.whole_bytes(down_bps, _WHOLE_REPLY_BYTES)
-        return msgspec.structs.replace(self._hello, reply_bytes=most)
-
-    def _welcomed(self, welcome: Welcome) -> None:
-        before = self.met
-        self.meet(welcome)
-        if self.welcome is None:
-            self._asked, self._unsuited = _NONE, self.connection
-            raise PairMismatchError(
-                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
-                "answer's: ask again."
-            )
-        self._greeted = self._asked
-        if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
-            _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
     # Without waiting
 
@@ -356,11 +269,6 @@ class EdgeLink(SlicedLine):
         """Raise if the edge is away, or takes nothing, for too long; it was waited since then."""
         self._mind(stood_s(looked_s))
 
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether the edge takes large messages in chunks."""
-        return self.welcome is not None and self.welcome.chunks
-
     def _mind(self, stood_s: float) -> None:
         """Note how the link stands while a reply is waited for; raise if that is for too long."""
         self._note_standing(stood_s)
@@ -422,7 +330,9 @@ class EdgeLink(SlicedLine):
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.lost()
-        self._greeted = self._asked = _NONE  # an edge that drops one request may drop them all
+        self._greeted = self._asked = (
+            NO_CONNECTION  # an edge that drops one request may drop them all
+        )
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
             f"{self._patience.silent_s:g} s."
