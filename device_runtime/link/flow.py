@@ -13,6 +13,7 @@ go one at a time, in segments that any path carries, and grow by and by.
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Final, NamedTuple
 
 from pilotfish.wire.messages import MAX_CHUNK
@@ -125,7 +126,7 @@ class Flow:
         self._steady = 0 if grows else self._steady + 1
         self._rates.append(rate)
         if took_s > _WAITED * self._least_s and self._steady >= _STEADY:
-            self.full_bps = self.rate_bps
+            self.full_bps = 8 * median(self._rates)
         if took_s < self._least_s:
             self._least_s, self._least_bytes = took_s, chunk.size
         if self._steady >= _STEADY or took_s > _WAITED * self._least_s + _BEYOND_S / 10:

@@ -112,10 +112,9 @@ class Gauge:
             self._meter.carried(up_bps, down_bps)
 
     def rates_bps(self) -> tuple[float | None, float | None]:
-        """The rates up and down, where they are known."""
-        state = self.state(None)
-        up, down = state.up, state.down
-        return (None if up is None else up.value), (None if down is None else down.value)
+        """The best of the last rates up and down; None where they are unknown."""
+        with self._lock:
+            return self._meter.rates_bps
 
     def state(self, segments: Segments | None) -> LinkState:
         """Return the link's state, with the age of each reading."""
