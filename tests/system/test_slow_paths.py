@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.wire.errors import EdgeLostError, PilotfishError
+from pilotfish.wire.errors import EdgeLostError
 from tests.conftest import Pair
 from tests.support.kernel_path import KernelPath, needs_paths
 
 pytestmark = needs_paths()
 
-LONG = [(7 * at) % 60 + 1 for at in range(8000)]  # 12 kB as sent
+LONG = [(7 * at) % 60 + 1 for at in range(6000)]  # 12 kB as sent
 WISH: dict[str, Any] = {"protocol": "stream", "max_tokens": 4}
 IDEAL: dict[str, Any] = {"up_bps": None, "down_bps": None, "rtt_s": 0.0, "mtu_up": 1500}
 
@@ -65,10 +65,11 @@ def far(far_end: Far) -> Iterator[Far]:
 def test_a_message_that_takes_seconds_crosses_once(far: Far) -> None:
     with far.device("fail") as device:
         far.path.set(up_bps=64e3, rtt_s=0.1)
-        before = far.path.up().sent_bytes
+        before = far.path.connections()[-1].up_bytes
         answer = device.generate(LONG, **WISH)
         assert answer.recoveries == []
-        assert far.path.up().sent_bytes - before < 1.3 * 12_000
+        # TCP itself sends some of it twice while it learns how slow the path is
+        assert far.path.connections()[-1].up_bytes - before < 1.5 * 2 * len(LONG)
 
 
 @pytest.mark.timing
@@ -86,7 +87,11 @@ def test_a_probe_says_that_large_messages_do_not_arrive(far: Far) -> None:
     command = [sys.executable, "-m", "pilotfish", "probe", far.edge.endpoint]
     options = ["--keys", str(far.keys), "--pings", "2"]
     done = subprocess.run(
-        far.path.device_command(*command, *options), capture_output=True, text=True, timeout=60
+        far.path.device_command(*command, *options),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == EdgeLostError.exit_code
     assert "RTT" in done.stdout
@@ -149,14 +154,14 @@ def test_a_death_on_a_lan_shows_as_soon_as_ever(far: Far, what: str) -> None:
             far.path.cut()
 
     with far.device("fail") as device:
-        began_s = 0.0
         try:
-            with pytest.raises(PilotfishError):
-                pieces = device.stream([1, 3, 2], protocol="greedy", max_tokens=100_000)
-                for at, _ in enumerate(pieces):
-                    if at == 50:
-                        die()
-                        began_s = time.monotonic()
+            pieces = device.stream([1, 3, 2], protocol="greedy", max_tokens=100_000)
+            for _ in range(50):
+                next(pieces)
+            die()
+            began_s = time.monotonic()
+            with pytest.raises(EdgeLostError):
+                list(pieces)
             lost_ns = device._link.lost_ns  # type: ignore[union-attr]  # it has an edge
             assert lost_ns is not None
             assert lost_ns * 1e-9 - began_s < 1.5
