@@ -104,7 +104,8 @@ class EdgeChannel:
         self.handshake_s = 0.0  # that the last one took, once TCP was connected
         self._quiet_most_s = quiet_most_s
         self._liveness: Liveness | None = None  # of the TCP connection, if there is one
-        self._connected_s = 0.0  # since when TCP is connected
+        # since when TCP is connected, and the bytes sent over that connection, about
+        self._connected_s, self._handed = 0.0, 0
         self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
         try:
@@ -131,7 +132,20 @@ class EdgeChannel:
         """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
         header = encode(message)
         send_parts(self._socket, [header, *frames])
-        return len(header) + sum(map(len, frames))
+        size = len(header) + sum(map(len, frames))
+        self._handed += size
+        return size
+
+    def position(self) -> int | None:
+        """Where the next message will begin in the TCP connection's stream, about; None: unknown.
+
+        The kernel counts what ZeroMQ has written, which may be less than what was sent.
+        """
+        liveness = self.liveness(anew=True)
+        if liveness is None:
+            return None
+        self._handed = max(self._handed, liveness.acknowledged + liveness.outstanding)
+        return self._handed
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
         """The next message of an edge, its frames and bytes; otherwise as `take`."""
@@ -238,13 +252,16 @@ class EdgeChannel:
             return liveness.quiet and liveness.quiet_s > self._quiet_most_s
         return liveness.stuck
 
-    def liveness(self) -> Liveness | None:
-        """How alive the TCP connection is; None if there is none. For any thread."""
+    def liveness(self, *, anew: bool = False) -> Liveness | None:
+        """How alive the TCP connection is; None if there is none. For any thread.
+
+        anew: as of this very moment, not of some milliseconds ago, which suffices for good news.
+        """
         with self._news:
             liveness = self._liveness
             if liveness is not None and self._port:
                 now_s = time.monotonic()
-                if liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
+                if anew or liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
                     with borrowed(self._descriptor, leads_to(self._port)) as connection:
                         crossed = volume(connection)
                     if crossed is not None:
@@ -291,7 +308,7 @@ class EdgeChannel:
     def _begin(self, descriptor: int) -> None:
         """Note that TCP is connected; the handshake follows."""
         self._descriptor, self._intake = descriptor, Intake(self._encrypted)
-        self._connected_s = time.monotonic()
+        self._connected_s, self._handed = time.monotonic(), 0
         self._liveness = Liveness(self._connected_s)
         if self._port is not None:
             with borrowed(descriptor, leads_to(self._port)) as connection:

@@ -314,11 +314,10 @@ class EdgeLink(Line):
         give_up = time.monotonic() + self._patience.silent_s
         while True:
             self._await_edge()
-            liveness, sent_ns = self.channel.liveness(), time.monotonic_ns()
+            position, sent_ns = self.channel.position(), time.monotonic_ns()
             size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                position = None if liveness is None else liveness.position
                 return Sent(message, frames, size, sent_ns, position)
             if time.monotonic() > give_up:
                 raise self._silent()

@@ -87,11 +87,6 @@ class Liveness:
         self._heard_s = max(self._heard_s, came_s)
 
     @property
-    def position(self) -> int:
-        """Bytes handed to the kernel by now, about."""
-        return self.acknowledged + self.outstanding
-
-    @property
     def quiet_s(self) -> float:
         """Seconds from the last sign of life to the last look."""
         return self.looked_s - min(self._heard_s, self._taken_s)
@@ -110,7 +105,8 @@ class Liveness:
     @property
     def doubtful(self) -> bool:
         """Whether a sign of life is overdue, where there is reason to doubt the path."""
-        return self.quiet_s > HEARTBEAT_S + self._rto_s
+        unheard_s = self.looked_s - self._heard_s
+        return unheard_s > HEARTBEAT_S + self._rto_s or self.looked_s - self._taken_s > self._rto_s
 
     @property
     def carries(self) -> bool:
