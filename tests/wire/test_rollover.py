@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from pilotfish.edge_runtime.serving import duties
+from pilotfish.wire import rollover
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.errors import ListenError
@@ -126,6 +127,23 @@ def test_devices_of_both_keys_behind_one_address(
             each.__exit__(None, None, None)
     assert sum(took) / len(took) < 8
     assert listener.connections.missed >= sum(took) - len(took) - len(keys)
+
+
+def test_a_device_that_moves_on_alone_is_followed(
+    held: EdgeKeys, key_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken for two, if it came with the former key some time ago."""
+    monkeypatch.setattr(rollover, "_SETTLED_S", 0.05)
+    alice = DeviceKeys.load(key_folders["alice"])
+    new, secret = zmq.curve_keypair()
+    with listening(held, "tcp://127.0.0.1:0") as listener:
+        listener.answer_to(secret, held.secret)
+        for key in (alice.edge, new, alice.edge, new):
+            for most in (2, 1):
+                with device(listener, alice, key) as comes:
+                    [took] = attempts(listener, comes)
+                    assert took <= most
+            time.sleep(0.1)
 
 
 def test_a_second_rotation_follows_the_first(held: EdgeKeys, key_folders: dict[str, Path]) -> None:
