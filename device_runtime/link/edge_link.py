@@ -15,16 +15,14 @@ from pilotfish.device_runtime.link.absence import Absence
 from pilotfish.device_runtime.link.connectivity import (
     REFUSALS,
     Connectivity,
-    LinkStatus,
-    of_error,
 )
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
-from pilotfish.device_runtime.link.line import SLICE_S, Line
+from pilotfish.device_runtime.link.handshake import NO_CONNECTION, GreetedLine
+from pilotfish.device_runtime.link.line import SLICE_S
 from pilotfish.device_runtime.link.loss import (
     BUSY,
     FAIL,
     GRACE_S,
-    RESEND_S,
     Interrupt,
     Patience,
     backoff,
@@ -38,30 +36,27 @@ from pilotfish.wire.errors import (
     EdgeUnreachableError,
     InterruptedGenerationError,
     MalformedError,
-    PairMismatchError,
     PilotfishError,
     from_code,
 )
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.messages import Buffer, Failure, Hello, Reply, Request, Welcome
+from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
 _STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
-_NONE = 0  # no connection
 
 
-class EdgeLink(Line):
+class EdgeLink(GreetedLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
     any wait. Used by one thread; `up`, `state` and `redirect` are for any.
 
-    met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
-    is not the one required. lost_ns: when the loss of the edge was noticed (monotonic); None while
+    lost_ns: when the loss of the edge was noticed (monotonic); None while
     tokens are verified.
     """
 
@@ -74,78 +69,12 @@ class EdgeLink(Line):
     ) -> None:
         super().__init__(endpoint, keys, interrupt or Interrupt())
         self.gauge = Gauge()
-        self.met: Welcome | None = None
-        self.welcome: Welcome | None = None
         self.lost_ns: int | None = None
         self._patience = patience
-        self._hello: Hello | None = None
-        self._required: str | None = None  # fingerprint of a vocabulary
-        self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
-        self._ask_again_s = self._busy_until_s = 0.0
+        self._sent_on = NO_CONNECTION
+        self._busy_until_s = 0.0
         self._pauses = backoff()
         self._absence = Absence(patience, time.monotonic())
-        # what the edge said of itself over which connection, instead of a welcome
-        self._said: tuple[int, Connectivity] | None = None
-        self.changed: Callable[[], None] = lambda: None  # called when the link may have changed
-
-    # Suitable edges
-
-    def introduce(self, hello: Hello) -> None:
-        """Greet edges with what this says of the drafter."""
-        self._hello = hello
-
-    def require_vocabulary(self, fingerprint: str | None) -> None:
-        """Accept only edges with this vocabulary from now on; None: any."""
-        if fingerprint != self._required:
-            self._required = fingerprint
-            self._unsuited = self._asked = _NONE
-            self.meet(self.met)
-
-    def meet(self, welcome: Welcome | None) -> None:
-        """Note an edge's welcome."""
-        self.met = welcome
-        suits = self._required in (None, self.vocabulary)
-        self.welcome = welcome if suits else None
-
-    @property
-    def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; older edges, which send none, have ours."""
-        if self.met is None or self._hello is None:
-            return None
-        return self.met.tokenizer or self._hello.tokenizer
-
-    @property
-    def _ready(self) -> bool:
-        """Whether a suitable edge was greeted over the present connection."""
-        if not self.here:
-            return False
-        if self._hello is None:
-            return True
-        return self._greeted == self.connection and self.welcome is not None
-
-    @property
-    def status(self) -> LinkStatus:
-        """The link's state, in words. For any thread."""
-        said = self._said
-        if not self.channel.connected:
-            state = self.unconnected_state(was_met=self.met is not None)
-        elif said is not None and said[0] == self.connection:
-            state = said[1]
-        elif self.channel.quiet:
-            state = Connectivity.QUIET
-        else:
-            state = Connectivity.CONNECTED if self._ready else Connectivity.CONNECTING
-        return self.status_of(state)
-
-    def attend(self) -> None:
-        """Greet the edge over a new connection, where no answer does; never waits or raises."""
-        try:
-            self.catch_up()
-            if self.channel.connected and self._unsuited != self.connection and not self._ready:
-                self._say_hello(0.0)
-        except PilotfishError as error:
-            _log.info("%s", error)
-        self.changed()
 
     # Waiting
 
@@ -206,52 +135,6 @@ class EdgeLink(Line):
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
             # noticed. It will come again, since the request is sent again.
-
-    def _say_hello(self, wait_s: float) -> None:
-        """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
-        now = time.monotonic()
-        if self._asked != self.connection or now >= self._ask_again_s:
-            self._asked, self._ask_again_s = self.connection, now + RESEND_S
-            assert self._hello is not None
-            if self.try_send(self._hello) is None:
-                self._asked = _NONE
-        while (arrived := self.receive(wait_s)) is not None:
-            reply = arrived[0]
-            if isinstance(reply, Failure) and reply.session is None:
-                self._asked = _NONE  # ask anew, next time
-                raise self._turned_away(from_code(reply.code, reply.message))
-            if isinstance(reply, Welcome):
-                self._welcomed(reply)
-                return
-
-    def _turned_away(self, error: PilotfishError) -> PilotfishError:
-        """Note what the edge says instead of a welcome; returns the error to raise."""
-        state = of_error(error)
-        if state is not None:
-            self._said = self.connection, state
-            self.changed()
-        if state is Connectivity.KEY_REFUSED:  # it may be allowed again before it is cut
-            return AccessDeniedError(str(self.status))
-        if not isinstance(error, BUSY):
-            self._unsuited = self.connection
-        return error
-
-    def _welcomed(self, welcome: Welcome) -> None:
-        before = self.met
-        self.meet(welcome)
-        if self.welcome is None:
-            self._asked = _NONE
-            raise self._turned_away(
-                PairMismatchError(
-                    f"The edge serves {welcome.model} now, whose vocabulary is another one than "
-                    "this answer's: ask again."
-                )
-            )
-        self._greeted, self._said = self._asked, None
-        self._diagnosis.forget()
-        self.changed()
-        if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
-            _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
     # Without waiting
 
@@ -434,7 +317,9 @@ class EdgeLink(Line):
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.lost()
-        self._greeted = self._asked = _NONE  # an edge that drops one request may drop them all
+        self._greeted = self._asked = (
+            NO_CONNECTION  # an edge that drops one request may drop them all
+        )
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
             f"{self._patience.silent_s:g} s."
