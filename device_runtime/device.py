@@ -15,6 +15,7 @@ from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
 from pilotfish.device_runtime.link.loss import AWAY, FAIL, Interrupt, OnLinkLoss, Patience
@@ -25,6 +26,7 @@ from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.talk_options import read_talk
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurns
 from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
@@ -427,10 +429,36 @@ class Device:
         link = self._link
         return link is not None and self._turns.usable and link.up()
 
+    @property
+    def link_status(self) -> LinkStatus | None:
+        """The state of the link, in words; None without an edge. For any thread.
+
+        Of this device and all `beside` it, the one that is best off.
+        """
+        return self._family.status if self._link is not None else None
+
+    def attend(self) -> None:
+        """Greet an edge that has come back, while this device answers nothing; never waits.
+
+        For the thread that answers; call it now and then.
+        """
+        if self._link is not None:
+            self._link.attend()
+
+    def retry(self) -> None:
+        """Try at once to connect, where no connection is: keys may have changed. For any thread."""
+        if self._link is not None:
+            self._family.retry()
+
     def link_state(self) -> LinkState | None:
         """The link's state; None without an edge. Sends nothing."""
         link = self._link
         return link.state() if link is not None and self._turns.usable else None
+
+    @property
+    def execution(self) -> Execution | None:
+        """How the drafter is run; None where it is no model."""
+        return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
         """Use another address for this device and all `beside` it.

@@ -5,6 +5,7 @@ here, as `wire.connections` does at the edge. Only `EdgeChannel.check_memory`, w
 watch calls, is thread-safe.
 """
 
+import errno
 import logging
 import math
 import threading
@@ -21,6 +22,7 @@ import zmq
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.attempts import Attempts, stop_at
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.link.patience import ConnectPatience
 from pilotfish.wire.link.tcp import (
@@ -43,16 +45,7 @@ _log = logging.getLogger("pilotfish.wire")
 _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
 _GLIMPSE_S = 0.05  # good news of the kernel's counters holds for so long
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
-_RETRIED_S = 0.2
 _ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
-_TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
-_FAILED = {
-    zmq.Event.DISCONNECTED,
-    zmq.Event.HANDSHAKE_FAILED_AUTH,
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
-}
-
 _NUMBERS = count(1)  # of connections
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
@@ -83,6 +76,7 @@ class EdgeChannel:
         self._patience = ConnectPatience()
         self._socket.connect_timeout = self._patience.ms
         self._socket.handshake_ivl = HANDSHAKE_MS
+        stop_at(self._socket)
         if keys is not None:
             self._socket.curve_serverkey = keys.edge
             self._socket.curve_publickey = keys.public
@@ -107,10 +101,7 @@ class EdgeChannel:
         self.connections = 0  # made so far
         # names the present connection, or the last one: no two of this process have the same
         self.connection = next(_NUMBERS)
-        self.denied = False  # the edge's allow-list said no
-        self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
-        self.broken_handshakes = 0
-        self.slow_handshakes = 0  # given up although the edge was answering
+        self.attempts = Attempts()
         self.handshake_s = 0.0  # that the last one took, once TCP was connected
         self._quiet_most_s = quiet_most_s
         self._liveness: Liveness | None = None  # of the TCP connection, if there is one
@@ -168,9 +159,11 @@ class EdgeChannel:
     def take(self, timeout_s: float) -> tuple[Buffer, list[Buffer], int] | None:
         """The next header, its frames and bytes; None after ``timeout_s`` or a change of the link.
 
-        Link changes are noted in `connected` and `denied`, so that the caller can react at once.
+        Link changes are noted in `connected` and `attempts`, so that the caller can react at once.
         """
         self._looked_s = time.monotonic()
+        if self.attempts.due:
+            self.try_again()
         if self._unnoticed:
             self._unnoticed = False
             return None
@@ -189,12 +182,14 @@ class EdgeChannel:
         return None
 
     def catch_up(self) -> None:
-        """Read the monitor's events; `take` does so too while it waits."""
+        """Read the monitor's events, and connect anew if that is due; `take` does so too."""
         self._looked_s = time.monotonic()
         with self._news:
             self._read_events()
         if self._patience.too_short:
             self._socket.connect_timeout = self._patience.longer()
+            self.try_again()
+        elif self.attempts.due:
             self.try_again()
 
     def _read_events(self) -> bool:
@@ -284,19 +279,11 @@ class EdgeChannel:
         liveness = self.liveness() if self.connected else None
         return liveness is not None and liveness.quiet
 
-    @property
-    def given_up(self) -> bool:
-        """Whether ZeroMQ has stopped trying to connect.
-
-        It does so after a refused key, or a longer message than is allowed.
-        """
-        return time.monotonic() - self._failed_s > _RETRIED_S
-
     def try_again(self) -> None:
         """Connect anew, on the same socket."""
         with suppress(zmq.ZMQError):  # it has none to end
             self._socket.disconnect(self.endpoint)
-        self.denied, self._failed_s = False, math.inf
+        self.attempts.began()
         self._socket.connect(self.endpoint)
 
     def segments(self) -> Segments | None:
@@ -316,10 +303,8 @@ class EdgeChannel:
             return lay_s(connection)
 
     def _note(self, event: int, value: int) -> None:
-        if event in _TRYING:
-            self._failed_s = math.inf
-        elif event in _FAILED:
-            self._failed_s = time.monotonic()
+        slow = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._is_slow
+        self.attempts.note(event, errno.ETIMEDOUT if slow else value)
         if event == zmq.Event.CONNECT_DELAYED:
             self._patience.begin()
         elif event == zmq.Event.CONNECT_RETRIED:
@@ -334,10 +319,6 @@ class EdgeChannel:
         elif event == zmq.Event.DISCONNECTED:
             self.connected = False
             self._descriptor = self._liveness = None
-        elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            self.denied = True
-        elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
-            self._count_failed()
 
     def _begin(self, descriptor: int) -> None:
         """Note that TCP is connected; the handshake follows."""
@@ -345,13 +326,11 @@ class EdgeChannel:
         self._connected_s, self._handed = time.monotonic(), 0
         self._liveness = Liveness(self._connected_s)
 
-    def _count_failed(self) -> None:
-        """Tell a handshake that took too long from one that the other end does not understand."""
+    @property
+    def _is_slow(self) -> bool:
+        """Whether the handshake takes long although the edge answers."""
         slow = time.monotonic() - self._connected_s > _SLOW_S
-        if slow and self._liveness is not None and self._liveness.heard:
-            self.slow_handshakes += 1
-        else:
-            self.broken_handshakes += 1
+        return slow and self._liveness is not None and self._liveness.heard
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what was sent last has ``linger_s`` to leave."""

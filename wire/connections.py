@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -41,7 +41,14 @@ CLOSING: Final = "closing"  # it came while the edge was stopping
 QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
 SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
-_EVENTS = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
+_EVENTS = (
+    zmq.Event.LISTENING
+    | zmq.Event.ACCEPTED
+    | zmq.Event.DISCONNECTED
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+)
+_UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _BURST = 256  # events taken in one turn
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
 # or of all strangers, whose keys are unknown before their first message.
@@ -100,9 +107,13 @@ class Connections:
         self.closing = False  # no new connections from now on
         self.cuts: Counter[str] = Counter()
         self.broken = 0  # ended before the first message, refused keys aside
+        self.missed = 0  # met with another public key of the edge than the one that answered
+        self.on_miss: Callable[[str], object] = lambda address: None  # and its address, or ""
+        self.descriptor: int | None = None  # of the socket that listened first
         self._listening = listening
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
-        self._denied = 0  # keys refused whose connections have not ended yet
+        # keys refused, and handshakes not deciphered, whose connections have not ended yet
+        self._denied = self._undeciphered = 0
         self._open: dict[int, _Connection] = {}  # by descriptor
         self._strangers: dict[int, _Connection] = {}  # those of them without a message yet
         self._known: dict[bytes, _Connection] = {}  # by ZeroMQ's name
@@ -111,6 +122,7 @@ class Connections:
         self.drained = False  # all messages that had arrived were received
         self.encrypted = growth is None
         self._growth = growth
+        self._allowed: Collection[bytes] = ()  # keys, as of the last look
         self._left = False  # a connection ended since the memory was last checked
 
     def bound(self, endpoint: str) -> None:
@@ -130,7 +142,11 @@ class Connections:
     @property
     def devices(self) -> int:
         """Number of different keys (or, without keys, of connections) that are connected."""
-        return len({connection.owner for connection in list(self._known.values())})
+        return len(self.owners())
+
+    def owners(self) -> set[bytes]:
+        """Return the keys (or, without keys, the names) of those that are connected."""
+        return {connection.owner for connection in list(self._known.values())}
 
     def has(self, client: bytes) -> bool:
         """Whether ``client``, which has sent a message, is still connected."""
@@ -202,6 +218,10 @@ class Connections:
                         self._went(descriptor)
                     case zmq.Event.HANDSHAKE_FAILED_AUTH, _:
                         self._denied += 1
+                    case zmq.Event.HANDSHAKE_FAILED_PROTOCOL, reason:
+                        self._undeciphered += reason == _UNDECIPHERED
+                    case zmq.Event.LISTENING, descriptor if self.descriptor is None:
+                        self.descriptor = descriptor
         return True
 
     def shredded(self, client: bytes) -> None:
@@ -211,16 +231,22 @@ class Connections:
             with self._turn:
                 self._cut(connection, SHREDDED)
 
-    def cut_revoked(self, allowed: Container[bytes] | None) -> None:
+    def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
         """Cut connections whose key was taken off the list; call it regularly.
 
         allowed: the keys on the list; None: there is no list. A connection has had `_TOLD_S` to
-        learn of its revocation before it is cut.
+        learn of its revocation before it is cut. Whose key is unknown, since it has not sent a
+        message yet, has to come again through the gate.
         """
         if allowed is None:
             return
         now_s = time.monotonic()
         with self._turn:
+            if allowed is not self._allowed:
+                if not set(self._allowed) <= set(allowed):
+                    for stranger in [*self._strangers.values()]:
+                        self._cut(stranger, REVOKED)
+                self._allowed = allowed
             for connection in self._open.values():
                 if connection.owner and connection.owner not in allowed:
                     connection.revoked_s = min(connection.revoked_s, now_s)
@@ -332,6 +358,10 @@ class Connections:
         if not connection.client and not connection.cut:
             if self._denied:
                 self._denied -= 1
+            elif self._undeciphered:
+                self._undeciphered -= 1
+                self.missed += 1
+                self.on_miss(connection.peer)
             else:
                 self.broken += 1
 

@@ -23,6 +23,7 @@ from pilotfish.wire.io_memory import Growth
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.link.liveness import HEARTBEAT_S
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
+from pilotfish.wire.rollover import Rollover
 
 # Time for a handshake, else the connection is closed: four round trips, and over a satellite's or
 # a slow path, whose queues are full, one may take seconds. `wire.connections` bounds strangers.
@@ -167,6 +168,19 @@ class Listener:
             raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.connections.bound(self.endpoint)
+        self.rollover: Rollover | None = None
+        if keys is not None and self.gate is not None:
+            self.rollover = Rollover(self.socket, self.gate, keys.secret, _BACKLOG)
+            self.connections.on_miss = self.rollover.missed
+
+    def answer_to(self, secret: bytes, former: bytes | None) -> None:
+        """Answer new connections by these secret keys only, which must be known to be the edge's.
+
+        Raises `ListenError` where both cannot be had without a restart; then nothing has changed.
+        """
+        if self.rollover is not None:
+            self.connections.read_events()
+            self.rollover.answer_to(self.connections.descriptor, secret, former)
 
     def receive(self) -> Envelope | None:
         """Return the next message that has arrived; None if there is none."""

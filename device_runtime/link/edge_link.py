@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pilotfish.device_runtime.link.absence import Absence
+from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity
 from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.link.greeted_line import NO_CONNECTION, GreetedLine
 from pilotfish.device_runtime.link.line import SLICE_S, stood_s
@@ -26,6 +27,7 @@ from pilotfish.device_runtime.link.loss import (
 from pilotfish.device_runtime.link.pending import SOON_S, Pending, Sent
 from pilotfish.device_runtime.link.upload import Uploads
 from pilotfish.wire.errors import (
+    AccessDeniedError,
     BusyError,
     DrainingError,
     EdgeLostError,
@@ -111,10 +113,15 @@ class EdgeLink(GreetedLine):
         if self.here:
             return
         self.lost()
+        # the first connection's own attempt has just begun; a later request asks anew
+        since_s = 0.0 if otherwise is EdgeUnreachableError else time.monotonic()
+        self.channel.attempts.hurry()
         self._note_standing()
         while not self.here:
-            if self.channel.denied:
-                raise self._denied()
+            status = self.status
+            if status.state in REFUSALS and self.channel.attempts.failed_since(since_s):
+                self.changed()
+                raise status.error(was_met=True, waited_s=0.0)
             if self._absence.over:
                 raise self._gone(otherwise)
             looked_s = time.monotonic()
@@ -151,9 +158,8 @@ class EdgeLink(GreetedLine):
             return False
         self._note_standing()
         if not self.here:
-            if self.channel.denied:
-                self._put_off()
-                raise self._denied()
+            if self._patience.policy != "local" and self.status.state in REFUSALS:
+                raise self.status.error(was_met=True, waited_s=0.0)
             return False
         if self._hello is None or self._unsuited == self.connection:
             return False
@@ -235,7 +241,10 @@ class EdgeLink(GreetedLine):
                     pending.late = pending.late or self.channel.lay_s() > SOON_S
                     return pending.answered(arrived, self.connection)
                 if isinstance(reply, Failure) and _concerns(reply, sent.message):
-                    raise from_code(reply.code, reply.message)
+                    error = from_code(reply.code, reply.message)
+                    if isinstance(error, AccessDeniedError | DrainingError):
+                        error = self._turned_away(error)
+                    raise error
                 pending.behind_bytes += arrived.size
             else:
                 # if there was nothing to do, what comes now is waited for
@@ -296,6 +305,7 @@ class EdgeLink(GreetedLine):
         """Note that the edge is away."""
         if self.lost_ns is None:
             self.lost_ns = time.monotonic_ns()
+            self.changed()
 
     def verified(self) -> None:
         """Note that tokens were verified: the edge is back."""
@@ -327,7 +337,12 @@ class EdgeLink(GreetedLine):
             self._put_off()  # the next attempt may cost a prompt's bytes
         else:
             self._absence.progress()  # what is asked next has the policy's whole time
-        return self._absent(otherwise, self.met is not None, self._patience.absent_s)
+        status = self.status
+        if self.channel.connected and status.state not in REFUSALS:
+            status = self.status_of(Connectivity.QUIET)  # what was sent does not get across
+        self.changed()
+        was_met = otherwise is EdgeLostError
+        return status.error(was_met=was_met, waited_s=self._patience.absent_s)
 
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""

@@ -13,16 +13,13 @@ from typing import NamedTuple
 import zmq
 
 from pilotfish.device_runtime.link.absence import Standing
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, unconnected
 from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.link.second import Second
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.errors import (
-    AccessDeniedError,
-    EdgeLostError,
-    EdgeUnreachableError,
-    PilotfishError,
-)
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.attempts import Failure
+from pilotfish.wire.link.diagnosis import Diagnosis, Finding
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
@@ -50,6 +47,7 @@ class Line:
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
         self.channel = self._dial(endpoint, keys)
+        self._diagnosis = Diagnosis(endpoint)
         self._keys = keys
         self._interrupt = interrupt
         self._turn = threading.Lock()  # to use the channel: one thread at a time
@@ -137,46 +135,23 @@ class Line:
         if unused is not None:
             unused.close(0)
 
-    def _denied(self) -> AccessDeniedError:
-        """Return the error for a refused key, and replace the socket.
+    def unconnected_state(self, *, was_met: bool) -> Connectivity:
+        """Return why there is no connection, and begin to find out more. For any thread."""
+        attempts, diagnosis = self.channel.attempts, self._diagnosis
+        if attempts.failure in (Failure.CONNECT, Failure.CLOSED):
+            diagnosis.look()
+        finding = diagnosis.finding
+        attempts.wrong_key = self._keys is not None and finding is Finding.CURVE
+        return unconnected(attempts, finding, was_met=was_met)
 
-        ZeroMQ does not try again with the old one.
-        """
-        endpoint = self.channel.endpoint
-        with self._exchange:
-            if self._next is None:
-                self._next = self._dial(endpoint, self._keys), self._keys
-        return AccessDeniedError(
-            f"The edge at {endpoint} refused this device's key: run "
-            "`pilotfish keys allow device.pub` on the edge and restart it."
-        )
+    def status_of(self, state: Connectivity) -> LinkStatus:
+        """Return a state in words. For any thread."""
+        return LinkStatus.of(state, self.channel.endpoint, keys=self._keys is not None)
 
-    def _absent(
-        self, otherwise: type[PilotfishError], greeted_before: bool, waited_s: float
-    ) -> PilotfishError:
-        """Return the error for an edge without a connection."""
-        endpoint = self.channel.endpoint
-        if self.channel.slow_handshakes:
-            return otherwise(
-                f"The edge at {endpoint} answers, but so slowly that a handshake was given up: let "
-                "it have more time (--on-link-loss wait, or a longer --patience). If it stays so, "
-                "is edge.pub that edge's present public key?"
-            )
-        # an edge greeted before will be back; until then something else may answer there
-        if self.channel.broken_handshakes and not greeted_before:
-            if self._keys is not None:
-                advice = "is edge.pub that edge's present public key, and does it use keys at all?"
-            else:
-                advice = "it may demand keys: name their folder with --keys."
-            return AccessDeniedError(f"{endpoint} answers, but not to our handshake: {advice}")
-        if otherwise is EdgeLostError:
-            return EdgeLostError(
-                f"The edge at {endpoint} is gone and did not come back within {waited_s:g} s."
-            )
-        return EdgeUnreachableError(
-            f"No edge answers at {endpoint}: is `pilotfish edge serve` running there, and is the "
-            "address right?"
-        )
+    def retry(self) -> None:
+        """Have the next attempt to connect made soon: something has changed. For any thread."""
+        self._diagnosis.forget()
+        self.channel.attempts.hurry()
 
     def _replace(self) -> bool:
         """Take the next channel; False if there is none. Only while ``_turn`` is held."""
@@ -185,6 +160,7 @@ class Line:
         with self._exchange:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
+        self._diagnosis = Diagnosis(channel.endpoint)
         before.close(0)
         self._second.drop()
         return True

@@ -74,6 +74,15 @@ class Patience:
         """Whether the device may start without the edge."""
         return self.policy != "fail"
 
+    @property
+    def consequence(self) -> str:
+        """A sentence on what becomes of requests while the edge is away."""
+        if self.policy == "local":
+            return "Meanwhile the drafter answers alone."
+        if self.policy == "wait":
+            return f"Meanwhile requests wait for up to {self.absent_s:g} s, unless it is a refusal."
+        return "Meanwhile requests fail."
+
     @classmethod
     def under(cls, policy: OnLinkLoss, patience_s: float) -> "Patience":
         """Return the times of a policy; `UnsupportedError` for an unknown name."""

@@ -56,7 +56,7 @@ class Second:
     def _is_better(self, second: EdgeChannel, present: EdgeChannel) -> bool:
         if not second.connected:
             self._stands_s = None
-            return second.denied  # the key was revoked meanwhile: that is news
+            return second.attempts.refuses_key  # the key was revoked meanwhile: that is news
         if not present.connected:
             return True
         if second.local_host != present.local_host:

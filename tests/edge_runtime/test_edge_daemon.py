@@ -372,6 +372,14 @@ def test_figures_are_those_of_what_was_done(pair: Pair) -> None:
             assert figures["batch_sessions_count"] >= len(rounds)
             assert figures["sessions"] == figures["devices"] == figures["connections"] == 1
             assert figures["received_bytes_total"] > 20 * len(rounds)
+            device.generate(PROMPT, max_tokens=5, protocol="stream")
+            await_sample(port, "verify_seconds_count", len(rounds) + 5)
+            figures = scrape(port)
+            assert figures["verify_seconds_count"] == figures["queue_seconds_count"]
+            [build] = [name for name in figures if name.startswith("build_info{")]
+            assert 'provider="cpu"' in build
+            assert 'precision="fp32"' in build
+            assert 'threads="1"' in build
             await_sample(port, 'sessions_ended_total{reason="expired"}', 1)
             assert scrape(port)["sessions"] == 0
             device.generate(
