@@ -15,9 +15,10 @@ from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
-from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
+from pilotfish.device_runtime.link.loss import AWAY, FAIL, Interrupt, OnLinkLoss, Patience
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
@@ -63,8 +64,8 @@ class Device:
     until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
     are the drafter's.
 
-    `interrupt`, `looked_s`, `redirect`, `link_up`, `link_state`, `prompt` and `acquainted` may be
-    called from any thread.
+    `interrupt`, `looked_s`, `redirect`, `retry`, `link_up`, `link_status`, `link_state`, `prompt`
+    and `acquainted` may be called from any thread.
     """
 
     def __init__(
@@ -396,6 +397,27 @@ class Device:
         link = self._link
         return link is not None and link.up()
 
+    @property
+    def link_status(self) -> LinkStatus | None:
+        """The state of the link, in words; None without an edge. For any thread.
+
+        Of this device and all `beside` it, the one that is best off.
+        """
+        return self._family.status if self._link is not None else None
+
+    def attend(self) -> None:
+        """Greet an edge that has come back, while this device answers nothing; never waits.
+
+        For the thread that answers; call it now and then.
+        """
+        if self._link is not None:
+            self._link.attend()
+
+    def retry(self) -> None:
+        """Try at once to connect, where no connection is: keys may have changed. For any thread."""
+        if self._link is not None:
+            self._family.retry()
+
     def link_state(self) -> LinkState | None:
         """The link's state; None without an edge. For any thread; sends nothing."""
         link = self._link
@@ -463,9 +485,13 @@ def _asked(prompt: Asked | Prompt, options: TalkOptions) -> tuple[Asked | Prompt
     return Talk(messages, tools, thinking), cast("Options", rest)
 
 
-def connect(edge: str, keys: str | Path | None) -> EdgeLink:
-    """Connect to an edge with the keys in this folder, which are needed beyond loopback."""
-    link = EdgeLink(edge, load_keys(edge, keys))
+def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
+    """Connect to an edge with the keys in this folder, which are needed beyond loopback.
+
+    patience_s: how long the edge may be away, or owe a reply; None: as under the policy "fail".
+    """
+    patience = FAIL if patience_s is None else Patience.under("wait", patience_s)
+    link = EdgeLink(edge, load_keys(edge, keys), patience)
     try:
         link.reach()
     except BaseException:

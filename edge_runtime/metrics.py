@@ -113,6 +113,8 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
     if gate is not None and devices:
         yield _gauge("device_sessions", "Open sessions of each device.", sessions, "device")
+        shut_out = "Handshakes refused to a device that was taken off the list."
+        yield _counter("device_handshakes_refused", shut_out, gate.refused.by_name, "device")
     if gate is not None:
         behind = "Devices that came by the edge's former key when they came last."
         yield _gauge("former_key_devices", behind, len(gate.behind))
@@ -123,7 +125,7 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     yield _gauge("node_up", "Whether a node of the target takes part.", target.nodes, "node")
     refused = {
         "broken": connections.broken,
-        "key": gate.refused if gate else 0,
+        "key": gate.refused.total if gate else 0,
         "edge-key": connections.missed,
     }
     yield _counter("handshakes_refused", "Strangers turned away.", refused, "reason")

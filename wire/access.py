@@ -6,12 +6,13 @@ sender's key, and a session can belong to a key.
 """
 
 import logging
-import math
 import time
 from collections.abc import Collection
 
 import zmq
 from zmq.utils import z85
+
+from pilotfish.wire.refused_keys import RefusedKeys
 
 _ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"pilotfish"  # of the key that an edge started with; `domain` names the others'
@@ -27,23 +28,32 @@ def domain(number: int) -> bytes:
 class Gate:
     """Answers ZeroMQ's questions from an allow-list of public keys in Z85.
 
-    ``allowed`` may be replaced at any time; ``refused`` counts refused handshakes. At most one a
-    second is logged, since strangers may try without end. ``present``: the domain of the edge's
-    present key; ``behind``: keys that came by another one last.
+    ``allowed`` may be replaced at any time; ``refused`` counts and logs refused handshakes.
+    ``present``: the domain of the edge's present key; ``behind``: keys that came by another one
+    last.
     """
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[bytes]
     ) -> None:
+        self.refused = RefusedKeys()
         self.allowed = allowed
-        self.refused = 0
         self.present = DOMAIN
         self._came_by: dict[bytes, bytes] = {}  # key → domain; of those that were let in
         self._shut_out: dict[bytes, float] = {}  # key → end, on the monotonic clock
-        self._logged_s = -math.inf
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)
+
+    @property
+    def allowed(self) -> Collection[bytes]:
+        """The keys that are let in."""
+        return self._allowed
+
+    @allowed.setter
+    def allowed(self, keys: Collection[bytes]) -> None:
+        self._allowed = keys
+        self.refused.learn(keys)
 
     def shut_out(self, key: bytes) -> None:
         """Refuse a key for `SHUT_OUT_S` seconds."""
@@ -75,11 +85,7 @@ class Gate:
         if welcome:
             self._came_by[key] = asked_for
         if not welcome:
-            self.refused += 1
-            if time.monotonic() - self._logged_s >= 1.0:
-                self._logged_s = time.monotonic()
-                peer = address.decode(errors="replace")
-                _log.warning("refused key %s from %s", key.decode(), peer)
+            self.refused.note(key, address.decode(errors="replace"))
         status = (b"200", b"OK") if welcome else (b"400", b"key not on the allow-list")
         self.socket.send_multipart([b"1.0", request, *status, key, b""])
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import Interrupt, Patience
 from pilotfish.wire.address import require_address
@@ -12,19 +16,29 @@ from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.transport import is_loopback
 
+_log = logging.getLogger("pilotfish.device")
+
+_ORDER = {state: at for at, state in enumerate(Connectivity)}
+
 
 class Family:
-    """The links of devices that share one drafter and one edge. Thread-safe."""
+    """The links of devices that share one drafter and one edge. Thread-safe.
+
+    A change of their state is logged once, whichever of them notices it.
+    """
 
     def __init__(self, edge: str, keys: DeviceKeys | None) -> None:
         self.address = edge, keys
         self._links: set[EdgeLink] = set()
         self._lock = threading.Lock()
+        self._logged = Connectivity.CONNECTING
+        self._away_s = time.monotonic()
 
     def open(self, patience: Patience, interrupt: Interrupt) -> EdgeLink:
         """Open a link to the present address; later changes reach it too."""
         with self._lock:
             link = EdgeLink(*self.address, patience, interrupt)
+            link.changed = partial(self._log_change, patience)
             self._links.add(link)
             return link
 
@@ -44,6 +58,40 @@ class Family:
             for link in self._links:
                 link.redirect(*address)
             self.address = address
+
+    def retry(self) -> None:
+        """Have all links without a connection try again now: keys may have changed."""
+        with self._lock:
+            for link in self._links:
+                link.retry()
+
+    @property
+    def status(self) -> LinkStatus | None:
+        """The state of the link that is best off, in words; None: there is no link."""
+        with self._lock:
+            links = [*self._links]
+        states = (link.status for link in links)
+        return min(states, key=lambda status: _ORDER[status.state], default=None)
+
+    def _log_change(self, patience: Patience) -> None:
+        """Log the state if it is another one: a loss as a warning, and the end of it."""
+        status = self.status
+        with self._lock:
+            before, since_s = self._logged, self._away_s
+            if status is None or status.state in (before, Connectivity.CONNECTING):
+                return
+            self._logged = status.state
+            if before is Connectivity.CONNECTED:
+                self._away_s = time.monotonic()
+        if status.state is not Connectivity.CONNECTED:
+            _log.warning("%s: %s %s", status.state.value, status, patience.consequence)
+            return
+        self.retry()  # what kept one of them out may be over for all
+        away_s = time.monotonic() - since_s
+        after = (
+            "" if before is Connectivity.CONNECTING else f", {away_s:.1f} s after {before.value}"
+        )
+        _log.info("%s%s: %s", status.state.value, after, status)
 
 
 def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:

@@ -89,6 +89,7 @@ class Daemon:
         self._tls = tls
         self._edge = _edge_of(config)
         self._protocol = "none yet"
+        self._trouble = ""  # of the last reload
         self._code = 0
         self._stopping = False
 
@@ -174,7 +175,8 @@ class Daemon:
         for trouble in troubles:
             besides = " but the API keys" if sound else ""
             _log.error("nothing was reloaded%s: %s", besides, trouble)
-        self._supervisor.reloaded(self._line(), in_brief(troubles))
+        self._trouble = in_brief(troubles)
+        self._supervisor.reloaded(self._line(), self._trouble)
 
     def _reload_keys(self, config: ServiceConfig, troubles: list[str]) -> bool:
         """Read the API keys again; returns whether there is a key file and it was read."""
@@ -204,6 +206,7 @@ class Daemon:
         edge = _edge_of(config)
         if edge != self._edge and config.edge is not None:
             self._devices[0].redirect(config.edge, config.keys)  # and all devices beside it
+        self._devices[0].retry()
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
             _log.warning("needs a restart to change: %s", ", ".join(fixed))
@@ -219,9 +222,9 @@ class Daemon:
         while True:
             self._lanes.repeat_interrupts()
             self._service.responses.expire()
-            up, state = self._service.link_up, self._service.link_state
-            self.metrics.link(up, state)
-            self.status.link(up, state)
+            link, readings = self._service.link_status, self._service.link_state
+            self.metrics.link(link, readings)
+            self.status.link(link, readings)
             self.metrics.weights(self._inspection)
             self._look_at_connections()
             stuck = self._service.stuck()
@@ -254,13 +257,15 @@ class Daemon:
             return f"Nothing is answered: {self._inspection.damage}"
         lanes = self._lanes
         where = "no edge"
-        if self._config.edge is not None:
-            where = f"edge {'up' if self._service.link_up else 'down'} at {self._config.edge}"
+        if (link := self._service.link_status) is not None:
+            mend = f" ({link.remedy})" if link.remedy else ""
+            where = f"edge at {self._config.edge}: {link.state.value}{mend}"
         crowded = self._server.started and self._server.acceptor.crowded
         return (
             f"{lanes.running} of {len(lanes.lanes)} lanes busy, {max(0, lanes.waiting)} waiting; "
             f"{where}; last protocol: {self._protocol}"
             f"{'; no room for more connections' if crowded else ''}"
+            f"{f'; not in force: {self._trouble}' if self._trouble else ''}"
         )
 
     @property

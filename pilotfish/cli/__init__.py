@@ -84,20 +84,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough
         abandon_unread()
         return 0
-    except OSError as error:  # a file that was named cannot be written, a disk is full
-        named = error.filename is not None and error.strerror
-        complain(_lacking(error) + (f"{error.filename}: {error.strerror}" if named else f"{error}"))
-        return _IO_ERROR
-    except (MemoryError, RuntimeError) as error:  # the latter: no thread can be started
-        if shortage(error) is None:
-            raise
-        complain(f"{_lacking(error)}{error}")
-        return BusyError.exit_code
+    except (OSError, MemoryError, RuntimeError) as error:
+        return _failed(error)
 
 
-def _lacking(error: BaseException) -> str:
+def _failed(error: OSError | MemoryError | RuntimeError) -> int:
+    """Say what failed, a file that cannot be written or a machine that is full; the exit code.
+
+    Raises what is neither.
+    """
     short = shortage(error)
-    return "" if short is None else f"this machine has no {short} left for it: "
+    lacking = "" if short is None else f"this machine has no {short} left for it: "
+    if isinstance(error, OSError):
+        named = error.filename is not None and error.strerror
+        complain(lacking + (f"{error.filename}: {error.strerror}" if named else str(error)))
+        return _IO_ERROR
+    if short is None:
+        raise error
+    complain(f"{lacking}{error}")
+    return BusyError.exit_code
 
 
 def _run(words: Sequence[str]) -> int:

@@ -29,7 +29,7 @@ def address_of(endpoint: str) -> Address:
         raise EdgeUnreachableError(f"There is no host {place[0]!r}: {error.strerror}.") from error
 
 
-def listen_on(endpoint: str, buffer_bytes: int) -> socket.socket:
+def listen_on(endpoint: str) -> socket.socket:
     """Open a non-blocking listener; ``*`` is every IPv4 address. Raises ListenError."""
     place = _parse(endpoint)
     if place is None:
@@ -40,8 +40,6 @@ def listen_on(endpoint: str, buffer_bytes: int) -> socket.socket:
         listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
         raise ListenError(f"Cannot listen on {endpoint}: {error.strerror}.") from error
-    # connections inherit it from here; set later, it would not change their window
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     listener.setblocking(False)
     return listener
 
