@@ -65,7 +65,7 @@ class Device:
     until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
     are the drafter's.
 
-    All is for any thread. `generate`, `stream` and `probe` wait for their turn; all else answers at
+    All but `attend` is for any thread. `generate`, `stream` and `probe` wait for their turn; all else answers at
     once, while an answer runs, too. After `close`, and in a process that was forked from this one,
     what needs the edge or the drafter raises `DeviceClosedError`.
     """
@@ -442,12 +442,12 @@ class Device:
 
         For the thread that answers; call it now and then.
         """
-        if self._link is not None:
+        if self._link is not None and self._turns.usable:
             self._link.attend()
 
     def retry(self) -> None:
         """Try at once to connect, where no connection is: keys may have changed. For any thread."""
-        if self._link is not None:
+        if self._link is not None and self._turns.usable:
             self._family.retry()
 
     def link_state(self) -> LinkState | None:

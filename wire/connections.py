@@ -41,13 +41,8 @@ CLOSING: Final = "closing"  # it came while the edge was stopping
 QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
 SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
-_EVENTS = (
-    zmq.Event.LISTENING
-    | zmq.Event.ACCEPTED
-    | zmq.Event.DISCONNECTED
-    | zmq.Event.HANDSHAKE_FAILED_AUTH
-    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-)
+_EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+_EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _BURST = 256  # events taken in one turn
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
@@ -112,8 +107,7 @@ class Connections:
         self.descriptor: int | None = None  # of the socket that listened first
         self._listening = listening
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
-        # keys refused, and handshakes not deciphered, whose connections have not ended yet
-        self._denied = self._undeciphered = 0
+        self._denied = self._undeciphered = 0  # handshakes whose connections have not ended yet
         self._open: dict[int, _Connection] = {}  # by descriptor
         self._strangers: dict[int, _Connection] = {}  # those of them without a message yet
         self._known: dict[bytes, _Connection] = {}  # by ZeroMQ's name
