@@ -65,9 +65,9 @@ class Device:
     until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
     are the drafter's.
 
-    All but `attend` is for any thread. `generate`, `stream` and `probe` wait for their turn; all else answers at
-    once, while an answer runs, too. After `close`, and in a process that was forked from this one,
-    what needs the edge or the drafter raises `DeviceClosedError`.
+    All but `attend` is for any thread. `generate`, `stream` and `probe` wait for their turn; all
+    else answers at once, while an answer runs, too. After `close`, and in a process that was forked
+    from this one, what needs the edge or the drafter raises `DeviceClosedError`.
     """
 
     def __init__(
