@@ -108,10 +108,14 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         EdgeServer(target, keys=folder, **own) as edge,
         Device(drafter, edge.endpoint, folder) as device,
     ):
-        device.generate("Hello!", max_tokens=8)  # the first passes of fresh engines are slow ones
+        device.generate(
+            "Hello!", protocol="greedy", max_tokens=8
+        )  # the first passes of fresh engines are slow ones
         for seed, question in left:
             steps.next(f"{question.key}: {len(every)} answers")
-            device.generate(question.asked, max_tokens=1)  # both ends read the prompt
+            device.generate(
+                question.asked, protocol="greedy", max_tokens=1
+            )  # both ends read the prompt
             first = seed % len(every)
             answers = {
                 case.name: said(

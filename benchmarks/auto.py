@@ -224,7 +224,7 @@ def main() -> int:
     steps = Steps(len(wanted) + 9)
     rows: Rows = []
     with emulated(*pair(args)) as (device, link):
-        device.generate(PROMPTS[0], max_tokens=8)
+        device.generate(PROMPTS[0], protocol="greedy", max_tokens=8)
         for shift, (name, conditions) in enumerate(wanted.items()):
             steps.next(name)
             for temperature in FIXED:

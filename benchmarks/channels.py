@@ -68,7 +68,9 @@ def measured(
                 for window in args.window:  # the first passes of fresh engines are slow ones
                     device.generate("Hello!", protocol=BY_RULE, window=window, max_tokens=window)
                 for number, question in enumerate(asked):
-                    device.generate(question.asked, max_tokens=1)  # both ends read the prompt
+                    device.generate(
+                        question.asked, protocol="greedy", max_tokens=1
+                    )  # both ends read the prompt
                     for window in args.window:
                         steps.next(f"{name}, window {window}, {question.key}")
                         for method, wanted in _ways(args, window, turned=number % 2 > 0):

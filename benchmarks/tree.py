@@ -145,7 +145,9 @@ def take_turns(
     cases: Sequence[Case], device: Device, chats: Sequence[Chat], apart: int, steps: Steps
 ) -> None:
     """A round of every case from places so many tokens apart; each begins with another case."""
-    device.generate(PROMPTS[0], max_tokens=8)  # the first passes of fresh engines are slow ones
+    device.generate(
+        PROMPTS[0], protocol="greedy", max_tokens=8
+    )  # the first passes of fresh engines are slow ones
     seed = 0
     for chat in chats:
         steps.next("one text, all cases")

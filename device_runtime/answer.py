@@ -5,17 +5,21 @@ In:  rounds. Out: pieces.
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Piece, Round
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families.outline import Outline
 from pilotfish.engines.families.reader import TurnPart, TurnReader
+from pilotfish.engines.grammar import Grammars
+from pilotfish.engines.relaxation import obstacle, with_relaxed_tools
+from pilotfish.engines.schemas import assertions
 from pilotfish.engines.tokenizer import TextStream
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.errors import BadGrammarError, UnsupportedError
 from pilotfish.wire.messages import MAX_GRAMMAR
 
 _TAIL = 16  # tokens of a prompt, in which a thought may begin
@@ -26,6 +30,7 @@ def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> O
 
     `UnsupportedError` if it cannot call the prompt's tools.
     """
+    content = _plain(content)
     if not prompt.talks or target.chat_template is None:
         return Outline(content=content)
     family = target.family
@@ -41,15 +46,66 @@ def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> O
         )
     except GrammarError as error:
         raise UnsupportedError(str(error)) from error
-    grammar = outline.grammar
-    if tools is not None and grammar is not None:
-        size = len(grammar.text.encode("utf-8", "replace"))
-        if size > MAX_GRAMMAR:
-            raise UnsupportedError(
-                f"The tools and what the answer must be have {size:,} bytes, as they are sent; "
-                f"{MAX_GRAMMAR:,} is the most: leave some out."
-            )
+    if tools is None:
+        return outline
+    strict = {tool.name for tool in tools.callable if tool.strict}
+    outline = with_relaxed_tools(outline, strict, partial(_fits, grammars=target.grammars))
+    if (size := _size(outline)) > MAX_GRAMMAR:
+        raise UnsupportedError(
+            f"The strict tools and what the answer must be have {size:,} bytes, as they are sent; "
+            f"{MAX_GRAMMAR:,} is the most: leave some out."
+        )
     return outline
+
+
+def _plain(content: Grammar | None) -> Grammar | None:
+    """Return a grammar without what asserts nothing in its schema."""
+    if content is None or content.kind != "json":
+        return content
+    try:
+        return Grammar("json", assertions(content.text))
+    except (ValueError, RecursionError):  # whoever compiles it says so
+        return content
+
+
+def _size(outline: Outline) -> int:
+    """Count the bytes of an outline's grammar, as it is sent."""
+    grammar = outline.grammar
+    return 0 if grammar is None else len(grammar.text.encode("utf-8", "replace"))
+
+
+def _fits(outline: Outline, grammars: Grammars) -> bool:
+    """Whether an outline can be sent, and compiles, as far as can be known here."""
+    if outline.grammar is None:
+        return True
+    if _size(outline) > MAX_GRAMMAR:
+        return False
+    try:
+        grammars.attempt(outline.grammar)
+    except GrammarBusyError:
+        return True
+    except GrammarError:
+        return False
+    return True
+
+
+def explained(error: BadGrammarError, outline: Outline) -> BadGrammarError:
+    """Return a refusal of an answer's grammar that names the schema and the keyword at fault.
+
+    It is the same error where nothing is wrong with any schema by itself.
+    """
+    if (found := obstacle(outline)) is None:
+        if outline.content is not None and not outline.tools:
+            error.part = ""
+        return error
+    name, keywords = found
+    whose = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
+    mended = ", or the tool's strict" if name else ""
+    told = BadGrammarError(
+        f"{whose} what cannot be enforced: {keywords}. Leave it out{mended}. ({error})"
+    )
+    told.part = name
+    return told
 
 
 class AnswerBuffer:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from pilotfish.device_runtime.advice import advice
-from pilotfish.device_runtime.answer import AnswerBuffer, outline_of
+from pilotfish.device_runtime.answer import AnswerBuffer, explained, outline_of
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.drafting import Drafter
@@ -24,6 +24,7 @@ from pilotfish.device_runtime.session import Session
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import (
+    BadGrammarError,
     PairMismatchError,
     PilotfishError,
     UnsupportedError,
@@ -123,6 +124,8 @@ class Conversation:
                 self._interrupt.check()
             yield from answer.end("length")  # unless it has ended, the context is full
             finished = True
+        except BadGrammarError as error:
+            raise explained(error, outline) from error.__cause__
         finally:
             if plan.streams or not finished:
                 session.edge.cancel()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from copy import copy
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from pilotfish.device_runtime.bridge import Asked, Pair, Prompt, Talk, are_messages
+from pilotfish.device_runtime.bridge import Asked, Pair, Prompt
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
@@ -23,8 +23,9 @@ from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
+from pilotfish.device_runtime.talk_options import read_talk
+from pilotfish.device_runtime.turn import AnswerStream, DeviceTurns
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.families import Tools
 from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.plan import Options, TalkOptions
 
 
-_TALK = ("tools", "tool_choice", "parallel_tool_calls", "thinking")  # options of a `Talk`
-
-
 class Device:
-    """A drafter and its edge. One generation at a time; `beside` makes devices for more.
+    """A drafter and its edge, with one conversation: one answer at a time.
+
+    `beside` makes devices for more. A call from another thread waits for its turn, in the order of
+    request; a thread that has a stream open is refused with `DeviceInUseError`.
 
     draft: the drafter's artifact, or "text": what followed before, in this text or an earlier one,
     without a model. If its vocabulary differs from the target's, the target's is fetched from the
@@ -64,8 +65,9 @@ class Device:
     until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
     are the drafter's.
 
-    `interrupt`, `looked_s`, `redirect`, `retry`, `link_up`, `link_status`, `link_state`, `prompt`
-    and `acquainted` may be called from any thread.
+    All but `attend` is for any thread. `generate`, `stream` and `probe` wait for their turn; all
+    else answers at once, while an answer runs, too. After `close`, and in a process that was forked
+    from this one, what needs the edge or the drafter raises `DeviceClosedError`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Device:
         self._on_round = on_round
         self._interrupt = Interrupt()
         self._link: EdgeLink | None = None
+        self._turns = DeviceTurns()
         self._shares = share_texts
         source = DraftSource.of(draft, text=draft_text, kept=texts, shared=share_texts)
         if source.artifact is None and (edge is None or on_link_loss == "local"):
@@ -187,8 +190,9 @@ class Device:
         It has its own lane, connection and session, and is closed separately. Raises
         `UnsupportedError` if all lanes are taken.
         """
+        self._turns.check()
         other = copy(self)
-        other._interrupt = Interrupt()
+        other._interrupt, other._turns = Interrupt(), DeviceTurns()
         drafter = self._drafter.beside()
         try:
             if self._link is not None:
@@ -210,15 +214,18 @@ class Device:
         self, prompt: Asked | Prompt, *, owner: Owner = OWN, **options: Unpack[TalkOptions]
     ) -> Generation:
         """Generate an answer and return it whole. The options are those of `stream`."""
-        for _ in self.stream(prompt, owner=owner, **options):
-            pass
-        assert self.last is not None
-        return self.last
+        with self.stream(prompt, owner=owner, **options) as pieces:
+            for _ in pieces:
+                pass
+        assert pieces.generation is not None
+        return pieces.generation
 
     def stream(
         self, prompt: Asked | Prompt, *, owner: Owner = OWN, **options: Unpack[TalkOptions]
-    ) -> Iterator[Piece]:
-        """Yield an answer piece by piece; ``last`` holds the whole when the iterator ends.
+    ) -> AnswerStream:
+        """Begin an answer, and return its pieces, the whole behind them as ``generation``.
+
+        Nothing else may use the device until the last piece was taken or the stream is closed.
 
         A text prompt becomes one user message in the target's chat template, if it has one;
         messages (each with "role" and "content") are rendered by that template, with the tools of
@@ -227,18 +234,39 @@ class Device:
         the user, which no other user may have; the text drafter reads and keeps texts under it. By
         default the device has one user. None keeps nothing.
         """
-        self._interrupt.arm()
-        asked, how = _asked(prompt, options)
-        wish = self._wanted_plan(how)
+        asked, how = read_talk(prompt, options)
+        turn = self._turns.take()
+        try:
+            with self._turns.running(turn):
+                self._interrupt.arm()
+                turn.pieces = self._answer(asked, how, owner)
+        except BaseException:
+            self._turns.end(turn)
+            raise
+        return AnswerStream(self._turns, turn, self._finished)
+
+    def _answer(
+        self, asked: Asked | Prompt, options: Options, owner: Owner
+    ) -> Generator[Piece, None, None]:
+        """Greet the edge if need be, check the options, and make the pieces of an answer."""
+        wish = self._wanted_plan(options)
         self._meet_edge(wish)
         self._match_vocabulary()
         made = self._translated(asked)
         pieces = self._conversation.answer(made, wish, owner, alone=False)
         return self._restarted(pieces, made, wish, owner)
 
+    def _finished(self) -> Generation:
+        assert self.last is not None
+        return self.last
+
     def _wanted_plan(self, options: Options) -> Plan | Choosable:
-        """Check the options; returns the plan, or what "auto" chooses from."""
-        auto = options.get("protocol")
+        """Check the options; returns the plan, or what "auto" chooses from.
+
+        The default is "auto"; without an edge it is "local", as there is no other.
+        """
+        options.setdefault("protocol", LOCAL if self._link is None else AUTO)
+        auto = options["protocol"]
         if auto == AUTO:
             auto = Auto()
         if not isinstance(auto, Auto):
@@ -268,7 +296,7 @@ class Device:
         made: Prompt,
         wish: Plan | Choosable,
         owner: Owner,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Yield the pieces; restarts the answer if the edge's vocabulary is not the prompt's."""
         with closing(pieces):
             try:
@@ -299,19 +327,19 @@ class Device:
 
     @property
     def last(self) -> Generation | None:
-        """The last complete answer."""
+        """The last complete answer, whichever thread asked for it."""
         return self._conversation.last
 
     def interrupt(self) -> None:
-        """End the answer that `stream` last began, with `InterruptedGenerationError`.
+        """End the answer that has its turn, with `InterruptedGenerationError`.
 
-        For any thread. Ends every wait, too.
+        Ends its waits for the edge, too; calls that wait for their turn go on.
         """
         self._interrupt.strike()
 
     @property
     def looked_s(self) -> float:
-        """When the answer's thread last checked for an interruption (monotonic). For any thread.
+        """When the answer's thread last checked for an interruption (monotonic).
 
         It also checks while it waits for the edge or reads a prompt: a thread that has not checked
         for long hangs, and cannot be interrupted.
@@ -319,7 +347,7 @@ class Device:
         return self._interrupt.looked_s
 
     def prompt(self, asked: Asked, *, chat: bool = True) -> Prompt:
-        """Tokenise a prompt as `stream` does, for target and drafter. For any thread.
+        """Tokenise a prompt as `stream` does, for target and drafter.
 
         chat: a text is a user message; otherwise it is used as it is. The vocabulary is that of the
         edge that any lane of this device greeted last.
@@ -328,7 +356,7 @@ class Device:
 
     @property
     def acquainted(self) -> bool:
-        """Whether `prompt` knows the edge's vocabulary, or there is no edge. For any thread."""
+        """Whether `prompt` knows the edge's vocabulary, or there is no edge."""
         link, partners = self._link, self._partners
         if link is None:
             return True
@@ -382,20 +410,24 @@ class Device:
         return self._partner.learned.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
-        """Measure the link to the edge with a ping; rates: and with a larger one, its rates."""
-        if self._link is None:
-            raise UnsupportedError("This device has no edge, so there is no link to measure.")
-        self._interrupt.arm()
-        ping(self._link)
-        if rates:
-            ping(self._link, PROBE_BYTES)
-        return self._link.state()
+        """Measure the link to the edge with a ping; rates: and with a larger one, its rates.
+
+        Waits for its turn, as `stream` does.
+        """
+        with self._turns.turn():
+            if self._link is None:
+                raise UnsupportedError("This device has no edge, so there is no link to measure.")
+            self._interrupt.arm()
+            ping(self._link)
+            if rates:
+                ping(self._link, PROBE_BYTES)
+            return self._link.state()
 
     @property
     def link_up(self) -> bool:
-        """Whether there is a connection to the edge. For any thread."""
+        """Whether there is a connection to the edge."""
         link = self._link
-        return link is not None and link.up()
+        return link is not None and self._turns.usable and link.up()
 
     @property
     def link_status(self) -> LinkStatus | None:
@@ -410,18 +442,18 @@ class Device:
 
         For the thread that answers; call it now and then.
         """
-        if self._link is not None:
+        if self._link is not None and self._turns.usable:
             self._link.attend()
 
     def retry(self) -> None:
         """Try at once to connect, where no connection is: keys may have changed. For any thread."""
-        if self._link is not None:
+        if self._link is not None and self._turns.usable:
             self._family.retry()
 
     def link_state(self) -> LinkState | None:
-        """The link's state; None without an edge. For any thread; sends nothing."""
+        """The link's state; None without an edge. Sends nothing."""
         link = self._link
-        return link.state() if link is not None else None
+        return link.state() if link is not None and self._turns.usable else None
 
     @property
     def execution(self) -> Execution | None:
@@ -429,17 +461,23 @@ class Device:
         return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
-        """Use another address for this device and all `beside` it. For any thread.
+        """Use another address for this device and all `beside` it.
 
         keys: the folder of other keys. Running answers go on there. Raises like the constructor
         for a wrong address or wrong keys, and then changes nothing.
         """
+        self._turns.check()
         if self._link is None:
             raise UnsupportedError("This device has no edge, so there is nothing to redirect.")
         self._family.redirect(edge, keys)
 
     def close(self) -> None:
-        """Close the session and the connection, and free the lane."""
+        """Close the session and the connection, and free the lane.
+
+        Ends the present answer, and refuses what waits for its turn, with `DeviceClosedError`.
+        """
+        if not self._turns.close(self._interrupt.strike):
+            return
         link, self._link = self._link, None
         try:
             if link is not None:
@@ -460,29 +498,6 @@ class Device:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _asked(prompt: Asked | Prompt, options: TalkOptions) -> tuple[Asked | Prompt, Options]:
-    """Split the options: make a `Talk` of the prompt and the options about tools and thinking.
-
-    Returns the talk, or the prompt as it is if there are no such options, and the other options.
-    `UnsupportedError` for such options beside a `Talk`, a `Prompt` or token ids.
-    """
-    rest = {name: value for name, value in options.items() if name not in _TALK}
-    told = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
-    try:
-        tools = Tools.read(*told)
-    except ValueError as error:
-        raise UnsupportedError(f"{error}.") from error
-    thinking = options.get("thinking")
-    if tools is None and thinking is None:
-        return prompt, cast("Options", rest)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if isinstance(messages, Prompt | Talk) or not are_messages(messages):
-        raise UnsupportedError(
-            "Tools and thinking go with a text or messages; a Talk has its own, and token ids none."
-        )
-    return Talk(messages, tools, thinking), cast("Options", rest)
 
 
 def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:

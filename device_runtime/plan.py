@@ -162,7 +162,7 @@ class Plan:
 
 def plan(
     *,
-    protocol: "str | Auto" = "greedy",
+    protocol: "str | Auto",
     window: "int | Literal['auto'] | None" = None,
     expansion: Sequence[int] | None = None,
     max_tokens: int = 128,
@@ -209,19 +209,17 @@ def plan(
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = EXCHANGES.get(protocol)
     target = _sampling("", temperature, top_k, top_p, min_p)
-    if schema is not None:
-        if grammar is not None:
-            raise UnsupportedError("An answer has a schema or a grammar, not both.")
-        grammar = Grammar.of_schema(schema)
+    if schema is not None and grammar is not None:
+        raise UnsupportedError("An answer has a schema or a grammar, not both.")
     try:
         shaping = Shaping(
             logit_bias=logit_bias or {},
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            grammar=grammar,
+            grammar=grammar if schema is None else Grammar.of_schema(schema),
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # TypeError: what no JSON has, in a schema
         raise UnsupportedError(f"{error}.") from error
     wanted = (draft_temperature, draft_top_k, draft_top_p)
     if exchange is None and wanted != (None, None, None):

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from pilotfish.edge_runtime.beside import Beside, Trail
+from pilotfish.edge_runtime.faults import refusal_for
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.edge_runtime.hints import hints_of
 from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs, expect_tellable
@@ -28,7 +29,6 @@ from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import (
     DivergedError,
-    InternalError,
     MalformedError,
     PilotfishError,
     PromptTooLongError,
@@ -222,11 +222,8 @@ class GenerationStarter:
         try:
             self._expect_kept(begin, session.committed)
             self._start(session, begin, queued.new, queued.law, queued.exchange, constraints)
-        except PilotfishError as error:
-            return error
-        except Exception:
-            _log.exception("a generation could not be started")
-            return InternalError("The edge failed at this; see its log.")
+        except Exception as error:
+            return refusal_for(error, "a generation could not be started")
         return None
 
     def _refuse_all(self, queued: QueuedGeneration, error: PilotfishError) -> None:

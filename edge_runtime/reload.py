@@ -10,25 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import zmq
-
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig
+from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.descriptors import room
-from pilotfish.wire.errors import KeysError, ListenError, PilotfishError
-from pilotfish.wire.keys import EDGE, FORMER, AllowList, EdgeKeys, reread_secret, rotates
+from pilotfish.wire.errors import KeysError, PilotfishError
+from pilotfish.wire.keys import AllowList, EdgeKeys
 from pilotfish.wire.settings import fixed_changes
 from pilotfish.wire.supervisor import in_brief
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_OVERLAP = (
-    "new and former edge.key are both answered to: give the devices the new edge.pub, then run "
-    "`pilotfish keys rotate --finish`"
-)
 _OWN_DESCRIPTORS = 128  # open files of the process besides connections
 
 
@@ -59,28 +54,21 @@ class LiveSettings:
         self.allowed = None if keys is None else keys.allowed
         self._started = config
         self._folder = config.keys  # of the allow-list in force
-        self._secret = b"" if keys is None else keys.secret
-        self._former = None if keys is None else keys.former
+        self._rotation = None if keys is None else KeyRotation(keys)
         self._reread = reread
         self._tally = tally
         self.troubles: Sequence[str] = ()
         if keys is not None:
-            self.troubles = [*keys.listed.broken, *([keys.fault] if keys.fault else ())]
+            self.troubles = keys.listed.broken
             tally.broken_keys = len(keys.listed.broken)
         self._report("started")
 
     def start(self, listener: Listener) -> None:
         """Have a listener answer to the former key, too, if the edge starts within a rotation."""
-        if self._former is None:
-            return
-        try:
-            listener.answer_to(self._secret, self._former)
-        except ListenError as error:
-            self._former = None
-            self.troubles = [*self.troubles, f"The former edge.key is not answered to: {error}"]
+        troubles = [] if self._rotation is None else self._rotation.start(listener)
+        if troubles:
+            self.troubles = [*self.troubles, *troubles]
             self._report("started")
-        else:
-            _log.info("%s", _OVERLAP)
 
     @property
     def trouble(self) -> str:
@@ -90,11 +78,9 @@ class LiveSettings:
     @property
     def keys_in_use(self) -> str:
         """Which keys are in force, in a line."""
-        if self.allowed is None:
+        if self.allowed is None or self._rotation is None:
             return "no keys: whoever reaches this address is let in"
-        former = " (and the former one)" if self._former is not None else ""
-        public = zmq.curve_public(self._secret).decode()
-        return f"edge.pub is {public}{former}; {len(self.allowed)} keys are allowed"
+        return f"{self._rotation}; {len(self.allowed)} keys are allowed"
 
     def reload(self, listener: Listener, service: Service) -> None:
         """Read everything again and apply its valid parts."""
@@ -107,7 +93,8 @@ class LiveSettings:
             self._adopt(config, listener)
         if self._folder is not None and listener.gate is not None:
             troubles += self._reload_keys(self.config.keys or self._folder, self._folder)
-            troubles += self._reload_secrets(self._folder, listener)
+            if self._rotation is not None:
+                troubles += self._rotation.reload(self._folder, listener, self.allowed or {})
             listener.gate.allowed = self.allowed or {}
         service.revise(self.config.limits, self.allowed)
         self.troubles = troubles
@@ -133,38 +120,6 @@ class LiveSettings:
         self._folder, self.allowed = folder, listed.names
         self._tally.broken_keys = len(listed.broken)
         return [*listed.broken]
-
-    def _reload_secrets(self, folder: Path, listener: Listener) -> list[str]:
-        """Take up the next step of a rotation; returns what stands against it.
-
-        Another key than a rotation brings needs a restart: it might be the wrong folder's. A
-        credential of systemd's is as old as this process, so the folder's own files count here.
-        """
-        try:
-            secret = reread_secret(folder, EDGE)
-            if not rotates(folder):
-                if self._former is not None:
-                    self._finish(listener)
-            elif secret not in (None, self._secret):
-                former = reread_secret(folder, FORMER)
-                if former == self._secret:
-                    listener.answer_to(secret, former)
-                    self._secret, self._former = secret, former
-                    _log.info("%s", _OVERLAP)
-        except (KeysError, ListenError) as error:
-            return [str(error)]
-        if secret not in (None, self._secret):
-            _log.warning("edge.key has changed without a rotation; that needs a restart")
-        return []
-
-    def _finish(self, listener: Listener) -> None:
-        behind = listener.gate.behind if listener.gate is not None else set()
-        names = sorted(name for key, name in (self.allowed or {}).items() if key in behind)
-        listener.answer_to(self._secret, None)
-        self._former = None
-        _log.info("the former edge.key is answered to no longer")
-        if names:
-            _log.warning("devices that came by the former edge.pub last: %s", ", ".join(names))
 
     def _report(self, what: str) -> None:
         self._tally.sound = not self.troubles

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pilotfish.edge_runtime.faults import is_the_requests
 from pilotfish.edge_runtime.hints import NOTHING, Hints, Taken
 from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.price import Price
@@ -283,7 +284,7 @@ class Rounds:
 
     def _fail(self, session: SessionState, error: Exception) -> None:
         """Send the error of a failed pass; the device may send the same round again."""
-        if not isinstance(error, PilotfishError):
+        if not (isinstance(error, PilotfishError) and is_the_requests(error)):
             error = InternalError("The target failed at this round; see the edge's log.")
         waiting = session.round or session.stream
         start = len(session.committed)

@@ -33,13 +33,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.edge_runtime.faults import is_the_requests
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import BusyError, PilotfishError
+from pilotfish.wire.errors import BusyError
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
 from pilotfish.wire.shortage import shortage
 
@@ -373,9 +374,7 @@ class Scheduler:
             if span.nodes and isinstance(job.ruling, Ruling):
                 self._keep_path(job, span, job.ruling)
         except Exception as error:
-            # a PilotfishError is the request's own fault
-            told = error if isinstance(error, PilotfishError) else _told(error, "a rule failed")
-            job.error = told
+            job.error = error if is_the_requests(error) else _told(error, "a rule failed")
             if span.nodes:
                 self.target.keep_path(job.slot, [])
         finally:

@@ -157,9 +157,10 @@ class ServingLoop(ABC):
         listener, until_s = self._listener, time.monotonic() + _TURN_S
         for _ in range(_BURST):
             envelope = listener.receive()
+            more = listener.waiting  # asked now: how long the next one lies is held, not its link's
             if envelope is not None:
                 self._handle(envelope)
-            if not listener.waiting:
+            if not (more or listener.waiting):
                 return False
             if time.monotonic() >= until_s:
                 break

@@ -1,7 +1,7 @@
 """Pilotfish: a drafter on the device, a target on the edge, a thin encrypted link between.
 
 with Device(draft=DIR, edge="tcp://host:port", keys=DIR) as device:
-    answer = device.generate("Why is the sky blue?", protocol="greedy", window=4)
+    answer = device.generate("Why is the sky blue?", temperature=0.5)
 """
 
 from importlib import import_module
@@ -12,49 +12,96 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.device import Device
     from pilotfish.device_runtime.plan import Auto
     from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
+    from pilotfish.device_runtime.turn import AnswerStream
     from pilotfish.edge_runtime.process import EdgeServer
     from pilotfish.engines.errors import EngineError
     from pilotfish.engines.families.reader import ToolCall, Turn
+    from pilotfish.errors import PilotfishError
     from pilotfish.speculation.shaping import Grammar
-    from pilotfish.wire.errors import PilotfishError
+    from pilotfish.wire.errors import (
+        AccessDeniedError,
+        BadGrammarError,
+        DeviceClosedError,
+        DeviceInUseError,
+        EdgeLostError,
+        EdgeUnreachableError,
+        InterruptedGenerationError,
+        PairMismatchError,
+        PromptTooLongError,
+        UnsupportedError,
+    )
+    from pilotfish.wire.link.state import LinkState
+
+__version__: str
 
 # Imported when asked for: an edge needs nothing of what a device needs.
 _HOME = {
+    "AccessDeniedError": "pilotfish.wire.errors",
+    "AnswerStream": "pilotfish.device_runtime.turn",
     "Auto": "pilotfish.device_runtime.plan",
+    "BadGrammarError": "pilotfish.wire.errors",
     "Device": "pilotfish.device_runtime.device",
+    "DeviceClosedError": "pilotfish.wire.errors",
+    "DeviceInUseError": "pilotfish.wire.errors",
+    "EdgeLostError": "pilotfish.wire.errors",
     "EdgeServer": "pilotfish.edge_runtime.process",
+    "EdgeUnreachableError": "pilotfish.wire.errors",
     "EngineError": "pilotfish.engines.errors",
     "Generation": "pilotfish.device_runtime.record",
     "Grammar": "pilotfish.speculation.shaping",
+    "InterruptedGenerationError": "pilotfish.wire.errors",
+    "LinkState": "pilotfish.wire.link.state",
+    "PairMismatchError": "pilotfish.wire.errors",
     "Piece": "pilotfish.device_runtime.record",
-    "PilotfishError": "pilotfish.wire.errors",
+    "PilotfishError": "pilotfish.errors",
+    "PromptTooLongError": "pilotfish.wire.errors",
     "Recovery": "pilotfish.device_runtime.record",
     "Round": "pilotfish.device_runtime.record",
     "Talk": "pilotfish.device_runtime.bridge",
     "Timings": "pilotfish.device_runtime.record",
     "ToolCall": "pilotfish.engines.families.reader",
     "Turn": "pilotfish.engines.families.reader",
+    "UnsupportedError": "pilotfish.wire.errors",
 }
 
 __all__ = [
+    "AccessDeniedError",
+    "AnswerStream",
     "Auto",
+    "BadGrammarError",
     "Device",
+    "DeviceClosedError",
+    "DeviceInUseError",
+    "EdgeLostError",
     "EdgeServer",
+    "EdgeUnreachableError",
     "EngineError",
     "Generation",
     "Grammar",
+    "InterruptedGenerationError",
+    "LinkState",
+    "PairMismatchError",
     "Piece",
     "PilotfishError",
+    "PromptTooLongError",
     "Recovery",
     "Round",
     "Talk",
     "Timings",
     "ToolCall",
     "Turn",
+    "UnsupportedError",
+    "__version__",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("pilotfish.version").VERSION
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,8 +1,5 @@
 """What crosses the link: messages, codecs, encrypted transport, and the protocols of a round."""
 
-from importlib.metadata import PackageNotFoundError, version
+from pilotfish.version import VERSION
 
-try:
-    SOFTWARE = f"pilotfish {version('pilotfish')}"
-except PackageNotFoundError:  # run from a source tree that was never installed
-    SOFTWARE = "pilotfish (source)"
+SOFTWARE = f"pilotfish {VERSION}"

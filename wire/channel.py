@@ -31,8 +31,9 @@ from pilotfish.wire.link.tcp import (
     Segments,
     borrowed,
     hang_up,
+    lay_s,
     leads_to,
-    retry_steadily,
+    local_host,
     segments,
     volume,
 )
@@ -226,7 +227,7 @@ class EdgeChannel:
                 return shunned
             with self._news:
                 if self._liveness is not None:
-                    self._liveness.look(crossed, time.monotonic())
+                    self._liveness.look_at(connection)
                     if self._is_dead(self._liveness):
                         hang_up(connection)
                         return shunned
@@ -268,10 +269,14 @@ class EdgeChannel:
                 now_s = time.monotonic()
                 if anew or liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
                     with borrowed(self._descriptor, leads_to(self._port)) as connection:
-                        crossed = volume(connection)
-                    if crossed is not None:
-                        liveness.look(crossed, now_s)
+                        liveness.look_at(connection)
             return liveness
+
+    @property
+    def local_host(self) -> str:
+        """This end's address of the TCP connection; empty if there is none."""
+        with borrowed(self._descriptor, leads_to(self._port or 0)) as connection:
+            return local_host(connection)
 
     @property
     def quiet(self) -> bool:
@@ -300,6 +305,16 @@ class EdgeChannel:
             return None
         return segments(self._descriptor, self._port)
 
+    def lay_s(self) -> float:
+        """Return how long ago the edge's last bytes came, in seconds; 0 where nobody knows.
+
+        A reply that is taken later than it came tells nothing of the link.
+        """
+        if self._descriptor is None or not self._port:
+            return 0.0
+        with borrowed(self._descriptor, leads_to(self._port)) as connection:
+            return lay_s(connection)
+
     def _note(self, event: int, value: int) -> None:
         slow = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._is_slow
         self.attempts.note(event, errno.ETIMEDOUT if slow else value)
@@ -326,9 +341,6 @@ class EdgeChannel:
         self._descriptor, self._intake = descriptor, Intake(self._encrypted)
         self._connected_s, self._handed = time.monotonic(), 0
         self._liveness = Liveness(self._connected_s)
-        if self._port is not None:
-            with borrowed(descriptor, leads_to(self._port)) as connection:
-                retry_steadily(connection)
 
     @property
     def _is_slow(self) -> bool:

@@ -27,7 +27,7 @@ import zmq
 
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, acquit
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, retry_steadily, volume
+from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, lay_s, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.socket_events import next_event
 
@@ -41,13 +41,8 @@ CLOSING: Final = "closing"  # it came while the edge was stopping
 QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
 SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
-_EVENTS = (
-    zmq.Event.LISTENING
-    | zmq.Event.ACCEPTED
-    | zmq.Event.DISCONNECTED
-    | zmq.Event.HANDSHAKE_FAILED_AUTH
-    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-)
+_EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+_EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _BURST = 256  # events taken in one turn
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
@@ -112,8 +107,7 @@ class Connections:
         self.descriptor: int | None = None  # of the socket that listened first
         self._listening = listening
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
-        # keys refused, and handshakes not deciphered, whose connections have not ended yet
-        self._denied = self._undeciphered = 0
+        self._denied = self._undeciphered = 0  # handshakes whose connections have not ended yet
         self._open: dict[int, _Connection] = {}  # by descriptor
         self._strangers: dict[int, _Connection] = {}  # those of them without a message yet
         self._known: dict[bytes, _Connection] = {}  # by ZeroMQ's name
@@ -166,6 +160,14 @@ class Connections:
                 return
             self._introduce(connection, client, owner)
         connection.intake.took(size, frames)
+
+    def lay_s(self, client: bytes) -> float:
+        """Return how long ago a client's last bytes came, in seconds; 0 where nobody knows."""
+        connection = self._known.get(client)
+        if connection is None:
+            return 0.0
+        with borrowed(connection.descriptor, self._is_ours) as lent:
+            return lay_s(lent)
 
     def has_room(self, client: bytes, size: int) -> bool:
         """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.
@@ -254,10 +256,10 @@ class Connections:
                 self._growth.measure()
             counted = []
             for connection in self._open.values():
-                crossed = self._volume(connection)
+                with borrowed(connection.descriptor, self._is_ours) as lent:
+                    crossed = connection.liveness.look_at(lent)
                 if crossed is not None:
                     connection.intake.update(crossed, glance, drained=drained)
-                    connection.liveness.look(crossed, time.monotonic())
                     counted.append(connection)
             if self._growth is not None:
                 left, self._left = self._left or len(counted) < len(self._open), False
@@ -325,7 +327,6 @@ class Connections:
     def _came(self, descriptor: int) -> None:
         with borrowed(descriptor, self._is_ours) as lent:
             peer = "" if lent is None else _host(lent)
-            retry_steadily(lent)
         connection = _Connection(descriptor, peer, Intake(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections

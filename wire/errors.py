@@ -5,14 +5,7 @@ message is a whole sentence that says what to do. `from_code` turns a received c
 class, so that a caller catches the same type wherever the fault was found.
 """
 
-from typing import ClassVar
-
-
-class PilotfishError(Exception):
-    """Root of the hierarchy; never raised itself."""
-
-    code: ClassVar[str] = "error"
-    exit_code: ClassVar[int] = 1
+from pilotfish.errors import PilotfishError as PilotfishError  # noqa: PLC0414  # re-exported
 
 
 class MalformedError(PilotfishError):
@@ -36,18 +29,22 @@ class PairMismatchError(PilotfishError):
     exit_code = 76
 
 
-class UnsupportedError(PilotfishError):
-    """A protocol or option that this end does not offer."""
+class UnsupportedError(PilotfishError, ValueError):
+    """A protocol, option or argument that this end does not offer."""
 
     code = "unsupported"
     exit_code = 64
 
 
 class BadGrammarError(PilotfishError):
-    """A grammar that does not compile, is too complex, or leaves no token."""
+    """A grammar that does not compile, is too complex, or leaves no token.
+
+    part: whose schema it is about, a tool's name or "" for the answer's form; None: unknown.
+    """
 
     code = "bad-grammar"
     exit_code = 65
+    part: str | None = None
 
 
 class TooLargeError(PilotfishError):
@@ -210,6 +207,20 @@ class InterruptedGenerationError(PilotfishError):
     exit_code = 75
 
 
+class DeviceInUseError(PilotfishError):
+    """The calling thread has an answer of the device open, or another one is at work on it."""
+
+    code = "device-in-use"
+    exit_code = 75
+
+
+class DeviceClosedError(PilotfishError):
+    """The device was closed, or belongs to the process that this one was forked from."""
+
+    code = "device-closed"
+    exit_code = 70
+
+
 class DrainingError(PilotfishError):
     """The edge is about to stop and begins nothing new."""
 
@@ -232,9 +243,11 @@ class NotReloadedError(PilotfishError):
 
 
 def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
+    """Return the kinds of this file by their codes: no others cross the wire."""
     found = {kind.code: kind}
     for child in kind.__subclasses__():
-        found.update(_all(child))
+        if child.__module__ == __name__:
+            found.update(_all(child))
     return found
 
 

@@ -107,10 +107,17 @@ class MemoryWatch:
     """
 
     def __init__(self) -> None:
+        self._free = Trimmer()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Watch nothing: a forked child has neither the thread nor a use for its parent's sockets.
+
+        The lock is new, too, for at the fork the thread may have held the old one.
+        """
         self._watched: WeakSet[Receiver] = WeakSet()
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._free = Trimmer()
 
     def join(self, watched: Receiver) -> None:
         """Start to check a receiver."""
@@ -192,3 +199,4 @@ def _resident() -> int:
 
 
 MEMORY_WATCH: Final = MemoryWatch()
+os.register_at_fork(after_in_child=MEMORY_WATCH.begin_anew)

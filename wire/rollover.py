@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-import time
+from time import monotonic
 from typing import Final
 
 import zmq
@@ -89,7 +89,7 @@ class Rollover:
     def missed(self, address: str) -> None:
         """Note that a client failed by the key it met; address "": unknown, as it left at once."""
         with self._turn:
-            now_s = time.monotonic()
+            now_s = monotonic()
             # one that came too early for another program comes again
             if self.overlaps and now_s - self._missed_s >= _STEER_S:
                 self._missed_s = now_s

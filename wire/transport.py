@@ -8,6 +8,7 @@ Neither is thread-safe: each has one owner.
 import errno
 import os
 import socket as sockets
+import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -56,13 +57,17 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 
 
 class Envelope(NamedTuple):
-    """A message as received. ``owner``: the client's key; without keys its address."""
+    """A message as received. ``owner``: the client's key; without keys its address.
+
+    lay_ns: for how long it lay here before it was taken, as far as the kernel knows.
+    """
 
     client: bytes
     owner: bytes
     header: Buffer
     frames: Sequence[Buffer]
     size: int
+    lay_ns: int = 0
 
 
 def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
@@ -146,6 +151,7 @@ class Listener:
         # the client and owner of a message with too many parts, and how many were dropped
         self._shredding: tuple[bytes, bytes] | None = None
         self._dropped = 0
+        self._seen_ns = 0  # when the next message was first seen to be there; 0: not yet
         if descriptor is not None:
             os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
             self.socket.setsockopt(zmq.USE_FD, descriptor)
@@ -189,7 +195,14 @@ class Listener:
         self.connections.note_message(client, owner, first, size, len(parts))
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
-        return Envelope(client, owner, buffers[0] if buffers else b"", buffers[1:], size)
+        header = buffers[0] if buffers else b""
+        return Envelope(client, owner, header, buffers[1:], size, self._lay_ns(client))
+
+    def _lay_ns(self, client: bytes) -> int:
+        """Return for how long a message that is taken now has lain here."""
+        now_ns = time.monotonic_ns()
+        seen_ns, self._seen_ns = self._seen_ns or now_ns, 0
+        return max(now_ns - seen_ns, int(self.connections.lay_s(client) * 1e9))
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Drop some of the parts of a message that has far too many.
@@ -213,6 +226,7 @@ class Listener:
     def waiting(self) -> bool:
         """Whether a message has arrived; cheaper than `receive` when there is none."""
         if self._arrivals.poll(0):
+            self._seen_ns = self._seen_ns or time.monotonic_ns()
             return True
         self.connections.drained = True
         return False

@@ -80,6 +80,9 @@ class Family:
             before, since_s = self._logged, self._away_s
             if status is None or status.state in (before, Connectivity.CONNECTING):
                 return
+            first = before is Connectivity.CONNECTING
+            if first and status.state is not Connectivity.CONNECTED and not patience.starts_alone:
+                return  # it cannot start, and its error says the same
             self._logged = status.state
             if before is Connectivity.CONNECTED:
                 self._away_s = time.monotonic()
@@ -88,9 +91,7 @@ class Family:
             return
         self.retry()  # what kept one of them out may be over for all
         away_s = time.monotonic() - since_s
-        after = (
-            "" if before is Connectivity.CONNECTING else f", {away_s:.1f} s after {before.value}"
-        )
+        after = "" if first else f", {away_s:.1f} s after {before.value}"
         _log.info("%s%s: %s", status.state.value, after, status)
 
 

@@ -23,6 +23,7 @@ class TimedReply(NamedTuple):
     connection: that of the reply. late: the reply had arrived before it was waited for, so its time
     of arrival is unknown, and the times say nothing about the link either. stood: nor do they if
     this process stood still meanwhile: a suspended or paused machine, or an overloaded one.
+    behind_bytes: of older replies, which came first.
     """
 
     reply: Reply
@@ -35,6 +36,7 @@ class TimedReply(NamedTuple):
     connection: int
     late: bool = False
     stood: bool = False
+    behind_bytes: int = 0
 
 
 class Gauge:
@@ -43,14 +45,16 @@ class Gauge:
     def __init__(self) -> None:
         self._meter = LinkMeter()
         self._connection = 0  # the one that the meter knows
-        self._ahead_bytes = 0  # sent since the last reply, without a reply of its own
+        self._sent_bytes = 0  # since the last reply that was measured
         self.echoes = True  # the edge sends the bytes of a ping back
         self._lock = threading.Lock()
         self.probing = Probing()
 
-    def sent_ahead(self, size: int) -> None:
-        """Count bytes that were sent without a reply of their own."""
-        self._ahead_bytes += size
+    def sent(self, size: int) -> None:
+        """Count bytes that were sent: those without a reply, or whose reply nobody waited for, are
+        in the way of the next request.
+        """
+        self._sent_bytes += size
 
     def next_answer(self) -> None:
         """Note that the next answer begins; see `rtt_is_new`."""
@@ -65,7 +69,7 @@ class Gauge:
 
     def measure(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> Transit:
         """Return the seconds that an exchange spent on the link each way, and feed the meter."""
-        ahead, self._ahead_bytes = self._ahead_bytes, 0
+        ahead, self._sent_bytes = max(0, self._sent_bytes - answer.uplink_bytes), 0
         with self._lock:
             if self._connection != answer.connection:  # maybe another path and clock
                 self._meter, self._connection = LinkMeter(), answer.connection
@@ -73,6 +77,7 @@ class Gauge:
                 up_bytes=answer.uplink_bytes,
                 down_bytes=answer.downlink_bytes,
                 ahead_bytes=ahead,
+                behind_bytes=answer.behind_bytes,
                 sent_ns=answer.sent_ns,
                 received_ns=answer.received_ns,
                 edge_received_ns=edge_received_ns,
@@ -105,6 +110,16 @@ class Gauge:
         self.measure(answer, edge_received_ns, held_ns)
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
+
+    def transferred(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
+        """Note the rate at which the link carried a message in chunks, where it is known."""
+        with self._lock:
+            self._meter.carried(up_bps, down_bps)
+
+    def rates_bps(self) -> tuple[float | None, float | None]:
+        """The best of the last rates up and down; None where they are unknown."""
+        with self._lock:
+            return self._meter.rates_bps
 
     def state(self, segments: Segments | None) -> LinkState:
         """Return the link's state, with the age of each reading."""

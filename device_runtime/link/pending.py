@@ -5,15 +5,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.line import Arrival
 from pilotfish.device_runtime.link.loss import RESEND_S
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.messages import Buffer, Reply, Request
+from pilotfish.wire.messages import Buffer, Request
+
+SOON_S = 0.005  # what this end may take without being mistaken for a slow link
 
 
 class Sent(NamedTuple):
     """A request as sent: its message, frames, bytes, and time (monotonic).
 
-    position: where it begins in the connection's stream, about; None: unknown.
+    position: where it begins in the connection's stream, about; None: unknown. chunked: it went in
+    chunks, so the time until its reply says nothing about the link. stood: nor does it if this
+    process stood still while it was sent.
     """
 
     message: Request
@@ -21,17 +26,20 @@ class Sent(NamedTuple):
     size: int
     sent_ns: int
     position: int | None = None
+    chunked: bool = False
+    stood: bool = False
 
 
 class Pending:
-    """One request. late and stood: as in `TimedReply`."""
+    """One request. late, stood and behind_bytes: as in `TimedReply`."""
 
     def __init__(self, sent: Sent, *, late: bool) -> None:
         self.sent = sent
-        self.late = late
-        self.stood = False
+        self.late = late or time.monotonic_ns() - sent.sent_ns > SOON_S * 1e9
+        self.stood = sent.stood
+        self.behind_bytes = 0
         self._size = sent.size  # bytes sent in all
-        self._resent = False
+        self._resent = sent.chunked
         self._position = sent.position
         self._reached = self._most = 0  # bytes acknowledged over this connection, and over any
         self._overdue_s = RESEND_S
@@ -54,24 +62,28 @@ class Pending:
         crossing = self._position is not None and self._reached < self.sent.size
         return owed_s >= self._overdue_s and not crossing
 
+    def advanced(self) -> None:
+        """Note that a part of its reply came."""
+        self._overdue_s = RESEND_S
+
     def again(self, sent: Sent, owed_s: float) -> None:
         """Note that it was sent again, when its reply had been owed for so long."""
         self._overdue_s = owed_s + 2.0 * max(RESEND_S, self._overdue_s)
         self._size += sent.size
         self._resent, self._position, self._reached = True, sent.position, 0
 
-    def answered(self, arrived: tuple[Reply, list[Buffer], int], connection: int) -> TimedReply:
+    def answered(self, arrived: Arrival, connection: int) -> TimedReply:
         """Return its reply, which has just arrived over this connection."""
-        reply, frames, size = arrived
         return TimedReply(
-            reply=reply,
-            frames=frames,
+            reply=arrived.reply,
+            frames=arrived.frames,
             uplink_bytes=self._size,
-            downlink_bytes=size,
+            downlink_bytes=arrived.size,
             sent_ns=self.sent.sent_ns,
             received_ns=time.monotonic_ns(),
-            resent=self._resent,
+            resent=self._resent or arrived.sliced,
             connection=connection,
             late=self.late,
             stood=self.stood,
+            behind_bytes=self.behind_bytes,
         )

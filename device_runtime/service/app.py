@@ -26,7 +26,6 @@ from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
 from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
-from pilotfish.engines.errors import EngineError
 from pilotfish.wire.errors import PilotfishError
 from pilotfish.wire.protocols import EXCHANGES, STREAM
 
@@ -47,7 +46,7 @@ def application(service: DeviceService) -> ASGIApp:
         told = error.headers if isinstance(error, HTTPException) and error.headers else {}
         return json_response(refusal.body, refusal.status, {**told, **refusal.headers})
 
-    for expected in (HTTPException, RefusalError, PilotfishError, EngineError):
+    for expected in (HTTPException, RefusalError, PilotfishError):
         app.add_exception_handler(expected, refuse)
     app.add_exception_handler(Exception, refuse)  # uvicorn then closes the connection
     return AccessControl(app, service)
@@ -75,6 +74,7 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
             chat=wanted.chat,
             model=model,
             echo=echo,
+            marked=not isinstance(wanted.prompt, str),
             words=words,
             usage=usage,
             best=wanted.best,

@@ -21,6 +21,7 @@ from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.refusal import Body, RefusalError, gone, refusal_of
+from pilotfish.wire.errors import BadGrammarError
 
 QUIET_S = 3.0
 BODY_S = 10.0  # for a body to arrive
@@ -127,6 +128,8 @@ class Completion(Response):
                         assert isinstance(event, Generation)  # pieces come where they are streamed
                         whole.append(event)
                     await json_response(self._answer.whole(whole))(scope, receive, send)
+            except BadGrammarError as error:
+                raise refusal_of(error, wanted.params) from error
             finally:
                 watch.cancel()
 
@@ -156,7 +159,7 @@ class Completion(Response):
             try:
                 pending, ended = self._taken(job)
             except Exception as error:
-                refusal = refusal_of(error)
+                refusal = refusal_of(error, self._wanted.params)
                 self._refused(refusal)
                 pending, ended = self._encoded([self._answer.failed(refusal)]), True
         await send({"type": "http.response.body", "body": b""})

@@ -36,7 +36,6 @@ from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.status import Status
 from pilotfish.device_runtime.service.tls import tls_context
-from pilotfish.engines.errors import EngineError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.errors import CertificateError, PilotfishError
 from pilotfish.wire.keys import DeviceKeys
@@ -55,7 +54,7 @@ _HEADERS = [
 ]
 _SOFTWARE = 70  # sysexits.h
 _END_S = 10.0  # for interrupted answers to end
-_TROUBLE = (PilotfishError, EngineError, OSError)  # raised by reading keys or configuration again
+_TROUBLE = (PilotfishError, OSError)  # raised by reading keys or configuration again
 
 Reread = Callable[[], ServiceConfig]
 

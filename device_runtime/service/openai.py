@@ -38,7 +38,13 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.device_runtime.service.tools import Choice, ToolList, chosen, tools_asked
+from pilotfish.device_runtime.service.tools import (
+    Choice,
+    ToolList,
+    chosen,
+    tools_asked,
+    with_call_ids,
+)
 from pilotfish.reading import unmarked
 from pilotfish.speculation.shaping import (
     LEAST_FACTOR,
@@ -157,7 +163,8 @@ class CompletionRequest:
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
     without ``max_tokens`` the answer may fill the context. choices: answers to it, of which the
     ``best`` likeliest by token are sent, all of them if 0. echo: each begins with the prompt.
-    logprobs, prompt_logprobs: they are told.
+    logprobs, prompt_logprobs: they are told. params: the fields of what its grammar is made of, by
+    `BadGrammarError.part`.
     """
 
     chat: bool
@@ -171,17 +178,24 @@ class CompletionRequest:
     prompt_logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    params: Mapping[str, str] = field(default_factory=dict)
 
 
 def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/chat/completions``. defaults: the service's own options."""
     request = read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
-    messages = [message_of(message, at) for at, message in enumerate(request.messages)]
+    messages = with_call_ids(
+        [message_of(message, at) for at, message in enumerate(request.messages)]
+    )
     most = request.max_completion_tokens or request.max_tokens
     functions = None if request.tools is None else [tool.function for tool in request.tools]
     tools = tools_asked(functions, chosen(request.tool_choice), request.parallel_tool_calls)
     thinking = thinking_of(request.chat_template_kwargs, request.reasoning_effort)
     talk = Talk(messages, tools, thinking)
+    of_tools = {
+        function.name: f"tools[{at}].function.parameters"
+        for at, function in enumerate(functions or ())
+    }
     wanted = wanted_of(
         request,
         chat=True,
@@ -191,6 +205,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         format=request.response_format,
         choices=request.n or 1,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,
+        params={"": "response_format", **of_tools},
     )
     if request.top_logprobs and not request.logprobs:
         raise RefusalError(
@@ -227,6 +242,7 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         choices=request.n or 1,
         echo=bool(request.echo),
         logprobs=request.logprobs,
+        params={"": "response_format"},
     )
     if wanted.echo and not wanted.stream:
         wanted.options["prompt_logprobs"] = request.logprobs  # its words are told with the answer's
@@ -292,8 +308,12 @@ def wanted_of(
     choices: int = 1,
     echo: bool = False,
     logprobs: int | None = None,
+    params: Mapping[str, str],
 ) -> CompletionRequest:
-    """Check what requests of all routes say. most: tokens of the answer."""
+    """Check what requests of all routes say.
+
+    most: tokens of the answer. params: as in `CompletionRequest`, of "" where the format says it.
+    """
     options = _options(request, defaults, format)
     options["logprobs"] = logprobs
     if most is not None:
@@ -312,6 +332,7 @@ def wanted_of(
         logprobs=logprobs is not None,
         stream=bool(request.stream),
         include_usage=usage,
+        params=params if format is not None else {**params, "": "structured_outputs"},
     )
 
 

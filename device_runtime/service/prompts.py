@@ -27,7 +27,6 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`( - at `[^`]*`)?", 
 _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "annotations": (None, []),
     "audio": (None,),
-    "function_call": (None,),
     "refusal": (None,),
 }
 # Errors that depend on the edge's vocabulary.
@@ -38,7 +37,10 @@ _ROLES = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",  # OpenAI's old form
 }
+# A call has no words, and a result may have none.
+_MAY_SAY_NOTHING = frozenset(("assistant", "tool", "function"))
 
 
 def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
@@ -113,18 +115,11 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
-    if calls := calls_of(message.tool_calls, where):
+    if calls := calls_of(message.tool_calls, message.function_call, where):
         _expect_role("assistant", role, f"{where}tool_calls")
         found["tool_calls"] = calls
-    if message.tool_call_id is not None or role == "tool":
-        _expect_role("tool", role, f"{where}tool_call_id")
-        if message.tool_call_id is None:
-            raise RefusalError(
-                400,
-                f"{where}tool_call_id says which call this is the result of.",
-                code="invalid_value",
-                param=f"{where}tool_call_id",
-            )
+    if message.tool_call_id is not None:
+        _expect_role("tool", found["role"], f"{where}tool_call_id")
     return found
 
 
@@ -183,7 +178,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
             return content
         if isinstance(content, list):
             return "".join(one.text for one in content)
-        if role == "assistant":
+        if role in _MAY_SAY_NOTHING:
             return ""
     raise RefusalError(
         400,

@@ -6,6 +6,7 @@ client never gets more than the message of a typed error: the rest is logged.
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pilotfish.engines.errors import EngineError, TemplateError
@@ -36,7 +37,7 @@ Body = dict[str, Any]
 _MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 500, 80
 
 # Errors of the client, and their names in the metrics.
-_FAULTS: dict[type[Exception], str] = {
+_FAULTS: dict[type[PilotfishError], str] = {
     PromptTooLongError: "too-long",
     TooLargeError: "too-long",
     UnsupportedError: "unsupported",
@@ -127,8 +128,8 @@ def gone(message: str = "The client is gone.") -> RefusalError:
     return RefusalError(499, message, code="gone", reason="gone")
 
 
-def refusal_of(error: BaseException) -> RefusalError:
-    """Convert any error to a refusal."""
+def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) -> RefusalError:
+    """Convert any error to a refusal. params: the request's fields, by the part of a grammar."""
     if isinstance(error, RefusalError):
         return error
     if (short := shortage(error)) is not None:
@@ -136,21 +137,25 @@ def refusal_of(error: BaseException) -> RefusalError:
         error = BusyError(f"This machine has no {short} left for it now: try again later.")
     for kind, reason in _FAULTS.items():
         if isinstance(error, kind):
-            code = getattr(error, "code", "template").replace("-", "_")
+            assert isinstance(error, PilotfishError)
+            code = error.code.replace("-", "_")
             if isinstance(error, PromptTooLongError):
                 code = "context_length_exceeded"
-            return RefusalError(400, str(error), code=code, reason=reason)
+            param = None
+            if isinstance(error, BadGrammarError) and params and error.part is not None:
+                param = params.get(error.part)
+            return RefusalError(400, str(error), code=code, param=param, reason=reason)
     if isinstance(error, _ABSENT):
         assert isinstance(error, PilotfishError)
         code = error.code.replace("-", "_")
         return RefusalError(503, str(error), code=code, reason=error.code, retry_s=5.0)
+    if isinstance(error, EngineError):
+        _log.warning("an answer failed: %s: %s", type(error).__name__, error)
+        return RefusalError(500, str(error), code=error.code, reason=error.code)
     if isinstance(error, PilotfishError):  # the edge is at fault
         _log.warning("an answer failed: %s: %s", type(error).__name__, error)
         code = error.code.replace("-", "_")
         return RefusalError(502, str(error), code=code, reason=error.code)
-    if isinstance(error, EngineError):
-        _log.warning("an answer failed: %s: %s", type(error).__name__, error)
-        return RefusalError(500, str(error), code="engine", reason="engine")
     _log.error("an answer failed", exc_info=error)
     return RefusalError(
         500,

@@ -142,6 +142,10 @@ def response_request(
         most=request.max_output_tokens,
         defaults=defaults,
         format=None if request.text is None else request.text.format,
+        params={
+            "": "text.format.schema",
+            **{tool.name: f"tools[{at}].parameters" for at, tool in enumerate(request.tools or ())},
+        },
     )
     return ResponseRequest(
         wanted=wanted,

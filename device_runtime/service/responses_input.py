@@ -13,6 +13,7 @@ import msgspec
 from pilotfish.device_runtime.service.answers import message_body
 from pilotfish.device_runtime.service.prompts import content_of
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.tools import arguments_text
 from pilotfish.engines.families.reader import ToolCall, Turn
 
 Message = Mapping[str, Any]
@@ -21,8 +22,8 @@ _ABSENT = msgspec.Raw()
 
 _NEEDED = {
     "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
+    "function_call": ("call_id", "name"),
+    "function_call_output": ("call_id",),
     "reasoning": (),
 }
 
@@ -35,7 +36,7 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     content: msgspec.Raw = msgspec.Raw()
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: msgspec.Raw = msgspec.Raw()
     output: msgspec.Raw = msgspec.Raw()
     id: str | None = None
     status: str | None = None
@@ -107,7 +108,7 @@ class _Conversation:
                 self._turn = Turn("", thought, ())
             case "function_call", _:
                 assert item.call_id is not None
-                call = ToolCall(item.call_id, item.name or "", item.arguments or "")
+                call = ToolCall(item.call_id, item.name or "", arguments_text(item.arguments))
                 self._called.add(call.id)
                 turn = turn or Turn("", "", ())
                 self._turn = turn._replace(calls=(*turn.calls, call))

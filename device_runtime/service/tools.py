@@ -5,20 +5,21 @@ In: these fields. Out: `Tools`, and messages for a chat template; or a `RefusalE
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from contextlib import suppress
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.engines.families import Tools
 from pilotfish.engines.families.tools import MOST_TOOLS
-from pilotfish.wire.messages import MAX_GRAMMAR
 
+MOST_PARAMETERS = 1024 * 1024  # bytes of all tools' schemas; most of them are descriptions
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A function. ``strict`` changes nothing: arguments always are of their schema."""
+    """A function. strict: one that cannot be enforced wholly is refused, and not in part."""
 
     name: str
     description: str | None = None
@@ -59,6 +60,7 @@ def tools_asked(
                 "name": one.name,
                 "description": one.description,
                 "parameters": parameters,
+                "strict": one.strict,
             },
         }
         for one, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
@@ -70,10 +72,10 @@ def tools_asked(
 
 
 def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
-    if sum(len(memoryview(one.parameters)) for one in functions) > MAX_GRAMMAR:
+    if sum(len(memoryview(one.parameters)) for one in functions) > MOST_PARAMETERS:
         raise RefusalError(
             400,
-            f"The parameters of all tools have more than {MAX_GRAMMAR:,} bytes.",
+            f"The parameters of all tools have more than {MOST_PARAMETERS:,} bytes.",
             code="invalid_value",
             param="tools",
         )
@@ -92,37 +94,86 @@ def chosen(choice: Choice | None) -> str | None:
 
 
 class _Function(msgspec.Struct):
+    """A call. arguments: a text of JSON, or JSON itself, as Ollama has it."""
+
     name: _Name
-    arguments: str
+    arguments: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Call(msgspec.Struct):
     """A call in an assistant's message, as it was answered."""
 
-    id: str
     function: _Function
+    id: str | None = None
     type: Literal["function"] = "function"
 
 
 _Calls = Annotated[list[_Call], msgspec.Meta(max_length=MOST_TOOLS)]
+_Read = TypeVar("_Read")
 
 
-def calls_of(value: msgspec.Raw, where: str) -> list[dict[str, Any]]:
-    """Read the calls of a message; a template takes them so."""
-    try:
-        found = msgspec.json.decode(value or b"null", type=_Calls | None)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusalError(
-            400,
-            f"{where}tool_calls: {error}.",
-            code="invalid_value",
-            param=f"{where}tool_calls",
-        ) from None
+def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict[str, Any]]:
+    """Read the calls of a message, or its only one in OpenAI's old form; a template takes them so.
+
+    A call that names no id has None; see `with_call_ids`.
+    """
+    found = _read(calls, _Calls, f"{where}tool_calls") or []
+    if (call := _read(old_call, _Function, f"{where}function_call")) is not None:
+        found = [*found, _Call(call)]
     return [
         {
             "id": one.id,
             "type": "function",
-            "function": {"name": one.function.name, "arguments": one.function.arguments},
+            "function": {
+                "name": one.function.name, "arguments": arguments_text(one.function.arguments)
+            },
         }
-        for one in found or ()
-    ]
+        for one in found
+    ]  # fmt: skip
+
+
+def _read(value: msgspec.Raw, kind: "type[_Read]", where: str) -> "_Read | None":
+    try:
+        found: _Read | None = msgspec.json.decode(value or b"null", type=kind | None)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusalError(400, f"{where}: {error}.", code="invalid_value", param=where) from None
+    return found
+
+
+def arguments_text(arguments: msgspec.Raw) -> str:
+    """Return a call's arguments as a text, whether it is JSON or not."""
+    data = bytes(arguments)
+    if data in (b"", b"null"):
+        return "{}"
+    if data.startswith(b'"'):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return msgspec.json.decode(data, type=str)
+    return data.decode("utf-8", "replace")
+
+
+def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give ids to the calls and the results that have none, as in older forms.
+
+    Such a result is of the first call before it, of its name if it has one, that has no result yet.
+    """
+    waiting: dict[str, str] = {}  # names of calls, by id
+    for at, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            for number, call in enumerate(calls):
+                call["id"] = call["id"] or f"c{at:04}{number:04}"  # nine letters, as Mistral wants
+            waiting = {call["id"]: call["function"]["name"] for call in calls}
+        elif message["role"] == "tool":
+            if "tool_call_id" not in message:
+                name = message.get("name")
+                of = next((id for id, one in waiting.items() if name in (None, one)), None)
+                if of is None:
+                    where = f"messages[{at}].tool_call_id"
+                    raise RefusalError(
+                        400,
+                        f"{where} says which call this is the result of.",
+                        code="invalid_value",
+                        param=where,
+                    )
+                message["tool_call_id"] = of
+            waiting.pop(message["tool_call_id"], None)
+    return messages

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
+from pilotfish.edge_runtime.faults import is_the_requests
 from pilotfish.edge_runtime.node.work import Work, timed
 from pilotfish.wire.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
 from pilotfish.wire.messages import Buffer
@@ -62,11 +63,12 @@ class NodeService:
                         "the node failed before; see its log."
                     )
                     self._refuse(envelope.client, over, order.incarnation)
-        except PilotfishError as error:
-            self._refuse(envelope.client, error, concerns)
         except Exception as error:
-            _log.exception("a step could not be done")
-            told = InternalError(f"The node failed at this step ({error}); see its log.")
+            if isinstance(error, PilotfishError) and is_the_requests(error):
+                told: PilotfishError = error
+            else:
+                _log.exception("a step could not be done")
+                told = InternalError(f"The node failed at this step ({error}); see its log.")
             self._refuse(envelope.client, told, concerns)
 
     def update_attachment(self) -> None:

@@ -69,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
-    except PilotfishError as error:
-        complain(str(error))
-        return error.exit_code
     except EngineError as error:  # it may quote a file that came from elsewhere, or a library
         complain(one_line(str(error)))
+        return error.exit_code
+    except PilotfishError as error:
+        complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, ImportError) as error:
         # a module in C that is interrupted while it is imported makes an ImportError of it

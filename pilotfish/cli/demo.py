@@ -66,7 +66,8 @@ def _run(args: argparse.Namespace) -> int:
             EdgeServer(target, keys=key_folder, threads=len(theirs)) as edge,
             Device(drafter, edge.endpoint, key_folder, threads=len(ours)) as device,
         ):
-            device.generate("Hello", max_tokens=8)  # first passes of fresh engines are slow
+            # first passes of fresh engines are slow
+            device.generate("Hello", protocol="greedy", max_tokens=8)
             screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
             screen.legend()
             # the target alone at both temperatures, for what is lossless is compared with it

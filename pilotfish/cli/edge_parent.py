@@ -20,9 +20,9 @@ def for_parent(daemon: Callable[..., int], descriptor: int) -> int:
             return daemon(
                 announce=lambda endpoint: tie.tell({"endpoint": endpoint}), lifeline=descriptor
             )
-        except PilotfishError as error:
-            tie.refuse(error)
-            return error.exit_code
         except EngineError as error:
             tie.refuse(ListenError(str(error)))
+            return error.exit_code
+        except PilotfishError as error:
+            tie.refuse(error)
             return error.exit_code

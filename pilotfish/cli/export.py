@@ -104,7 +104,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         setting(
             "let a key of the model's configuration pass that is not known here, because it has no "
-            "effect on the text; may be given several times, and the manifest says so",
+            "effect on the text; chat_template leaves the chat templates out; may be given several "
+            "times, and the manifest says so",
             flag="ignore-key",
             metavar="NAME",
             repeat=True,

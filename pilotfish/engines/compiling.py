@@ -16,6 +16,7 @@ from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families.outline import KIND as TURN
 from pilotfish.engines.families.outline import Controls, read_outline
 from pilotfish.engines.families.outline import source as turn_source
+from pilotfish.engines.schemas import assertions
 from pilotfish.speculation.shaping import Grammar
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _source(grammar: Grammar) -> str:
 
     match grammar.kind:
         case "json":
-            return LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+            return LLMatcher.grammar_from_json_schema(assertions(grammar.text), defaults=_JSON)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":

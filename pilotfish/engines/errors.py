@@ -6,10 +6,13 @@ Each error has a sentence that says what to do, and the exit code that the comma
 
 from __future__ import annotations
 
+from pilotfish.errors import PilotfishError
 
-class EngineError(Exception):
+
+class EngineError(PilotfishError):
     """Base of all deliberate errors of `engines` and `export`."""
 
+    code = "engine"
     exit_code = 70  # EX_SOFTWARE
 
 
@@ -22,6 +25,7 @@ class ArtifactError(EngineError):
 class TemplateError(EngineError):
     """A chat template does not compile, refuses the messages, or breaks its bounds."""
 
+    code = "template"
     exit_code = 65  # EX_DATAERR
 
 

@@ -133,7 +133,7 @@ class Grammars:
         """
         with self._lock:
             words = self._read()
-        self._try(grammar)
+        self.attempt(grammar)
         _, size, ends = self._vocabulary
         parser = partial(compiled, grammar, words, self._controls)
         made = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
@@ -146,8 +146,8 @@ class Grammars:
             made.spare()
         return made
 
-    def _try(self, grammar: Grammar) -> None:
-        """Try a grammar, unless it is one of the last that were."""
+    def attempt(self, grammar: Grammar) -> None:
+        """Try a grammar, unless it is one of the last that were; raises as `constraint` does."""
         with self._lock:
             wrong = self._tried.get(grammar)
         if wrong is None:

@@ -140,7 +140,7 @@ def test_bad_answers_to_a_window(
 ) -> None:
     _, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
     with pytest.raises(error):
-        device.generate(PROMPT, window=4, max_tokens=20)
+        device.generate(PROMPT, protocol="greedy", window=4, max_tokens=20)
 
 
 def counts(vocab: int = VOCAB, bits: int = P_BITS) -> bytes:
@@ -375,7 +375,7 @@ def test_late_and_foreign_answers_are_passed_over(liar) -> None:
         ]
 
     _, device = liar(script)
-    assert device.generate(PROMPT, max_tokens=5).tokens == [1] * 5
+    assert device.generate(PROMPT, protocol="greedy", max_tokens=5).tokens == [1] * 5
 
 
 @pytest.mark.parametrize(
@@ -398,4 +398,4 @@ def test_an_edge_without_room(pair: Pair, liar) -> None:
 
     _, device = liar(script)
     with pytest.raises(PromptTooLongError):
-        device.generate(PROMPT, max_tokens=5)
+        device.generate(PROMPT, protocol="greedy", max_tokens=5)

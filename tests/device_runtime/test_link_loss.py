@@ -292,7 +292,7 @@ def test_an_edge_with_narrower_limits_gets_narrower_windows(long_pair: Pair, rel
 def test_an_edge_that_is_full(long_pair: Pair, policy: str) -> None:
     with EdgeServer(long_pair.target, threads=1, sessions=1) as full:
         holder = opened(long_pair, full.endpoint, "fail")
-        holder.generate(PROMPT, max_tokens=5)
+        holder.generate(PROMPT, protocol="greedy", max_tokens=5)
         with opened(long_pair, full.endpoint, policy) as device:
             if policy == "fail":
                 with pytest.raises(TooManySessionsError):
@@ -340,7 +340,7 @@ def test_a_session_lost_over_one_connection_after_another(long_pair: Pair) -> No
     edge.start()
     try:
         with opened(long_pair, relay.endpoint, "wait") as device:
-            assert device.generate(PROMPT, max_tokens=1).tokens == [5]
+            assert device.generate(PROMPT, protocol="greedy", max_tokens=1).tokens == [5]
     finally:
         relay.close()
         edge.stop()
@@ -379,14 +379,14 @@ def test_redirected_in_the_middle(long_pair: Pair, key_folders, protocol: str) -
 
 def test_a_wrong_turn_changes_nothing(long_pair: Pair, server: EdgeServer, tmp_path) -> None:
     with opened(long_pair, server.endpoint, "fail") as device:
-        wanted = device.generate(PROMPT, max_tokens=10).tokens
+        wanted = device.generate(PROMPT, protocol="greedy", max_tokens=10).tokens
         with pytest.raises(UnsupportedError):
             device.redirect("tcp://192.0.2.1:7077")  # beyond loopback, without keys
         with pytest.raises(UnsupportedError):
             device.redirect("127.0.0.1")
         with pytest.raises(KeysError):
             device.redirect(server.endpoint, tmp_path)
-        assert device.generate(PROMPT, max_tokens=10).tokens == wanted
+        assert device.generate(PROMPT, protocol="greedy", max_tokens=10).tokens == wanted
     with Device(long_pair.draft, threads=1) as device, pytest.raises(UnsupportedError):
         device.redirect(server.endpoint)
 
@@ -409,7 +409,7 @@ def test_a_device_that_was_not_let_in_may_be_later(long_pair: Pair, key_folders)
 
 def test_an_idle_device_sees_the_link_go_and_come(long_pair: Pair, relay: Relay, server) -> None:
     with opened(long_pair, relay.endpoint, "fail") as device:
-        device.generate(PROMPT, max_tokens=5)
+        device.generate(PROMPT, protocol="greedy", max_tokens=5)
         assert device.link_up
         assert device.link_state().rtt is not None
         lose(relay)

@@ -42,8 +42,8 @@ def far(pair: Pair, road: Emulator) -> Iterator[Device]:
 
 @pytest.mark.timing
 def test_an_answer_knows_its_link(far: Device) -> None:
-    far.generate("abc", max_tokens=20, window=2)
-    link = far.generate("abc", max_tokens=4).link
+    far.generate("abc", protocol="greedy", max_tokens=20, window=2)
+    link = far.generate("abc", protocol="greedy", max_tokens=4).link
     assert link is not None
     assert link.rtt is not None
     assert link.rtt.value == pytest.approx(RTT_S, abs=0.01)
@@ -53,7 +53,7 @@ def test_an_answer_knows_its_link(far: Device) -> None:
 
 
 def test_a_fresh_passive_sample_needs_no_ping(far: Device) -> None:
-    far.generate("abc", max_tokens=12)
+    far.generate("abc", protocol="greedy", max_tokens=12)
     answer = far.generate("abc", max_tokens=4, protocol="auto")
     assert answer.choice is not None
     assert answer.probing == Probing()
@@ -61,7 +61,7 @@ def test_a_fresh_passive_sample_needs_no_ping(far: Device) -> None:
 
 @pytest.mark.timing
 def test_a_stale_one_costs_one_ping_and_one_rtt(far: Device) -> None:
-    far.generate("abc", max_tokens=4)
+    far.generate("abc", protocol="greedy", max_tokens=4)
     time.sleep(FRESH_S + 0.1)
     begun_s = time.monotonic()
     answer = far.generate("abc", max_tokens=1, protocol="auto", window=0)
@@ -106,7 +106,7 @@ def test_rates_are_probed_only_where_they_matter(pair: Pair, road: Emulator) -> 
 def test_asked_for_rates_are_measured(far: Device) -> None:
     ups, downs = [], []
     for _ in range(6):  # half a millisecond of scheduling is a fifth of the way down
-        far.generate("abc", max_tokens=1, window=0)
+        far.generate("abc", protocol="greedy", max_tokens=1, window=0)
         state = far.probe(rates=True)
         assert state.up is not None
         assert state.down is not None
@@ -127,7 +127,7 @@ def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
             device.generate(
                 "abc", max_tokens=120, protocol="dsd", window=60, temperature=1.0, seed=seed
             )
-        state = device.generate("abc", max_tokens=2).link
+        state = device.generate("abc", protocol="greedy", max_tokens=2).link
         assert state is not None
         assert state.up is not None
         assert state.up.value == pytest.approx(4e6, rel=0.1)
@@ -205,7 +205,7 @@ def test_rates_are_due_though_answers_come_slowly(pair: Pair, road: Emulator) ->
     """A person types for longer than an RTT stays fresh."""
     auto = Auto(among=["tslt", "dsd"])
     with Device(pair.draft, road.endpoint, threads=1) as device:
-        device.generate("abc", max_tokens=8)
+        device.generate("abc", protocol="greedy", max_tokens=8)
         time.sleep(FRESH_S + 0.1)
         answer = device.generate("abc", max_tokens=8, protocol=auto, temperature=1.0)
         assert answer.probing.pings == 1
@@ -220,8 +220,8 @@ def test_a_long_prompt_is_no_rate(long_pair: Pair) -> None:
         Emulator(edge.endpoint, Conditions(rtt_s=0.01, up_bps=10e6)) as link,
         Device(long_pair.draft, link.endpoint, threads=1) as device,
     ):
-        device.generate([5] * 8000, max_tokens=4)  # 16 kB
-        state = device.generate([5], max_tokens=4).link
+        device.generate([5] * 8000, protocol="greedy", max_tokens=4)  # 16 kB
+        state = device.generate([5], protocol="greedy", max_tokens=4).link
         assert state is not None
         assert state.up is None
 
@@ -230,9 +230,11 @@ def test_an_edge_that_comes_back_with_other_limits(pair: Pair) -> None:
     with EdgeServer(pair.target, threads=1) as first:
         address = first.endpoint
         device = Device(pair.draft, address, threads=1)
-        device.generate("abc", max_tokens=12, window=8)
+        device.generate("abc", protocol="greedy", max_tokens=12, window=8)
     with device, EdgeServer(pair.target, listen=address, threads=1, max_window=2):
-        device.generate("abc", max_tokens=1, window=0)  # finds that the connection is another one
+        device.generate(
+            "abc", protocol="greedy", max_tokens=1, window=0
+        )  # finds that the connection is another one
         for protocol in ("greedy", Auto(among=["greedy"])):  # hints have no windows
             answer = device.generate("abc", max_tokens=12, protocol=protocol)
             own = [each.window for each in answer.rounds if each.source in ("", "device")]
@@ -246,7 +248,7 @@ def test_waiting_for_an_edge_is_no_rtt(pair: Pair) -> None:
     with EdgeServer(pair.target, threads=1) as first:
         address = first.endpoint
         device = Device(pair.draft, address, threads=1)
-        device.generate("abc", max_tokens=12)
+        device.generate("abc", protocol="greedy", max_tokens=12)
     with device, EdgeServer(pair.target, listen=address, threads=1):
         for _ in range(3):
             link = device.generate("abc", max_tokens=4, protocol="auto").link

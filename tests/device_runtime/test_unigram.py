@@ -48,7 +48,7 @@ def test_one_vocabulary(edge: EdgeServer, tmp_path: Path, template: str) -> None
         assert drafted.tokens == alone.tokens
         assert drafted.text == alone.text == device.tokenizer.decode(alone.tokens)
         assert device.prompt("a </s>").ids.tolist().count(2) == 0
-        held = device.generate("Say it.", max_tokens=40, schema=CHOICE)
+        held = device.generate("Say it.", protocol="greedy", max_tokens=40, schema=CHOICE)
         assert json.loads(held.text) in CHOICE["enum"]
 
 
@@ -58,4 +58,4 @@ def test_another_vocabulary(edge: EdgeServer, tmp_path: Path) -> None:
         pytest.raises(PilotfishError, match="a Unigram vocabulary is only used by a drafter and"),
         Device(tmp_path / "draft", edge.endpoint, threads=1) as device,
     ):
-        device.generate("a", max_tokens=4)
+        device.generate("a", protocol="greedy", max_tokens=4)

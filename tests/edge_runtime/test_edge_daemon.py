@@ -63,11 +63,13 @@ def test_what_systemd_is_told(pair: Pair, systemd: Systemd) -> None:
         assert "EXTEND_TIMEOUT_USEC" in systemd.received[0][1]  # loading may take its time
         assert systemd.await_("STATUS", "serving").endswith(": 0 devices, 0 sessions, 0 passes")
         with Device(pair.draft, daemon.endpoint, threads=1) as device:
-            device.generate(PROMPT, max_tokens=4)
+            device.generate(PROMPT, protocol="greedy", max_tokens=4)
             told = ""
             while not re.fullmatch(r"serving tiny: 1 device, 1 session, [1-9]\d* pass(es)?", told):
                 since = len(systemd.received)
-                device.generate(PROMPT, max_tokens=1)  # so that there is something to tell
+                device.generate(
+                    PROMPT, protocol="greedy", max_tokens=1
+                )  # so that there is something to tell
                 told = systemd.await_("STATUS", since=since)
         idle_s = time.monotonic()
         time.sleep(1.6)  # an idle edge feeds its watchdog too
@@ -116,7 +118,7 @@ def test_a_socket_that_systemd_holds(pair: Pair) -> None:
         with running(*flags, listening=listening) as daemon:
             assert daemon.endpoint == endpoint
             with Device(pair.draft, endpoint, threads=1) as device:
-                wanted = device.generate(PROMPT, max_tokens=20, seed=1).tokens
+                wanted = device.generate(PROMPT, protocol="greedy", max_tokens=20, seed=1).tokens
             daemon.signal(signal.SIGTERM)
             assert daemon.ends() == 0
         with RawClient(endpoint) as early:
@@ -125,7 +127,10 @@ def test_a_socket_that_systemd_holds(pair: Pair) -> None:
                 early.say(PING)
                 early.receive(30)
                 with Device(pair.draft, endpoint, threads=1) as device:
-                    assert device.generate(PROMPT, max_tokens=20, seed=1).tokens == wanted
+                    assert (
+                        device.generate(PROMPT, protocol="greedy", max_tokens=20, seed=1).tokens
+                        == wanted
+                    )
 
 
 def test_an_inherited_socket_that_does_not_listen(pair: Pair) -> None:
@@ -377,7 +382,9 @@ def test_figures_are_those_of_what_was_done(pair: Pair) -> None:
             assert 'threads="1"' in build
             await_sample(port, 'sessions_ended_total{reason="expired"}', 1)
             assert scrape(port)["sessions"] == 0
-            device.generate(PROMPT, max_tokens=4)  # an expired session begins again
+            device.generate(
+                PROMPT, protocol="greedy", max_tokens=4
+            )  # an expired session begins again
         promtool = shutil.which("promtool")
         if promtool is not None:
             checked = subprocess.run(

@@ -117,6 +117,7 @@ SCHEMAS: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": "^[0-9]{3}$"}, '"123"'),
     ({"type": "array", "items": {"type": "integer", "minimum": 3}, "minItems": 2}, "[3, 99]"),
     ({"oneOf": [{"type": "null"}, {"type": "number"}]}, "-1.5e3"),
+    ({"type": "string", "format": "nanoid", "title": "T"}, '"no such format"'),
     ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
         "next": {"$ref": "#/$defs/n"}}, "additionalProperties": False}}}, '{"next": {"next": {}}}'),
 ]  # fmt: skip

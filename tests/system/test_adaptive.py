@@ -216,7 +216,7 @@ def test_it_is_told_wherever_a_round_is(device: Device, tmp_path: Path) -> None:
     answer = device.generate(PROMPT, protocol="adaptive", tau=0.5, lambdas=NONE_KEY, **SAMPLED)
     assert answer.notes["deviation"] is not None
     assert summary(answer)["deviation"] == pytest.approx(answer.notes["deviation"], abs=1e-6)
-    strict = device.generate(PROMPT, max_tokens=10)
+    strict = device.generate(PROMPT, protocol="greedy", max_tokens=10)
     assert summary(strict)["deviation"] == 0.0
 
 

@@ -130,7 +130,7 @@ def test_a_ping_behind_unread_replies_is_sent_again(pair: Pair, edge: EdgeServer
         link.greet()
         for _ in range(3):
             ping(link)
-        link.gauge.sent_ahead(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
+        link.gauge.sent(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
         before = link.gauge.probing
         refresh(link, rates=False, anew=True)
         assert link.gauge.probing.since(before).pings == 2

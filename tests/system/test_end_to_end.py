@@ -76,11 +76,11 @@ def test_local_is_what_the_drafter_says(device, default_artifacts):
     with Device(default_artifacts[0]) as alone:
         assert alone.generate(PROMPTS[0], protocol="local", max_tokens=12).tokens == over.tokens
         with pytest.raises(PilotfishError, match="no edge"):
-            alone.generate(PROMPTS[0], max_tokens=4)
+            alone.generate(PROMPTS[0], protocol="greedy", max_tokens=4)
 
 
 def test_pieces_join_to_the_text_and_tell_where_they_come_from(device):
-    pieces = list(device.stream(PROMPTS[1], window=4, max_tokens=40))
+    pieces = list(device.stream(PROMPTS[1], protocol="greedy", window=4, max_tokens=40))
     answer = device.last
     assert "".join(piece.text for piece in pieces) == answer.text
     assert [token for piece in pieces for token in piece.tokens] == answer.tokens
@@ -112,11 +112,11 @@ def test_records_count_bytes_and_time(device):
 
 def test_one_session_goes_on_without_sending_its_past_again(device):
     ids = [int(i) for i in device.prompt(PROMPTS[0]).ids]
-    first = device.generate(ids, max_tokens=16, window=4)
+    first = device.generate(ids, protocol="greedy", max_tokens=16, window=4)
     longer = [*ids, *first.tokens, *device.tokenizer.encode(" And at night?")]
-    warm = device.generate(longer, max_tokens=16, window=4)
-    device.generate([5, 6, 7], max_tokens=2)  # nothing in common
-    cold = device.generate(longer, max_tokens=16, window=4)
+    warm = device.generate(longer, protocol="greedy", max_tokens=16, window=4)
+    device.generate([5, 6, 7], protocol="greedy", max_tokens=2)  # nothing in common
+    cold = device.generate(longer, protocol="greedy", max_tokens=16, window=4)
     assert warm.tokens == cold.tokens
 
 
@@ -138,7 +138,9 @@ def test_stop_strings_and_limits(device, protocol):
 
 
 def test_the_answer_ends_at_the_end_token(device):
-    answer = device.generate("Reply with one word: yes.", max_tokens=120, window=8)
+    answer = device.generate(
+        "Reply with one word: yes.", protocol="greedy", max_tokens=120, window=8
+    )
     stream = device.generate("Reply with one word: yes.", max_tokens=120, protocol="stream")
     assert answer.finish_reason == "stop"
     assert answer.tokens == stream.tokens
@@ -165,5 +167,5 @@ def test_senseless_options_are_refused_in_words(device, options, words):
 @pytest.mark.parametrize("prompt", [[], [10**9], [-1], [True, "x"]])
 def test_senseless_prompts_are_refused(device, prompt):
     with pytest.raises(PilotfishError):
-        device.generate(prompt)
-    assert device.generate([504], max_tokens=2).tokens
+        device.generate(prompt, protocol="greedy")
+    assert device.generate([504], protocol="greedy", max_tokens=2).tokens

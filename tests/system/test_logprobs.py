@@ -139,7 +139,7 @@ def test_the_drafters_own_tokens_have_none(device: Device) -> None:
 @pytest.mark.parametrize("most", [-1, 21])
 def test_more_than_there_are_to_be_told(device: Device, most: int) -> None:
     with pytest.raises(UnsupportedError, match="logprobs must be 0 to 20"):
-        device.generate(PROMPT, logprobs=most)
+        device.generate(PROMPT, protocol="greedy", logprobs=most)
 
 
 LONG = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB - 1, 130)]

@@ -103,7 +103,7 @@ def test_stopping_an_edge(pair: Pair, blow: signal.Signals, code: int) -> None:
     address = re.fullmatch(r"pilotfish: the edge serves on (tcp://127\.0\.0\.1:\d+)\n", line)
     assert address
     with Device(pair.draft, address[1]) as device:
-        assert device.generate(PROMPT, max_tokens=4).tokens
+        assert device.generate(PROMPT, protocol="greedy", max_tokens=4).tokens
         began = time.monotonic()
         process.send_signal(blow)
         _, rest = process.communicate(timeout=20)
@@ -112,7 +112,7 @@ def test_stopping_an_edge(pair: Pair, blow: signal.Signals, code: int) -> None:
         assert rest in ("", "pilotfish: interrupted\n")
         began = time.monotonic()
         with pytest.raises(EdgeLostError, match="gone"):
-            device.generate(PROMPT, max_tokens=4)
+            device.generate(PROMPT, protocol="greedy", max_tokens=4)
         assert time.monotonic() - began < patience_s()
 
 
@@ -196,7 +196,7 @@ def test_an_edge_goes_when_its_parent_is_killed(pair: Pair) -> None:
 def test_an_edge_keeps_to_its_cores(pair: Pair) -> None:
     core = max(os.sched_getaffinity(0))
     with EdgeServer(pair.target, cores={core}) as edge, Device(pair.draft, edge.endpoint) as device:
-        device.generate("abc", max_tokens=4)
+        device.generate("abc", protocol="greedy", max_tokens=4)
         threads = [int(path.name) for path in Path(f"/proc/{edge.pid}/task").iterdir()]
         assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {
             frozenset({core})

@@ -176,7 +176,7 @@ def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monke
     with EdgeServer(artifacts / "target") as edge:
         relay = Relay(edge.endpoint)
         with Device(artifacts / "draft", relay.endpoint) as device:
-            wanted = device.generate(PROMPT, max_tokens=12)
+            wanted = device.generate(PROMPT, protocol="greedy", max_tokens=12)
             channel = device._link.channel
             note = channel._note
 
@@ -184,7 +184,7 @@ def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monke
                 note(event, value)
                 time.sleep(0.1)
 
-            pieces = device.stream(PROMPT, max_tokens=12)
+            pieces = device.stream(PROMPT, protocol="greedy", max_tokens=12)
             next(pieces)
             relay.cut()
             time.sleep(1.0)

@@ -178,8 +178,10 @@ def test_drafts_of_the_edge_come_true(pair: Pair) -> None:
 
 def test_a_token_that_the_target_lacks(device: Device) -> None:
     with pytest.raises(TokenOutOfRangeError, match=f"token {VOCAB}; the target has {VOCAB}"):
-        device.generate(PROMPTS[0], logit_bias={VOCAB: 1.0}, max_tokens=2)
-    assert device.generate(PROMPTS[0], logit_bias={VOCAB - 1: 1.0}, max_tokens=2).tokens
+        device.generate(PROMPTS[0], protocol="greedy", logit_bias={VOCAB: 1.0}, max_tokens=2)
+    assert device.generate(
+        PROMPTS[0], protocol="greedy", logit_bias={VOCAB - 1: 1.0}, max_tokens=2
+    ).tokens
 
 
 @pytest.mark.parametrize(
@@ -197,5 +199,5 @@ def test_a_federation_takes_none(tmp_path: Path) -> None:
         Device(cast.draft, serving.endpoint, threads=1) as device,
     ):
         with pytest.raises(PilotfishError, match="takes no penalties and no logit_bias"):
-            device.generate(PROMPTS[0], max_tokens=2, presence_penalty=1.0)
+            device.generate(PROMPTS[0], protocol="greedy", max_tokens=2, presence_penalty=1.0)
         assert device.generate(PROMPTS[0], max_tokens=2, protocol="stream", **SAMPLED).tokens

@@ -218,8 +218,8 @@ def test_a_drafter_beside_the_target_keeps_to_it(writers: Pair) -> None:
 
 
 def test_an_answer_that_is_cut_off_says_so(device: Device) -> None:
-    whole = device.generate(PROMPTS[0], schema=OBJECT, max_tokens=100)
-    cut = device.generate(PROMPTS[0], schema=OBJECT, max_tokens=7)
+    whole = device.generate(PROMPTS[0], protocol="greedy", schema=OBJECT, max_tokens=100)
+    cut = device.generate(PROMPTS[0], protocol="greedy", schema=OBJECT, max_tokens=7)
     assert cut.finish_reason == "length"
     assert whole.text.startswith(cut.text)
 
@@ -344,7 +344,7 @@ def test_a_drafter_that_cannot_say_it_alone(across: Device) -> None:
 
 def test_a_schema_and_a_grammar(device: Device) -> None:
     with pytest.raises(UnsupportedError, match="not both"):
-        device.generate(PROMPTS[0], schema=OBJECT, grammar=GRAMMARS["lark"][0])
+        device.generate(PROMPTS[0], protocol="greedy", schema=OBJECT, grammar=GRAMMARS["lark"][0])
 
 
 def test_a_grammar_that_is_too_long(device: Device) -> None:

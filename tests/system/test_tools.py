@@ -83,7 +83,9 @@ def test_calls_are_of_their_schema(device: Device, protocol: str, options: dict[
 def test_parts_come_as_they_are_written(device: Device) -> None:
     pieces = [
         piece
-        for piece in device.stream(SAID, tools=TOOLS, tool_choice="move", max_tokens=150)
+        for piece in device.stream(
+            SAID, protocol="greedy", tools=TOOLS, tool_choice="move", max_tokens=150
+        )
         if piece.parts
     ]
     assert device.last is not None
@@ -108,7 +110,7 @@ def test_a_thought_that_the_prompt_begins(
             answer = device.generate("move", protocol=protocol, logit_bias=THOUGHT_ENDS, **asked)
             assert answer.text.startswith("</think>")
             assert answer.turn.content in ('"ab"', '"ba"')
-        free = device.generate("move", max_tokens=20)
+        free = device.generate("move", protocol="greedy", max_tokens=20)
         assert free.turn.content == ""  # it has not ended its thought
         assert free.turn.reasoning.strip() == free.text.strip()
 

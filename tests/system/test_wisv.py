@@ -122,7 +122,7 @@ def test_the_default_threshold_is_the_heads(pair: Pair, device: Device, head: st
         EdgeServer(pair.target, threads=1, head=head, threshold=0.0) as strict,
         Device(pair.draft, strict.endpoint, threads=1) as other,
     ):
-        greedy = other.generate(PROMPT, max_tokens=30).tokens
+        greedy = other.generate(PROMPT, protocol="greedy", max_tokens=30).tokens
         assert other.generate(PROMPT, protocol="wisv-full", max_tokens=30).tokens == greedy
 
 
@@ -188,7 +188,7 @@ def test_to_the_end_of_the_context(pair: Pair, ending: Any) -> None:
             assert answers[0].tokens == answers[1].tokens
             assert len(answers[0].tokens) == 30
             if threshold == 0.0:
-                greedy = device.generate(prompt, window=16, max_tokens=99)
+                greedy = device.generate(prompt, protocol="greedy", window=16, max_tokens=99)
                 assert greedy.tokens == answers[0].tokens
 
 
@@ -345,7 +345,7 @@ def test_real_weights(tmp_path: Path) -> None:
         Device(draft, edge.endpoint, context=256) as device,
     ):
         prompt = "Why is the sky blue?"
-        greedy = device.generate(prompt, **options)
+        greedy = device.generate(prompt, protocol="greedy", **options)
         rounds = []
         for threshold in (0.0, 0.5, 1.0):
             full, selective = (

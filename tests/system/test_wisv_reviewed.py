@@ -140,7 +140,7 @@ def test_states_that_the_edge_would_not_read(
 
     with Device(pair.draft, edge.endpoint, threads=1) as device:
         monkeypatch.setattr(EdgeSession, "limits", property(small))
-        assert device.generate(LONG, window=4, max_tokens=8).tokens
+        assert device.generate(LONG, protocol="greedy", window=4, max_tokens=8).tokens
         with pytest.raises(TooLargeError, match="smaller"):
             device.generate(LONG, protocol=SELECTIVE, **WISH)
 
@@ -160,7 +160,7 @@ def test_a_link_that_took_many_attempts_to_connect(
 def test_forgiven_tokens_under_protocols_without_a_head(liar: Liar) -> None:
     _, device = liar(scripted([lambda w: [verdict(w, accepted=2, notes=[1])]]))
     with pytest.raises(MalformedError):
-        device.generate(PROMPT, window=4, max_tokens=3)
+        device.generate(PROMPT, protocol="greedy", window=4, max_tokens=3)
 
 
 @pytest.mark.parametrize("protocol", ["auto", "greedy", "stream", Auto(lossy=True), FULL])

@@ -12,12 +12,13 @@ import pytest
 import zmq
 
 from pilotfish.edge_runtime.serving import duties
+from pilotfish.wire import rollover
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.errors import ListenError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping
-from pilotfish.wire.reuseport import SharedPort
+from pilotfish.wire.reuseport import Route, SharedPort
 from pilotfish.wire.transport import Listener
 
 WAIT_S = 30.0
@@ -40,9 +41,11 @@ def listener(held: EdgeKeys, request: pytest.FixtureRequest) -> Iterator[Listene
 def listening(held: EdgeKeys, endpoint: str, descriptor: int | None = None) -> Iterator[Listener]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     started = Listener(context, endpoint, held, BOUNDS, descriptor)
-    yield started
-    started.close()
-    context.destroy(linger=0)
+    try:
+        yield started
+    finally:
+        started.close()
+        context.destroy(linger=0)
 
 
 @contextmanager
@@ -50,8 +53,10 @@ def device(listener: Listener, alice: DeviceKeys, edge: bytes) -> Iterator[EdgeC
     """A device of Alice's that has this public key of the edge."""
     endpoint = listener.endpoint.replace("0.0.0.0", "127.0.0.1")
     channel = EdgeChannel(endpoint, DeviceKeys(alice.secret, alice.public, edge), 2**20)
-    yield channel
-    channel.close(0)
+    try:
+        yield channel
+    finally:
+        channel.close(0)
 
 
 def attempts(listener: Listener, *channels: EdgeChannel) -> list[int]:
@@ -63,10 +68,12 @@ def attempts(listener: Listener, *channels: EdgeChannel) -> list[int]:
     for descriptor in found:
         poller.register(descriptor, zmq.POLLIN)
     while not all(channel.connected for channel in channels):
-        assert time.monotonic() < deadline, [each.broken_handshakes for each in channels]
+        assert time.monotonic() < deadline, [each.attempts.handshakes_failed for each in channels]
         for descriptor, _ in poller.poll(100):  # at once, as an edge does
             found[descriptor]()
-    return [channel.broken_handshakes + 1 for channel in channels]
+        for channel in channels:  # a handshake that failed is repeated when that is due
+            channel.catch_up()
+    return [channel.attempts.handshakes_failed + 1 for channel in channels]
 
 
 def pinged(listener: Listener, channel: EdgeChannel) -> None:
@@ -100,7 +107,7 @@ def test_a_whole_rotation(listener: Listener, held: EdgeKeys, key_folders: dict[
         pinged(listener, stays)
         with device(listener, alice, old) as comes:
             begun_s = time.monotonic()
-            while comes.broken_handshakes < 3:
+            while comes.attempts.handshakes_failed < 3:
                 assert time.monotonic() - begun_s < WAIT_S
                 listener.connections.read_events()
                 comes.take(0.01)
@@ -124,6 +131,48 @@ def test_devices_of_both_keys_behind_one_address(
             each.__exit__(None, None, None)
     assert sum(took) / len(took) < 8
     assert listener.connections.missed >= sum(took) - len(took) - len(keys)
+
+
+PRESENT, FORMER, EITHER = (1,), (0,), (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("misses", "expected"),
+    [
+        ([("a", 0.0)], FORMER),
+        ([("a", 0.0), ("a", 60.0)], PRESENT),  # it has moved on
+        ([("a", 0.0), ("a", 60.0), ("a", 61.0)], FORMER),  # another one is there, too
+        ([("a", 0.0), ("a", 0.1)], EITHER),  # two devices at once
+        ([("a", 0.0), ("a", 0.1), ("a", 60.0)], EITHER),
+        ([("b", 0.0)], PRESENT),
+        ([("", 0.0)], FORMER),  # it left before its address was known: all are given to that one
+        ([("", 0.0), ("", 0.1)], EITHER),
+        ([("", 0.0), ("", 60.0)], PRESENT),
+        ([("", 0.0), ("a", 0.1)], PRESENT),
+        ([("a", 0.0), ("a", 0.001)], FORMER),  # no second program so soon; it comes again
+    ],
+)
+def test_where_an_address_is_led_after_failures(
+    held: EdgeKeys,
+    monkeypatch: pytest.MonkeyPatch,
+    misses: list[tuple[str, float]],
+    expected: tuple[int, ...],
+) -> None:
+    steered: list[tuple[Route, dict[str, Route]]] = []
+    clock = [time.monotonic()]
+    with listening(held, "tcp://127.0.0.1:0") as listener:
+        listener.answer_to(zmq.curve_keypair()[1], held.secret)
+        assert listener.rollover is not None
+        monkeypatch.setattr(
+            SharedPort, "steer", lambda _, usual, routes: steered.append((usual, dict(routes)))
+        )
+        monkeypatch.setattr(rollover, "monotonic", lambda: clock[0])
+        begun_s = clock[0]
+        for address, at_s in misses:
+            clock[0] = begun_s + at_s
+            listener.rollover.missed(address)
+    usual, routes = steered[-1]
+    assert routes.get("a", usual) == expected
 
 
 def test_a_second_rotation_follows_the_first(held: EdgeKeys, key_folders: dict[str, Path]) -> None:

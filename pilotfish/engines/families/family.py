@@ -78,7 +78,7 @@ class ModelFamily:
     ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
         """Return the messages and the tools that the template takes.
 
-        Raises `TemplateError` for calls that are none, and for arguments that are no JSON.
+        Raises `TemplateError` for calls that are none.
         """
         messages = [_parsed(message) for message in messages]
         if not self.taught(template):
@@ -148,8 +148,10 @@ def _parsed(message: Message) -> Message:
             {**call, "function": {**one, "name": one["name"], "arguments": arguments}}
             for call in calls
             for one in (call["function"],)
-            for arguments in (arguments_of(one.get("arguments")),)
+            for arguments in (arguments_of(one["name"], one.get("arguments")),)
         ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TemplateError(f"a message's tool_calls: {error!r}") from None
+    except (TypeError, KeyError, AttributeError):
+        raise TemplateError(
+            'a message\'s tool_calls are a list of {"function": {"name": …, "arguments": …}}'
+        ) from None
     return {**message, "content": message.get("content") or "", "tool_calls": read}

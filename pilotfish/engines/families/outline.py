@@ -14,6 +14,7 @@ import msgspec
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.families.family import Calls, ModelFamily
 from pilotfish.engines.families.tools import MOST_TOOLS, REQUIRED, Tools
+from pilotfish.engines.schemas import assertions
 from pilotfish.speculation.shaping import Grammar
 
 KIND = "turn"  # of a grammar
@@ -64,7 +65,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             thinking=thinks and thinking,
             content=content,
             calls=family.calls if tools is not None else None,
-            tools=tuple((tool.name, json.dumps(tool.arguments)) for tool in offered),
+            tools=tuple((tool.name, assertions(json.dumps(tool.arguments))) for tool in offered),
             called=tools is not None and (tools.named or tools.choice == REQUIRED),
             several=tools is not None and tools.parallel and family.parallel and not tools.named,
         )

@@ -5,13 +5,18 @@ Out: `Tools`, or a `ValueError` that says what is wrong.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+_log = logging.getLogger("pilotfish.engines")
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
+_NOTED = 256
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
 # With these a schema names properties elsewhere.
@@ -25,11 +30,12 @@ _OPENING = frozenset(
 
 @dataclass(frozen=True)
 class Tool:
-    """A function. schema: of its arguments, a JSON object."""
+    """A function. schema: of its arguments, a JSON object. strict: all of it must be enforced."""
 
     name: str
     description: str
     schema: Mapping[str, Any]
+    strict: bool = False
 
     @classmethod
     def read(cls, told: object) -> "Tool":
@@ -52,7 +58,10 @@ class Tool:
             )
         if described is not None and not isinstance(described, str):
             raise ValueError(f"{name}: description is a text")
-        return cls(name, described or "", _schema(name, function.get("parameters")))
+        strict = function.get("strict")
+        if strict is not None and not isinstance(strict, bool):
+            raise ValueError(f"{name}: strict is true or false")
+        return cls(name, described or "", _schema(name, function.get("parameters")), bool(strict))
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -60,8 +69,17 @@ class Tool:
 
         A function is not called with arguments that it does not have.
         """
-        closed = {} if _OPENING.intersection(self.schema) else {"additionalProperties": False}
-        return {**self.schema, **closed}
+        if _OPENING.intersection(self.schema):
+            return dict(self.schema)
+        named = self.schema.get("properties") or {}  # null is none, as of Go's programs
+        required = self.schema.get("required") or []
+        if isinstance(named, Mapping) and isinstance(required, Sequence):
+            unlisted = {name: True for name in required if isinstance(name, str)}
+            return {
+                **self.schema, "properties": {**named, **(unlisted | dict(named))},
+                "additionalProperties": False,
+            }  # fmt: skip
+        return {**self.schema, "additionalProperties": False}
 
     @property
     def told(self) -> dict[str, Any]:
@@ -75,15 +93,18 @@ class Tool:
 def _schema(name: str, parameters: object) -> dict[str, Any]:
     if parameters is None:
         parameters = {"properties": {}}
+    if parameters is True:  # a schema that anything fits
+        parameters = {"additionalProperties": True}
     if not isinstance(parameters, Mapping):
         raise ValueError(f"{name}: parameters are a JSON schema")
-    if parameters.get("type", "object") != "object":
+    kind = parameters.get("type")
+    if "object" not in (kind if isinstance(kind, list) else [kind or "object"]):
         raise ValueError(f"{name}: parameters are of type object")
     try:
         json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name}: parameters are no JSON: {error}") from None
-    return {"type": "object", **parameters}
+    return {"type": "object", **parameters, **({"type": "object"} if kind != "object" else {})}
 
 
 @dataclass(frozen=True)
@@ -132,11 +153,26 @@ class Tools:
         return tuple(tool for tool in self.tools if not self.named or tool.name == self.choice)
 
 
-def arguments_of(told: object) -> Any:
-    """Return a call's arguments as a JSON value; a program tells them as a text."""
-    if not isinstance(told, str):
-        return told
-    try:
-        return json.loads(told or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"a call's arguments are no JSON: {error}") from None
+def arguments_of(name: str, told: object) -> Mapping[str, Any]:
+    """Return the arguments of a call to this tool as a JSON object; programs tell them as a text.
+
+    A call that was cut off comes back with half a text, in each request that goes on with its
+    conversation. It has no arguments then, as at vLLM: refused, the conversation could never go on.
+    """
+    found = told
+    if isinstance(told, str):
+        try:
+            found = json.loads(told or "{}")
+        except (ValueError, RecursionError):
+            found = None
+    if isinstance(found, Mapping):
+        return found
+    if told is not None:
+        _note(f"a call to {name!r} has arguments that are no JSON object: taken as none")
+    return {}
+
+
+@lru_cache(_NOTED)
+def _note(said: str) -> None:
+    """Log something once."""
+    _log.warning("%s", said)

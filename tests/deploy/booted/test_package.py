@@ -69,7 +69,9 @@ def test_package_installs_upgrades_and_purges(bare: Machine, prepared: Prepared)
         with Device(
             prepared.pair.draft, ADDRESS, device_keys, threads=1, on_link_loss="wait"
         ) as device:
-            for count, piece in enumerate(device.stream("abc", seed=3, max_tokens=600)):
+            for count, piece in enumerate(
+                device.stream("abc", protocol="greedy", seed=3, max_tokens=600)
+            ):
                 text += piece.text
                 if upgrade and count == 10:
                     dpkg(bare, "--install", second)

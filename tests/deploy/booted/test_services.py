@@ -195,7 +195,12 @@ def _let_in(machine: Machine, prepared: Prepared, folder: Path) -> bool:
     def ask() -> bool:
         try:
             with Device(prepared.pair.draft, "tcp://127.0.0.1:7077", folder, threads=1) as device:
-                return bool("".join(piece.text for piece in device.stream("abc", max_tokens=4)))
+                return bool(
+                    "".join(
+                        piece.text
+                        for piece in device.stream("abc", protocol="greedy", max_tokens=4)
+                    )
+                )
         except PilotfishError:
             return False
 

@@ -112,7 +112,7 @@ def test_a_device_that_is_there_before_its_edge(
         if policy == "local":
             coming.join()
             await_true(lambda: device.link_up)
-            device.generate(prompt, max_tokens=1)  # in which the edge is greeted
+            device.generate(prompt, protocol="greedy", max_tokens=1)  # in which the edge is greeted
         got = device.generate(prompt, **GREEDY)
         coming.join()
         assert {record.protocol for record in got.rounds} == {"greedy"}

@@ -126,8 +126,8 @@ def test_no_format_at_all(client: openai.OpenAI) -> None:
     [
         ({"response_format": {"type": "yaml"}}, "invalid_value", "response_format"),
         ({"response_format": {"type": "json_schema"}}, "invalid_value", "response_format"),
-        ({"response_format": named({"type": "strange"})}, "bad_grammar", None),
-        ({"structured_outputs": {"regex": "("}}, "bad_grammar", None),
+        ({"response_format": named({"type": "strange"})}, "bad_grammar", "response_format"),
+        ({"structured_outputs": {"regex": "("}}, "bad_grammar", "structured_outputs"),
         ({"structured_outputs": {"regex": 3}}, "invalid_value", "structured_outputs.regex"),
         ({"structured_outputs": {"choice": []}}, "invalid_value", "structured_outputs.choice"),
         ({"structured_outputs": {"verse": "x"}}, "unknown_parameter", "structured_outputs.verse"),

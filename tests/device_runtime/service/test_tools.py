@@ -112,14 +112,9 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "function.x"),
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": "required"}, "tools"),
-        ({"tools": [tool("a", b={"type": "string", "pattern": "x" * 70000})]}, "tools"),
         ({"messages": [{"role": "tool", "content": "x", "tool_calls": [{}]}]}, "tool_calls"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "tool_call_id"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [
-                {"id": "a", "function": {"name": "b", "arguments": "{"}}]}]},
-            None,
-        ),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(service: Serving, told: dict[str, Any], param: str | None) -> None:

@@ -135,7 +135,7 @@ def test_no_actor_outlives_its_edge(models: Path, tmp_path: Path, number: signal
     """Told to stop, it takes all of Ray with it; killed, some of Ray's agents see it later."""
     with cluster_edge(models / "target", tmp_path / "edge", models / "cache") as started:
         with Device(models / "draft", started.endpoint, threads=1) as device:
-            assert len(device.generate([1, 2, 3], max_tokens=4).tokens) == 4
+            assert len(device.generate([1, 2, 3], protocol="greedy", max_tokens=4).tokens) == 4
         assert len(started.actors()) == 1
         os.kill(started.pid, number)
         left = started.rays if number == signal.SIGTERM else started.actors

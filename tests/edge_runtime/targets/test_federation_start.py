@@ -64,7 +64,7 @@ def test_an_edge_waits_for_its_workers_and_says_for_which(
             systemd.await_("READY", "1")
             assert systemd.await_("STATUS", "serving").endswith("0 passes")
             with Device(cast.draft, edge.await_endpoint(), threads=1) as device:
-                assert device.generate(PROMPT, max_tokens=5).tokens
+                assert device.generate(PROMPT, protocol="greedy", max_tokens=5).tokens
     finally:
         edge.kill()
 
@@ -98,7 +98,7 @@ def test_under_drop_an_edge_begins_with_those_that_are_there(
             began_s = time.monotonic()
             with Device(cast.draft, edge.await_endpoint(), threads=1) as device:
                 assert time.monotonic() - began_s < 2.0 + 2 * patience_s()
-                got = device.generate(PROMPT, max_tokens=30).tokens
+                got = device.generate(PROMPT, protocol="greedy", max_tokens=30).tokens
             alone = Ensemble([cast.a], kept=16)
             assert got == [*alone.choices(PROMPT, got, GREEDY)]
             systemd.await_("STATUS", "serving")

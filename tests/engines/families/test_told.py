@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -15,6 +17,7 @@ from pilotfish.engines.errors import TemplateError
 from pilotfish.engines.families import FAMILIES, Tool, Tools, family_of
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import MAX_GRAMMAR
 from tests.support.calling import CALLING, TEMPLATES, TOLD, TOOLS, tool
 from tests.support.vocabularies import smollm2
 
@@ -111,9 +114,14 @@ def rendered(name: str, source: str, said: list[dict[str, Any]], *told: dict[str
 
 def test_tools_beyond_what_can_be_sent() -> None:
     tools = [tool(f"t{n}", x={"enum": ["y" * 700]}) for n in range(99)]
-    prompt, vocabulary = made("x", TOLD["hermes"], Talk(SAID[:2], Tools.read(tools)))
-    with pytest.raises(UnsupportedError, match="leave some out"):
-        outline_of(prompt, vocabulary, None)
+    for strict in (False, True):
+        for one in tools:
+            one["function"]["strict"] = strict
+        prompt, vocabulary = made("x", TOLD["hermes"], Talk(SAID[:2], Tools.read(tools)))
+        with pytest.raises(UnsupportedError, match="leave some out") if strict else nullcontext():
+            told = outline_of(prompt, vocabulary, None)
+            assert told.grammar is not None
+            assert len(told.grammar.text) <= MAX_GRAMMAR
 
 
 # As in Gemma 2's: no system messages, and users and models take turns.
@@ -154,10 +162,33 @@ def test_a_model_is_told_whether_to_think() -> None:
     assert texts[2] == texts[0] + "<think>\n\n</think>\n\n"
 
 
-@pytest.mark.parametrize("call", [{"function": {"name": "a", "arguments": "{"}}, {}])
-def test_calls_that_are_none(call: dict[str, Any]) -> None:
+@pytest.mark.parametrize("call", [{"function": {"arguments": "{}"}}, {}, "a"])
+def test_calls_that_are_none(call: Any) -> None:
     with pytest.raises(TemplateError, match="tool_calls"):
         CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
+
+
+@pytest.mark.parametrize("arguments", ['{"to": "he', "{", "null", "3", '["a"]', "[" * 9999, [1]])
+def test_a_call_that_was_cut_off_has_no_arguments(
+    arguments: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused, its conversation could never go on; it comes back with each request."""
+    name = f"cut{crc32(str(arguments).encode())}"
+    call = {"function": {"name": name, "arguments": arguments}}
+    for _ in range(2):
+        told, _ = CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
+        assert "{}" in told[0]["content"]
+    assert [name in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("arguments", [None, "", "{}", {}])
+def test_a_call_without_arguments_is_nothing_to_note(
+    arguments: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = {"function": {"name": "none", "arguments": arguments}}
+    told, _ = CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
+    assert "{}" in told[0]["content"]
+    assert not caplog.records
 
 
 def test_ids_of_calls() -> None:

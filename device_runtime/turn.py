@@ -1,0 +1,245 @@
+"""The turns of one `Device`: it has one conversation, so one answer at a time may use it.
+
+In:  calls from any thread. Out: a `Turn` for each, in the order of request, or a typed error.
+
+A thread that has an answer open would wait for itself, so it is refused at once. After `close`, and
+in a process that was forked from the device's own, every call is refused: the sockets and the
+model's threads stay with the process that opened them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from inspect import GEN_RUNNING, getgeneratorstate
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.wire.errors import (
+    DeviceClosedError,
+    DeviceInUseError,
+    InterruptedGenerationError,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_AGAIN_S = 0.1  # after which a running answer is interrupted again, in case it had only begun
+
+
+class Turn:
+    """The right to use a device, from an answer's beginning to its end.
+
+    pieces: what makes the answer. opener: the thread that began it; reader: the one that took its
+    last piece; running: the one that works on it now, None between two pieces. over: it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.opener = self.reader = threading.current_thread()
+        self.running: threading.Thread | None = None
+        self.pieces: Generator[Piece, None, None] | None = None
+        self.over = False
+
+
+class DeviceTurns:
+    """Grants turns in the order of request. Thread-safe."""
+
+    def __init__(self) -> None:
+        # Re-entrant: the garbage collector may drop a stream in any line, those in here included.
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: deque[Turn] = deque()
+        self._present: Turn | None = None
+        self._process = os.getpid()
+        self._closed = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether the device is open, and this process its own."""
+        return not self._closed and not self._forked
+
+    @property
+    def _forked(self) -> bool:
+        # asked before any lock is taken, which another thread may have held at the fork
+        return os.getpid() != self._process
+
+    def check(self) -> None:
+        """Raise `DeviceClosedError` unless the device is `usable`."""
+        if self._forked:
+            raise DeviceClosedError(
+                "This process was forked from the one that opened the device, and cannot use it: "
+                "open a device here."
+            )
+        if self._closed:
+            raise DeviceClosedError("The device is closed: open another one.")
+
+    def take(self) -> Turn:
+        """Wait for a turn.
+
+        Raises `DeviceInUseError` if this thread has the present one, and `DeviceClosedError`.
+        """
+        self.check()
+        turn = Turn()
+        with self._changed:
+            self._waiting.append(turn)
+            try:
+                while self._present is not None or self._waiting[0] is not turn:
+                    self.check()
+                    self._refuse_own(turn.opener)
+                    self._changed.wait()
+                self.check()
+                self._present = turn
+            finally:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+        return turn
+
+    def _refuse_own(self, me: threading.Thread) -> None:
+        present = self._present
+        if present is not None and me in (present.opener, present.reader):
+            raise DeviceInUseError(
+                "This thread has an answer of the device open, which must end first: read its "
+                "stream to the end, or close() it. Devices made by beside() answer side by side."
+            )
+
+    @contextmanager
+    def running(self, turn: Turn) -> Iterator[None]:
+        """Work on an answer in the calling thread during the block."""
+        self.check()
+        me = threading.current_thread()
+        with self._changed:
+            self.check()
+            if turn.running is not None:
+                raise DeviceInUseError(
+                    "Another thread is taking the next piece of this stream: read a stream in one "
+                    "thread at a time."
+                )
+            turn.running = turn.reader = me
+        try:
+            yield
+        except InterruptedGenerationError:
+            if self._closed:
+                raise DeviceClosedError("The device was closed before the answer's end.") from None
+            raise
+        finally:
+            with self._changed:
+                turn.running = None
+                self._changed.notify_all()
+
+    def end(self, turn: Turn) -> None:
+        """Give up the answer if it has not ended, and free the device; for any thread.
+
+        Raises `DeviceInUseError` while another thread works on it.
+        """
+        if self._forked:
+            return
+        with self._changed:
+            if self._present is not turn:
+                return
+            me = threading.current_thread()
+            pieces = turn.pieces
+            within = pieces is not None and getgeneratorstate(pieces) == GEN_RUNNING
+            if turn.running not in (None, me) or within:
+                raise DeviceInUseError(
+                    "This stream's next piece is being made, in another thread or around this "
+                    "callback: interrupt() the device first."
+                )
+            turn.running = me
+        try:
+            if turn.pieces is not None:
+                turn.pieces.close()
+        finally:
+            with self._changed:
+                turn.running, turn.over, self._present = None, True, None
+                self._changed.notify_all()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Use the device for the block."""
+        turn = self.take()
+        try:
+            with self.running(turn):
+                yield
+        finally:
+            self.end(turn)
+
+    def close(self, interrupt: Callable[[], None]) -> bool:
+        """Refuse all that waits or comes, and end the present answer; whether it was open here.
+
+        interrupt: makes an answer that runs in another thread end soon.
+        """
+        if self._forked:
+            return False
+        with self._changed:
+            if self._closed:
+                return False
+            present = self._present
+            if present is not None and present.running is threading.current_thread():
+                raise DeviceInUseError("An answer cannot close its own device: interrupt() it.")
+            self._closed = True
+            self._changed.notify_all()
+            while present is not None and present.running is not None:
+                interrupt()
+                self._changed.wait(_AGAIN_S)
+        if present is not None:
+            self.end(present)
+        return True
+
+
+class AnswerStream(Iterator[Piece]):
+    """The pieces of an answer as they come. Its device is free again after the last one.
+
+    Or after `close`, at the end of a ``with``, or when the stream is dropped. It may be read in any
+    thread, in one at a time. generation: the whole answer once it has ended; None before.
+    """
+
+    def __init__(self, turns: DeviceTurns, turn: Turn, whole: Callable[[], Generation]) -> None:
+        self._turns, self._turn, self._whole = turns, turn, whole
+        self.generation: Generation | None = None
+
+    def __next__(self) -> Piece:
+        if self.generation is not None:
+            raise StopIteration
+        with self._turns.running(self._turn):
+            piece = None if self._turn.over else self._next()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def _next(self) -> Piece | None:
+        """Return the next piece; None at the end, where another answer may begin."""
+        assert self._turn.pieces is not None
+        try:
+            piece = next(self._turn.pieces, None)
+            if piece is None:
+                self.generation = self._whole()
+        except BaseException:
+            self._turns.end(self._turn)
+            raise
+        if piece is None:
+            self._turns.end(self._turn)
+        return piece
+
+    def close(self) -> None:
+        """Give up the answer if it has not ended, and free the device; for any thread.
+
+        Raises `DeviceInUseError` while another thread waits for a piece, and in a callback.
+        """
+        self._turns.end(self._turn)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._turns.end(self._turn)

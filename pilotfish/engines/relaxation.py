@@ -1,0 +1,220 @@
+"""Relax the schema of a tool's arguments, so that what cannot be enforced refuses no request.
+
+In:  a JSON schema. Out: one that compiles, and what was left out of it. It permits no less: a
+     keyword is left out where it stands, and all else stays.
+
+What cannot be enforced is found by trial, without knowing the parser's reasons: of the places of a
+schema, in an order in which each needs only earlier ones, the shortest beginning that does not
+compile ends with the place at fault.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pilotfish.engines import schemas
+from pilotfish.engines.constraint import short
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
+from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.schemas import Place
+from pilotfish.engines.trial import TRIAL
+from pilotfish.speculation.shaping import Grammar
+
+_log = logging.getLogger("pilotfish.engines")
+
+ANYTHING = '{"type":"object"}'
+_KEPT = 512  # schemas; an agent sends the same ones with each request
+_MOST_TRIALS = 128
+_MOST_CPU_S = 1.0  # of a processor, for the trials of one schema
+_NAMED = 3  # places in a message
+
+
+class Relaxed(NamedTuple):
+    """A schema that compiles. left_out: the places that it lacks; () in it is all of it."""
+
+    text: str
+    left_out: tuple[Place, ...]
+
+    @property
+    def told(self) -> str:
+        """What was left out, in words."""
+        if not self.left_out:
+            return ""
+        named = ", ".join(short(place) for place in self.left_out[:_NAMED])
+        more = len(self.left_out) - _NAMED
+        return f"{named} and {more} more" if more > 0 else named
+
+
+def with_relaxed_tools(
+    outline: Outline, strict: Collection[str], fits: Callable[[Outline], bool]
+) -> Outline:
+    """Relax the tools of an outline that are not strict, each, and all of them until it fits.
+
+    strict: their names. fits: whether an outline can be sent, and compiles. What several tools
+    cannot have together goes first, then all of the largest schemas.
+    """
+    whole = {name: text if name in strict else relaxed(name, text).text
+             for name, text in outline.tools}  # fmt: skip
+
+    def offering(tools: Mapping[str, str]) -> Outline:
+        return msgspec.structs.replace(outline, tools=tuple(tools.items()))
+
+    if fits(offering(whole)):
+        return offering(whole)
+    free = [name for name in whole if name not in strict]
+    tools = whole | {name: _without_multiples(whole[name]) for name in free}
+    if tools != whole and fits(offering(tools)):
+        _note("the tools are too much for one grammar: no multipleOf is enforced")
+        return offering(tools)
+    by_size = sorted(free, key=lambda name: len(tools[name]), reverse=True)
+
+    def loosened(most: int) -> Outline:
+        return offering(tools | dict.fromkeys(by_size[:most], ANYTHING))
+
+    failing, fitting = 0, len(by_size)
+    if not fits(loosened(fitting)):
+        return offering(whole)
+    while fitting - failing > 1:
+        middle = (failing + fitting) // 2
+        if fits(loosened(middle)):
+            fitting = middle
+        else:
+            failing = middle
+    names = short(", ".join(by_size[:fitting]))
+    _note(f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}")
+    return loosened(fitting)
+
+
+def _without_multiples(text: str) -> str:
+    """Leave ``multipleOf`` out of a schema: what all of them multiply to is bounded."""
+    schema = json.loads(text)
+    places = [place for place in schemas.places(schema) if place.keyword == "multipleOf"]
+    return schemas.compact(schemas.without(schema, places)) if places else text
+
+
+def obstacle(outline: Outline) -> tuple[str, str] | None:
+    """Return what in an outline's schemas does not compile: whose schema, and which keywords.
+
+    Whose: a tool's name, or "" for the form of the answer. None: all of them do, or nothing can be
+    tried now.
+    """
+    content = outline.content
+    parts = [*outline.tools]
+    if content is not None and content.kind == "json":
+        parts.insert(0, ("", content.text))
+    try:
+        for name, text in parts:
+            if told := relax(text).told:
+                return name, told
+    except (GrammarBusyError, ValueError):
+        pass  # the error that has come says what there is to say
+    return None
+
+
+class _TooCostlyError(Exception):
+    """The trials of a schema have taken what they may."""
+
+
+def relaxed(name: str, text: str) -> Relaxed:
+    """Relax the schema of a tool's arguments; what was left out is logged once.
+
+    text: the schema's `assertions`. Where this machine cannot try schemas now, only what is known
+    to be lacking is left out.
+    """
+    try:
+        found = relax(text)
+    except GrammarBusyError:
+        schema = json.loads(text)
+        places = schemas.lacking(schema)
+        return Relaxed(schemas.compact(schemas.without(schema, places)), tuple(places))
+    if found.left_out:
+        _note(f"tool {name!r}: not enforced of its schema: {found.told}")
+    return found
+
+
+@lru_cache(_KEPT)
+def _note(said: str) -> None:
+    """Log something once."""
+    _log.warning("%s", said)
+
+
+@lru_cache(_KEPT)
+def relax(text: str) -> Relaxed:
+    """Leave out of a schema what cannot be enforced; `GrammarBusyError` if nothing can be tried."""
+    try:
+        return _Search().result(text)
+    except (_TooCostlyError, RecursionError):
+        return Relaxed(ANYTHING, (Place((), ""),))
+
+
+class _Search:
+    """The trials of one schema."""
+
+    def __init__(self) -> None:
+        self._trials = 0
+        self._until_s = TRIAL.cpu_s + _MOST_CPU_S
+
+    def result(self, text: str) -> Relaxed:
+        if self._compiles(text):
+            return Relaxed(text, ())
+        schema = json.loads(text)
+        left_out = schemas.lacking(schema)
+        schema = schemas.without(schema, left_out)
+        if not self._passes(schema):
+            schema, changed = schemas.coerced(schema)
+            left_out += changed
+            places = schemas.places(schema)
+            passing = 0  # so many of the first are known to compile
+            while not self._passes(schema):
+                passing = self._fault(schema, places, passing)
+                wrong = _alike(schema, places, passing)
+                schema = schemas.without(schema, wrong)
+                left_out += wrong
+                gone = set(wrong)
+                places = [place for place in places if place not in gone]
+        return Relaxed(schemas.compact(schema), tuple(left_out))
+
+    def _fault(self, schema: Any, places: list[Place], passing: int) -> int:
+        """Return the index of the place with which a beginning of them compiles no more."""
+        failing = len(places)
+        while failing - passing > 1:
+            middle = (passing + failing) // 2
+            if self._passes(schemas.without(schema, places[middle:])):
+                passing = middle
+            else:
+                failing = middle
+        if failing == passing:  # nothing is left to leave out
+            raise _TooCostlyError
+        return passing
+
+    def _passes(self, schema: Any) -> bool:
+        return self._compiles(schemas.compact(schema))
+
+    def _compiles(self, text: str) -> bool:
+        self._trials += 1
+        if self._trials > _MOST_TRIALS or TRIAL.cpu_s > self._until_s:
+            raise _TooCostlyError
+        try:
+            TRIAL.attempt(Grammar("json", text))
+        except GrammarBusyError:
+            raise
+        except GrammarError:
+            return False
+        return True
+
+
+def _alike(schema: Any, places: list[Place], at: int) -> list[Place]:
+    """List the place at fault, and those that say just the same elsewhere."""
+
+    def said(place: Place) -> Any:
+        return schemas.at(schema, (*place.path, place.keyword))
+
+    fault = places[at]
+    value = said(fault)
+    if isinstance(value, dict | list | bool) or fault.keyword == "$ref":
+        return [fault]
+    return [one for one in places if one.keyword == fault.keyword and said(one) == value]

@@ -1,0 +1,8 @@
+"""The version of this software."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    VERSION = version("pilotfish")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    VERSION = "0+source"

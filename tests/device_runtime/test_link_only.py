@@ -1,0 +1,204 @@
+"""Only what was spent on the link counts as its RTT: not what either end did in the meantime."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.device import connect
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.wire import messages as m
+from pilotfish.wire.channel import EdgeChannel
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.transport import Listener
+from tests.conftest import Pair
+from tests.support.calling import callers, tool
+
+assert callers  # a fixture
+
+RTT_S = 0.05
+BUSY_S = 0.2
+# A parser for it takes 30 ms, though it has few bytes: it is not too large to measure by.
+COSTLY = {
+    "type": "array",
+    "items": {"type": "string", "pattern": "^(a|b|ab|abc){1,60}(12|1|2){0,40}$", "maxLength": 90},
+    "maxItems": 40,
+}
+FEW = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
+    ("stream", {}), ("greedy", {}), ("ahead", {}), ("coupled", {"temperature": 1.0}),
+    ("tslt", {"temperature": 1.0}), ("dssd", {"temperature": 1.0}), ("auto", {}),
+    ("tree", {"temperature": 1.0, "expansion": (2, 2)}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def road(edge: EdgeServer) -> Iterator[Emulator]:
+    with Emulator(edge.endpoint, Conditions(rtt_s=RTT_S)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def link(road: Emulator) -> Iterator[EdgeLink]:
+    opened = connect(road.endpoint, None)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def ping(link: EdgeLink, between: Callable[[], object], **how: Any) -> float:
+    """Send a ping, do something, and wait for the pong; returns the RTT that was learnt, or 0."""
+    nonce = secrets.randbits(60)
+    sent = link.send(m.Ping(nonce=nonce))
+    between()
+    answer = link.wait(sent, lambda reply: isinstance(reply, m.Pong), **how)
+    assert isinstance(answer.reply, m.Pong)
+    pong = answer.reply
+    link.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    state = link.state()
+    return 0.0 if state.rtt is None else state.rtt.value
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def once(work: Callable[[], object]) -> Callable[[], bool]:
+    """Do this once, and then there is nothing more to do."""
+    left = [work]
+
+    def step() -> bool:
+        if left:
+            left.pop()()
+        return False
+
+    return step
+
+
+def hold_the_interpreter() -> None:
+    """Let another thread hold it soon: no Python runs meanwhile."""
+    sleep_us = ctypes.PyDLL(None).usleep  # `PyDLL` keeps the lock
+
+    def hold() -> None:
+        time.sleep(RTT_S / 5)
+        sleep_us(int(BUSY_S * 1e6))
+
+    threading.Thread(target=hold, daemon=True).start()
+
+
+@pytest.mark.timing
+def test_an_undisturbed_ping_tells_the_rtt(link: EdgeLink) -> None:
+    for work in (None, once(nothing)):
+        # some of several: where this machine is busy with other things, one may be of no use
+        told_s = max(ping(link, nothing, meanwhile=work) for _ in range(5))
+        assert told_s == pytest.approx(RTT_S, rel=0.2)
+
+
+def test_what_this_end_does_meanwhile_is_no_rtt(link: EdgeLink) -> None:
+    busy = partial(time.sleep, BUSY_S)
+    assert ping(link, busy) == 0.0
+    assert ping(link, nothing, meanwhile=once(busy)) == 0.0
+    assert ping(link, hold_the_interpreter) == 0.0
+
+
+def test_what_keeps_a_request_from_leaving_is_no_rtt(
+    link: EdgeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = link.try_send
+
+    def slowly(*message: Any) -> int | None:
+        time.sleep(BUSY_S)
+        return really(*message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(link, "try_send", slowly)
+        assert ping(link, nothing) == 0.0
+
+
+def test_what_was_abandoned_is_in_the_way_of_the_next(edge: EdgeServer) -> None:
+    """Its request on the way there, its reply on the way back: 12 kB at 1 Mbit/s are 0.1 s."""
+    for rates in ({"up_bps": 1e6}, {"down_bps": 1e6}):
+        with Emulator(edge.endpoint, Conditions(rtt_s=RTT_S, **rates)) as slow:
+            link = connect(slow.endpoint, None)
+            try:
+                link.send(m.Ping(nonce=1), (bytes(12_000),))
+                nonce = secrets.randbits(60) + 2
+                answer = link.ask(
+                    m.Ping(nonce=nonce),
+                    (),
+                    lambda reply, nonce=nonce: isinstance(reply, m.Pong) and reply.nonce == nonce,
+                )
+                assert isinstance(answer.reply, m.Pong)
+                pong = answer.reply
+                link.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+                assert link.state().rtt is None
+            finally:
+                link.close()
+
+
+def test_what_lies_at_the_edge_is_no_rtt() -> None:
+    """A message counts as held from the moment at which it came."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    listener = Listener(context, "tcp://127.0.0.1:0", None, Bounds(10, 10, 2**20))
+    channel = EdgeChannel(listener.endpoint, None, 2**20)
+    try:
+        lay_s = []
+        for busy_s in (0.0, 0.0, BUSY_S):
+            while not channel.connected:
+                channel.take(0.1)
+            assert not listener.waiting
+            channel.send(m.Ping(nonce=1))
+            time.sleep(busy_s)
+            while (envelope := listener.receive()) is None:
+                assert not listener.waiting or not busy_s
+            lay_s.append(envelope.lay_ns * 1e-9)
+        assert max(lay_s[:2]) < BUSY_S / 4
+        assert lay_s[2] == pytest.approx(BUSY_S, abs=0.05)
+    finally:
+        channel.close()
+        listener.close()
+        context.term()
+
+
+@pytest.mark.timing
+def test_grammars_and_tools_are_no_rtt(callers: Pair) -> None:
+    asked: list[dict[str, Any]] = [
+        {"schema": COSTLY},
+        {"tools": [tool("move", to=COSTLY)], "tool_choice": "required"},
+        {"schema": FEW},
+    ]
+    with (
+        EdgeServer(callers.target, threads=1) as edge,
+        Emulator(edge.endpoint, Conditions(rtt_s=RTT_S)) as road,
+    ):
+        for protocol, options in PROTOCOLS:
+            for _ in range(3):  # what grammars add, they add each time; a busy machine does not
+                readings = read(callers.draft, road.endpoint, asked, protocol=protocol, **options)
+                if all(each == pytest.approx(RTT_S, rel=0.2) for each in readings):
+                    break
+            else:
+                raise AssertionError((protocol, readings))
+
+
+def read(draft: Path, edge: str, asked: list[dict[str, Any]], **options: Any) -> list[float]:
+    """Return the RTT that a new device reads after each of these answers, where it reads any."""
+    readings = []
+    with Device(draft, edge, threads=1) as device:
+        for more in asked:
+            device.generate("ab", max_tokens=8, **options, **more)
+            state = device.link_state()
+            assert state is not None
+            readings += [] if state.rtt is None else [state.rtt.value]
+    return readings

@@ -1,0 +1,334 @@
+"""What cannot be enforced of a schema is left out where it stands, alone and of many tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pilotfish.engines import schemas
+from pilotfish.engines.errors import GrammarBusyError, GrammarError
+from pilotfish.engines.families import FAMILIES, Tools
+from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.families.tools import Tool
+from pilotfish.engines.relaxation import (
+    ANYTHING,
+    obstacle,
+    relax,
+    relaxed,
+    with_relaxed_tools,
+)
+from pilotfish.engines.schemas import assertions
+from pilotfish.engines.trial import TRIAL
+from pilotfish.speculation.shaping import Grammar
+from pilotfish.wire.messages import MAX_GRAMMAR
+from tests.support.calling import grammars, vocabulary
+from tests.support.pydantic_types import TYPES, arguments
+from tests.support.tool_schemas import tool_schemas
+
+ARGUMENT = {"type": "string", "maxLength": 3}
+
+# Of each, what is left out, and what stays of {"a": …, "e": it}.
+LEFT_OUT: dict[str, tuple[Any, list[str], Any]] = {
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, ["uniqueItems"], {"type": "array"}),
+    "contains": ({"contains": {}, "minContains": 2}, ["contains", "minContains"], {}),
+    "conditions": (
+        {"if": {"type": "null"}, "then": False, "else": True}, ["if", "then", "else"], {},
+    ),
+    "not": ({"not": {"type": "null"}}, ["not"], {}),
+    "dependentRequired": ({"dependentRequired": {"a": ["b"]}}, ["dependentRequired"], {}),
+    "dependentSchemas": ({"dependentSchemas": {"a": False}}, ["dependentSchemas"], {}),
+    "dependencies": ({"dependencies": {"a": ["b"]}}, ["dependencies"], {}),
+    "unevaluated": (
+        {"type": "object", "unevaluatedProperties": False}, ["unevaluatedProperties"],
+        {"type": "object"},
+    ),
+    "$dynamicRef": ({"$dynamicRef": "#x"}, ["$dynamicRef"], {}),
+    "oneOf": (
+        {"oneOf": [{"type": "string"}, {"maxLength": 2}]}, ["oneOf"],
+        {"anyOf": [{"type": "string"}, {"maxLength": 2}]},
+    ),
+    "oneOf beside anyOf": (
+        {"oneOf": [{}, {}], "anyOf": [{"type": "null"}]}, ["oneOf"],
+        {"anyOf": [{"type": "null"}], "allOf": [{"anyOf": [{}, {}]}]},
+    ),
+    "look-ahead": ({"type": "string", "pattern": "^(?=a)"}, ["pattern"], {"type": "string"}),
+    "back reference": ({"pattern": r"(a)\1"}, ["pattern"], {}),
+    "two patterns that overlap": (
+        {"patternProperties": {"^a": {}, "b$": {}}, "additionalProperties": False},
+        ["patternProperties"], {},
+    ),
+    "float bounds": (
+        {"type": "number", "minimum": -3.5e38, "maximum": 3.5e38}, ["minimum", "maximum"],
+        {"type": "number"},
+    ),
+    "multipleOf": ({"type": "number", "multipleOf": 12345}, ["multipleOf"], {"type": "number"}),
+    "minProperties": (
+        {"properties": {"a": {}, "b": {}}, "minProperties": 2}, ["minProperties"],
+        {"properties": {"a": {}, "b": {}}},
+    ),
+    "required: null": ({"required": None}, ["required"], {}),
+    "required: true": ({"type": "object", "required": True}, ["required"], {"type": "object"}),
+    "properties: null": ({"properties": None, "additionalProperties": False}, ["properties"], {}),
+    "a property that is no schema": (
+        {"properties": {"x": "string", "y": {"type": "null"}}}, ["x"],
+        {"properties": {"x": True, "y": {"type": "null"}}},
+    ),
+    "type": ({"type": "any"}, ["type"], {}),
+    "type: null": ({"type": None, "maxLength": 1}, ["type"], {"maxLength": 1}),
+    "enum": ({"enum": "a"}, ["enum"], {}),
+    "items": ({"prefixItems": {"type": "null"}, "items": False}, ["prefixItems"], {}),
+    "reference to nowhere": ({"$ref": "#/$defs/nowhere"}, ["$ref"], {}),
+    "reference to elsewhere": ({"$ref": "other.json#/a"}, ["$ref"], {}),
+    "exclusiveMinimum": ({"exclusiveMinimum": "1"}, ["exclusiveMinimum"], {}),
+    "incompatible": (
+        {"allOf": [{"type": "string"}, {"type": "number"}]}, ["type"],
+        {"allOf": [{"type": "string"}, {}]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_cannot_be_enforced_is_left_out_where_it_stands(name: str) -> None:
+    told, keywords, rest = LEFT_OUT[name]
+    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": told}, "required": ["e"]}
+    found = relax(assertions(json.dumps(schema)))
+    assert sorted(place.keyword for place in found.left_out) == sorted(keywords)
+    assert all(place.path[:2] == ("properties", "e") for place in found.left_out)
+    assert json.loads(found.text) == {**schema, "properties": {"a": ARGUMENT, "e": rest}}
+
+
+ENFORCED: list[Any] = [
+    {"type": ["string", "null"]},
+    {"type": "string", "nullable": True},
+    {"enum": ["a", 1, None, {"b": [2]}]},
+    {"type": "string", "enum": ["a", 1]},
+    {"minimum": 3, "exclusiveMinimum": True},
+    {"items": [{"type": "string"}], "additionalItems": False},
+    {"type": "string", "contentEncoding": "base64"},
+    {"type": "string", "format": "anything at all"},
+    {"oneOf": [{"type": "string"}, {"type": "null"}]},
+    {"$ref": "#/properties/a", "description": "beside a reference"},
+    True,
+    False,
+]
+
+
+@pytest.mark.parametrize("told", ENFORCED, ids=str)
+def test_what_can_be_enforced_is_whole(told: Any) -> None:
+    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": told}}
+    assert relax(assertions(json.dumps(schema))).left_out == ()
+
+
+def test_recursion_stays_but_where_it_has_siblings() -> None:
+    node = {"type": "object", "properties": {"next": {"type": "object", "$ref": "#/$defs/n"}}}
+    found = relax(assertions(json.dumps({"$ref": "#/$defs/n", "$defs": {"n": node}})))
+    (place,) = found.left_out
+    assert str(place) == '"$ref" (at /$defs/n/properties/next/$ref)'
+
+
+def test_a_schema_that_costs_too_much_becomes_any_object() -> None:
+    hard = {f"p{n}": {"type": "string", "pattern": f"a{{{n}}}(?=x)"} for n in range(60)}
+    found = relax(assertions(json.dumps({"type": "object", "properties": hard})))
+    assert found.text == ANYTHING
+    assert found.told == '"" (at /)'
+
+
+def test_many_faults_that_say_the_same_take_few_trials() -> None:
+    properties = {f"p{n}": {"type": "number", "maximum": 3.5e38} for n in range(300)}
+    found = relax(assertions(json.dumps({"type": "object", "properties": properties})))
+    assert len(found.left_out) == 300
+    assert found.told.endswith("and 297 more")
+
+
+@pytest.mark.parametrize(("name", "schema"), tool_schemas().items())
+def test_the_types_of_zod_and_pydantic_compile(name: str, schema: dict[str, Any]) -> None:
+    found = relax(assertions(json.dumps(schema)))
+    keywords = {place.keyword for place in found.left_out}
+    assert keywords == PARTLY.get(name, set())
+
+
+# Of all other types, everything is enforced.
+PARTLY = {
+    "zod emoji": {"pattern"},
+    "zod iso.duration": {"pattern"},
+    "zod float32": {"minimum", "maximum"},
+    "zod regex with look-ahead": {"pattern"},
+    "zod hostname": {"pattern"},
+    "pydantic set": {"uniqueItems"},
+    "pydantic frozenset": {"uniqueItems"},
+    "pydantic tagged union": {"oneOf"},
+}
+
+
+# Their schemas say less than the types do: by formats that are annotations, or not at all.
+SAYING_LESS = {
+    *("UUID4", "Path", "Pattern", "Base64Bytes", "Json", "dict of numbers", "bytes", "Decimal"),
+    *("AnyUrl", "HttpUrl", "datetime", "date", "time", "timedelta"),
+}
+
+
+SAYING_ALL = [
+    name for name in TYPES if name not in SAYING_LESS and f"pydantic {name}" not in PARTLY
+]
+
+
+@pytest.mark.parametrize("name", sorted({*SAYING_ALL} - SAYING_LESS))
+def test_arguments_of_a_schema_are_of_the_type(name: str) -> None:
+    model, rng = arguments(name), np.random.default_rng(3)
+    text = json.dumps(tool_schemas()[f"pydantic {name}"])
+    for _ in range(3):
+        model.model_validate_json(written(relax(assertions(text)).text, rng))
+
+
+def written(schema: str, rng: np.random.Generator) -> str:
+    """Write something of a schema, letter by letter; what closes a value is likelier."""
+    constraint, tokenizer = grammars().constraint(Grammar("json", schema)), vocabulary()
+    (end,) = tokenizer.encode("<|end|>", special=True)
+    answer: list[int] = []
+    row = np.empty((1, tokenizer.vocab_size), np.float32)
+    while end not in answer:
+        row[:] = 0
+        constraint.forbid(row, np.array(answer, np.uint32), [[]])
+        allowed = np.flatnonzero(np.isfinite(row[0])).tolist()
+        closing = [id for id in allowed if id == end or tokenizer.decode([id]) in ('"', "]", "}")]
+        answer.append(int(rng.choice(closing if closing and rng.random() < 0.7 else allowed)))
+    return tokenizer.decode(answer[:-1])
+
+
+def test_lists_of_keywords_and_formats_are_the_parsers() -> None:
+    """What a newer llguidance can do must not be left out."""
+    for keyword in schemas.LACKING - {"divisibleBy", "disallow", "extends", "dependencies"}:
+        found = obstacle(Outline(content=Grammar("json", json.dumps({keyword: {"maxLength": 1}}))))
+        assert found is not None, keyword
+    for name in schemas.FORMATS:
+        text = json.dumps({"type": "string", "format": name})
+        assert assertions(text) == schemas.compact(json.loads(text))
+        assert relax(text).left_out == (), name
+
+
+def tools_of(schemas: dict[str, Any], **more: Any) -> Tools:
+    named = [
+        {"type": "function", "function": {"name": f"f{at}", "parameters": schema, **more}}
+        for at, schema in enumerate(schemas.values())
+    ]
+    tools = Tools.read(named)
+    assert tools is not None
+    return tools
+
+
+def turn(tools: Tools) -> Outline:
+    family = next(family for family in FAMILIES if family.name == "hermes")
+    return Outline.of(family, family.thought[1], tools=tools)
+
+
+def compiles(told: Outline) -> bool:
+    assert told.grammar is not None
+    if len(told.grammar.text) > MAX_GRAMMAR:
+        return False
+    try:
+        grammars().attempt(told.grammar)
+    except GrammarError:
+        return False
+    return True
+
+
+def test_all_types_at_once_compile_in_one_turn() -> None:
+    told = turn(tools_of(tool_schemas()))
+    found = with_relaxed_tools(told, (), compiles)
+    assert compiles(found)
+    assert [text for _, text in found.tools if text == ANYTHING] == []
+
+
+def test_tools_that_are_too_much_together_lose_the_largest_schemas() -> None:
+    words = [f"{at:04}" for at in range(2000)]
+    large = {"type": "object", "properties": {"a": {"enum": words}}}
+    told = turn(tools_of({**dict.fromkeys("abcdefg", large), "small": {"type": "object"}}))
+    strict = ("f0",)
+    found = with_relaxed_tools(told, strict, compiles)
+    assert compiles(found)
+    assert [text == ANYTHING for _, text in found.tools] == [
+        False,
+        *[True] * 4,
+        False,
+        False,
+        False,
+    ]
+    everything = [name for name, _ in told.tools]
+    assert with_relaxed_tools(told, everything, compiles) == told
+
+
+def test_divisors_that_are_too_many_together_are_left_out_first() -> None:
+    fives = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}
+    told = turn(tools_of(dict.fromkeys("abcdefgh", fives)))
+    found = with_relaxed_tools(told, ("f0",), compiles)
+    assert compiles(found)
+    assert ["multipleOf" in text for _, text in found.tools] == [True] + [False] * 7
+    assert all('"integer"' in text for _, text in found.tools)
+
+
+def test_descriptions_do_not_count() -> None:
+    """Agents offer hundreds of kilobytes, most of them descriptions."""
+    parameter = {"type": "string", "description": "It is said at length. " * 60}
+    schema = {"type": "object", "properties": {f"p{at}": parameter for at in range(3)}}
+    told = turn(tools_of({str(at): schema for at in range(100)}))
+    assert told.grammar is not None
+    assert len(told.grammar.text) < 20_000
+    assert "at length" not in told.grammar.text
+    assert compiles(told)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        # a function has no arguments that it does not name, but it has those that it requires
+        ({"required": ["a"]}, {"properties": {"a": True}, "additionalProperties": False}),
+        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}),
+        ({"properties": None}, {"properties": {}, "additionalProperties": False}),
+        ({"type": None}, {"properties": {}, "additionalProperties": False}),
+        ({"type": ["object", "null"]}, {"properties": {}, "additionalProperties": False}),
+        (True, {"additionalProperties": True}),
+        ({"additionalProperties": True}, {"additionalProperties": True}),
+        (None, {"properties": {}, "additionalProperties": False}),
+    ],
+    ids=str,
+)
+def test_the_top_of_a_tools_schema(parameters: Any, arguments: dict[str, Any]) -> None:
+    tool = Tool.read({"function": {"name": "f", "parameters": parameters}})
+    told = parameters if isinstance(parameters, dict) else {}
+    assert tool.arguments == {**told, "type": "object", **arguments}
+    assert relax(assertions(json.dumps(tool.arguments))).text != ANYTHING
+
+
+def test_a_tool_is_strict_where_it_says_so() -> None:
+    for strict in (True, False, None):
+        assert Tool.read({"function": {"name": "f", "strict": strict}}).strict is bool(strict)
+    with pytest.raises(ValueError, match="strict is true or false"):
+        Tool.read({"function": {"name": "f", "strict": "yes"}})
+
+
+def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    text = assertions(json.dumps({"type": "object", "uniqueItems": True, "required": None}))
+    for name in ("logged", "logged", "again"):
+        relaxed(name, text)
+    assert [record.message for record in caplog.records] == [
+        f"tool '{name}': not enforced of its schema: "
+        '"uniqueItems" (at /uniqueItems), "required" (at /required)'
+        for name in ("logged", "again")
+    ]
+
+
+def test_a_machine_that_is_too_busy_leaves_out_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def busy(grammar: Grammar) -> None:
+        raise GrammarBusyError("later")
+
+    monkeypatch.setattr(TRIAL, "attempt", busy)
+    told = {"type": "object", "properties": {"busy": {"uniqueItems": True, "pattern": "(?=a)"}}}
+    found = relaxed("f", assertions(json.dumps(told)))
+    assert found.told == '"uniqueItems" (at /properties/busy/uniqueItems)'
+    monkeypatch.undo()
+    assert len(relaxed("f", assertions(json.dumps(told))).left_out) == 2
