@@ -361,10 +361,6 @@ def _list(args: argparse.Namespace) -> int:
             args.usage("--supported lists classes of models, not a folder")
         return _list_supported(told)
     folder = told.folder or artifacts_directory()
-    if not told.folder and not folder.exists():
-        raise ArtifactError(
-            f"{folder} is not there, where `pilotfish demo` will keep its own: name another folder"
-        )
     entries = list_artifacts(folder)
     if told.json:
         print(json.dumps(msgspec.to_builtins(entries), indent=2))

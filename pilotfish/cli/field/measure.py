@@ -59,7 +59,7 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "measure",
         help="measure latency over a link, into a run file",
-        description="Answers every prompt under every protocol and window, several times and in "
+        description="Answers every prompt under every protocol and window, several times and in\n"
         "interleaved order, and writes each round into a run file as it happens.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
