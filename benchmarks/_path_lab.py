@@ -29,6 +29,7 @@ from tests.support.tiny import tiny_artifact
 START_S = 120.0
 PORT = 7077
 SERVICE_PORT = 8080
+VOCABULARY = 1000
 _SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
 
@@ -101,6 +102,8 @@ class Lab:
 
     def run(self, *words: object, within_s: float = 90.0) -> Outcome:
         """Run a command of the package at the device's end."""
+        self.path.cut()  # what an earlier command has left in the queues
+        self.path.restore()
         before = len(self.path.connections())
         command = self.path.device_command(self.python, "-m", "pilotfish", *words)
         begun_s, code = time.monotonic(), None
@@ -255,7 +258,7 @@ def laboratory(python: str, folder: Path, **conditions: Any) -> Iterator[Lab]:
 
 def make_models(folder: Path) -> None:
     """Write a tiny drafter and target that take long prompts."""
-    sizes = {"vocab": 1000, "context": 65536, "heads": 2, "kv_heads": 1}
+    sizes = {"vocab": VOCABULARY, "context": 65536, "heads": 2, "kv_heads": 1}
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "target").exists():
         tiny_artifact(folder / "target", seed=1, **sizes)

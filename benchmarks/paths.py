@@ -10,6 +10,7 @@ slow: prompts of 12 and 40 kB over 64 kbit/s. rtt: long round trips. mtu: large 
 chat: an edge that has lost a long conversation, over a slow link. death: how long until it shows.
 """
 
+import argparse
 import signal
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from _common import Goal, Rows, Steps, at_most, conclude, options
 from _path_lab import Lab, Outcome, laboratory, letters
+from _path_traces import traced
 
 POLICIES = ("fail", "local", "wait")
 PATIENCE_S = 20
@@ -34,6 +36,9 @@ def main() -> int:
     parser.add_argument(
         "--python", default=sys.executable, help="interpreter of the release to measure"
     )
+    parser.add_argument("--trace-up", metavar="FILE", help="for the case traces, Mahimahi's format")
+    parser.add_argument("--trace-down", metavar="FILE")
+    parser.add_argument("--minutes", type=float, default=10.0, help="over traces (%(default)s)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs there")
     args = parser.parse_args()
     rows: Rows = []
@@ -44,11 +49,29 @@ def main() -> int:
         with laboratory(args.python, folder.resolve()) as lab:
             for name in names:
                 steps.next(name)
-                for row in CASES[name](lab, args.quick):
+                for row in _case(name, lab, args):
                     rows.append({"case": name, **row})
                     print(rows[-1], file=sys.stderr)
+    if "traces" in names:
+        columns = ("what", "policy", "count", "failed", "p50 s", "longest gap s", "overdue s")
+        columns += (
+            "dead s",
+            "connections",
+            "cuts",
+            "false cuts",
+            "early cuts",
+            "ratio",
+            "ratio down",
+        )
+        return conclude(args, "answers over traces", columns, rows, _goals(rows))
     columns = ("case", "what", "policy", "seconds", "code", "connections", "up", "down", "ratio")
     return conclude(args, "kernel paths", (*columns, "said"), rows, _goals(rows))
+
+
+def _case(name: str, lab: Lab, args: argparse.Namespace) -> Rows:
+    if name != "traces":
+        return CASES[name](lab, args.quick)
+    return traced(lab, args.minutes * 60, args.trace_up, args.trace_down, lab.folder)
 
 
 def _goals(rows: Rows) -> list[Goal]:
@@ -175,7 +198,7 @@ def chat(lab: Lab, quick: bool) -> Rows:
 
 def death(lab: Lab, quick: bool) -> Rows:
     """Until a dead edge shows on a LAN, and until `fail` ends an answer."""
-    lab.path.set(rtt_s=0.001)
+    lab.path.set(rtt_s=0.02)  # so that an answer lasts
 
     def frozen() -> None:
         lab.signal_edge(signal.SIGSTOP)

@@ -136,15 +136,20 @@ class KernelPath:
 
     def up(self) -> WayFigures:
         """Return what has become of the packets to the edge so far."""
-        return WayFigures(**self._ask()["figures"]["up"])
+        return WayFigures(**self._ask(figures=True)["up"])
 
     def down(self) -> WayFigures:
         """Return what has become of the packets to the device so far."""
-        return WayFigures(**self._ask()["figures"]["down"])
+        return WayFigures(**self._ask(figures=True)["down"])
 
     def connections(self) -> list[Connection]:
         """Return the TCP connections so far, in the order of their beginning."""
-        return [Connection(**each) for each in self._ask()["figures"]["connections"]]
+        return [Connection(**each) for each in self._ask(connections=True)["connections"]]
+
+    def timeline(self) -> dict[str, dict[float, int]]:
+        """Return the bytes that arrived, up and down, by tenth of a second (monotonic)."""
+        said = self._ask(timeline=True)
+        return {way: {tenth / 10: size for tenth, size in said[way]} for way in ("up", "down")}
 
     def _ask(self, **asked: Any) -> dict[str, Any]:
         self._child.tie.tell(asked)

@@ -20,7 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from random import Random
@@ -108,6 +108,7 @@ class Way:
     source: int  # descriptors of the tun interfaces
     sink: int
     figures: WayFigures = field(default_factory=WayFigures)
+    timeline: Counter[int] = field(default_factory=Counter)  # bytes arrived, by tenth of a second
     cut: bool = False
 
     def __post_init__(self) -> None:
@@ -195,6 +196,7 @@ class Way:
         packet = heapq.heappop(self._arriving)[2]
         self.figures.delivered += 1
         self.figures.delivered_bytes += len(packet)
+        self.timeline[int(until_s * 10)] += len(packet)
         return packet
 
 
@@ -315,15 +317,15 @@ class Forwarder:
                 way.cut = way.name in asked["cut"]
                 if way.cut:
                     way.forget()
-        self._tie.tell({"since_s": self.since_s, "figures": self._figures()})
+        answer: dict[str, Any] = {"since_s": self.since_s}
+        if "figures" in asked:
+            answer |= {way.name: asdict(way.figures) for way in self._ways.values()}
+        if "connections" in asked:
+            answer["connections"] = [asdict(each) for each in self._connections.all]
+        if "timeline" in asked:
+            answer |= {way.name: sorted(way.timeline.items()) for way in self._ways.values()}
+        self._tie.tell(answer)
         return True
-
-    def _figures(self) -> dict[str, Any]:
-        return {
-            "up": asdict(self._up.figures),
-            "down": asdict(self._down.figures),
-            "connections": [asdict(connection) for connection in self._connections.all],
-        }
 
 
 def _namespace(address: str) -> tuple[int, int]:
