@@ -23,7 +23,7 @@ from _common import throwaway_keys
 # benchmarks are run by their paths, so the folder above them is not searched
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.kernel_path import KernelPath
-from tests.support.path_forwarder import Connection
+from tests.support.path_connections import Connection
 from tests.support.tiny import tiny_artifact
 
 START_S = 120.0
@@ -204,6 +204,23 @@ class Service:
         """Ask for an answer, and wait for its end."""
         seen = Answer(time.monotonic())
         self._stream(seen, messages, max_tokens)
+        return seen
+
+    def scores(self, words: int) -> Answer:
+        """Have a prompt of so many words scored: a reply of some 600 bytes a word comes down."""
+        seen = Answer(time.monotonic())
+        body = {"model": "pilotfish", "prompt": "fox " * words, "max_tokens": 1}
+        body |= {"echo": True, "logprobs": 20}
+        try:
+            connection = self._connect()
+            head = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), head)
+            response = connection.getresponse()
+            read = response.read()
+            seen.error = "" if response.status == 200 else f"{response.status}: {read[:200]!r}"
+        except (OSError, http.client.HTTPException) as error:
+            seen.error = repr(error)
+        seen.ended_s = time.monotonic()
         return seen
 
     def begin(

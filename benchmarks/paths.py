@@ -3,11 +3,11 @@
 Both ends run in network namespaces with a path between them that is emulated packet by packet (see
 docs/emulation.md); it takes root. Tiny models, so that the path is what takes the time. `sent over
 needed` compares the payload of all connections, with repetitions, with that of the same request
-over an ideal path. A connection that ended though its path still carried bytes counts as a false
-cut.
+over an ideal path.
 
 slow: prompts of 12 and 40 kB over 64 kbit/s. rtt: long round trips. mtu: large packets vanish.
-chat: an edge that has lost a long conversation, over a slow link. death: how long until it shows.
+down: large replies. chat: an edge that has lost a long conversation, over a slow link. death: how
+long until it shows. traces: answers over a recorded link, see `_path_traces`.
 """
 
 import argparse
@@ -24,9 +24,6 @@ from _path_traces import traced
 
 POLICIES = ("fail", "local", "wait")
 PATIENCE_S = 20
-# What each policy promises about an edge that is away, and a second to start the command; the
-# notice of its absence takes up to 1.2 s.
-PROMISE_S = {"fail": 2.2 + 1.2, "local": 1.0 + 1.2, "wait": PATIENCE_S + 1.2}
 PIECES = ("--max-tokens", 8)
 
 
@@ -155,11 +152,50 @@ def mtu(lab: Lab, quick: bool) -> Rows:
         lab.path.set(**{f"mtu_{way}": 600})
         probe = lab.run("probe", lab.endpoint, "--keys", lab.keys, within_s=60)
         rows.append(_row(f"hole {way}: probe", "", probe))
-        for policy in POLICIES:
-            outcome = lab.ask(prompt, policy, "--patience", PATIENCE_S, *PIECES, within_s=60)
-            sent = {"up": outcome.up_bytes / ideal.up_bytes}.get(way, 0.0)
-            rows.append(_row(f"hole {way}", policy, outcome) | {"ratio": sent})
         lab.path.set(**{f"mtu_{way}": 1500})
+    lab.path.set(mtu_up=600)
+    for policy in POLICIES:
+        outcome = lab.ask(prompt, policy, "--patience", PATIENCE_S, *PIECES, within_s=60)
+        ratio = outcome.up_bytes / ideal.up_bytes
+        rows.append(_row("hole up, 5 kB", policy, outcome) | {"ratio": ratio})
+    lab.path.set(mtu_up=1500)
+    return rows
+
+
+def down(lab: Lab, quick: bool) -> Rows:
+    """A reply that takes seconds to cross, or cannot: the scores of a prompt's tokens."""
+    rows: Rows = []
+    ideal = 0
+    for what, conditions, words in (
+        ("ideal", {}, 600),
+        ("2 Mbit/s down", {"down_bps": 2e6, "up_bps": 1e6, "rtt_s": 0.1}, 600),
+        ("1 Mbit/s down", {"down_bps": 1e6, "up_bps": 1e6, "rtt_s": 0.1}, 600),
+        ("hole down", {"mtu_down": 600, "rtt_s": 0.02}, 100),
+    ):
+        for policy in ("wait",) if what == "ideal" else ("wait", "fail"):
+            lab.path.cut()
+            lab.path.restore()
+            before = len(lab.path.connections())
+            with lab.service(policy, "--patience", PATIENCE_S) as service:
+                service.await_edge(True)
+                lab.path.set(**conditions)
+                seen = service.scores(words)
+            mine = lab.path.connections()[before:]
+            row: dict[str, object] = {
+                "what": f"{what}, scores of {words} words",
+                "policy": policy,
+                "seconds": seen.ended_s - seen.begun_s,
+                "connections": len(mine),
+                "up": sum(each.up_bytes for each in mine),
+                "down": sum(each.down_bytes for each in mine),
+                "ends": [each.ended_by for each in mine],
+                "said": seen.error[:160],
+            }
+            ideal = ideal or sum(each.down_bytes for each in mine)
+            if words == 600:
+                row["ratio"] = sum(each.down_bytes for each in mine) / ideal
+            rows.append(row)
+            lab.path.set(up_bps=None, down_bps=None, rtt_s=0.0, mtu_down=1500)
     return rows
 
 
@@ -253,6 +289,7 @@ CASES: dict[str, Callable[[Lab, bool], Rows]] = {
     "slow": slow,
     "rtt": rtt,
     "mtu": mtu,
+    "down": down,
     "chat": chat,
     "death": death,
 }

@@ -29,17 +29,18 @@ from typing import Any
 import pytest
 
 from pilotfish.wire.tie import TiedProcess
-from tests.support.path_forwarder import (
-    DEVICE,
-    EDGE,
-    INTERFACE,
-    Connection,
-    PathConditions,
-    WayFigures,
-)
+from tests.support.path_connections import Connection
+from tests.support.path_forwarder import DEVICE, EDGE, INTERFACE
+from tests.support.path_ways import PathConditions, WayFigures
 
 _ANSWER_S = 30.0
 _CLONE_NEWNET = 0x40000000
+_PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.support.path_forwarder import main
+main(int(sys.argv[2]))
+"""
 
 
 @cache
@@ -75,8 +76,8 @@ class KernelPath:
         """Make both namespaces. Raises OSError where that is not possible."""
         if os.geteuid() != 0:
             raise PermissionError("it takes root")
-        script = Path(__file__).with_name("path_forwarder.py")
-        self._child = TiedProcess([sys.executable, str(script)], _ANSWER_S)
+        command = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[2])]
+        self._child = TiedProcess(command, _ANSWER_S)
         self._child.tie.tell(asdict(self.conditions))
         said = self._child.receive()
         if said is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import statistics
 import struct
 import threading
 import time
@@ -55,17 +54,19 @@ def retransmissions(connection: socket.socket) -> int:
 
 @pytest.mark.timing
 def test_a_handshake_takes_a_round_trip_and_so_does_an_echo() -> None:
+    handshakes, echoes = [], []
     with KernelPath(rtt_s=0.1) as path, listening(path, echo) as port:
-        began = time.monotonic()
-        with client(path, port) as connection:
-            assert time.monotonic() - began == pytest.approx(0.1, abs=0.02)
-            times = []
-            for _ in range(5):
+        for _ in range(3):
+            began = time.monotonic()
+            with client(path, port) as connection:
+                handshakes.append(time.monotonic() - began)
                 began = time.monotonic()
                 connection.sendall(b"ping")
                 received(connection, 4)
-                times.append(time.monotonic() - began)
-        assert statistics.median(times) == pytest.approx(0.1, abs=0.005)
+                echoes.append(time.monotonic() - began)
+    # a busy machine makes some longer, and none shorter
+    assert min(handshakes) == pytest.approx(0.1, abs=0.01)
+    assert min(echoes) == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.mark.timing
