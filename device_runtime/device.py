@@ -17,7 +17,7 @@ from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
-from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
+from pilotfish.device_runtime.link.loss import AWAY, FAIL, Interrupt, OnLinkLoss, Patience
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
@@ -457,9 +457,13 @@ def _asked(prompt: Asked | Prompt, options: TalkOptions) -> tuple[Asked | Prompt
     return Talk(messages, tools, thinking), cast("Options", rest)
 
 
-def connect(edge: str, keys: str | Path | None) -> EdgeLink:
-    """Connect to an edge with the keys in this folder, which are needed beyond loopback."""
-    link = EdgeLink(edge, load_keys(edge, keys))
+def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
+    """Connect to an edge with the keys in this folder, which are needed beyond loopback.
+
+    patience_s: how long the edge may be away, or owe a reply; None: as under the policy "fail".
+    """
+    patience = FAIL if patience_s is None else Patience.under("wait", patience_s)
+    link = EdgeLink(edge, load_keys(edge, keys), patience)
     try:
         link.reach()
     except BaseException:

@@ -21,7 +21,17 @@ import zmq
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
+from pilotfish.wire.link.liveness import Liveness
+from pilotfish.wire.link.patience import ConnectPatience
+from pilotfish.wire.link.tcp import (
+    Segments,
+    borrowed,
+    hang_up,
+    leads_to,
+    retry_steadily,
+    segments,
+    volume,
+)
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
 from pilotfish.wire.socket_events import next_event
@@ -29,7 +39,8 @@ from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send
 
 _log = logging.getLogger("pilotfish.wire")
 
-CONNECT_MS = 3000  # an attempt to connect gives way to the next one
+_SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
+_GLIMPSE_S = 0.05  # good news of the kernel's counters holds for so long
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
 _RETRIED_S = 0.2
 _ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
@@ -46,9 +57,19 @@ _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a 
 
 
 class EdgeChannel:
-    """A socket to one edge, with the connection's state as ZeroMQ's monitor tells it."""
+    """A socket to one edge, with the connection's state as ZeroMQ's monitor tells it.
 
-    def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
+    quiet_most_s: a connection is ended after it has been quiet for so long, and ZeroMQ connects
+    anew; 0: as soon as it is quiet.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: DeviceKeys | None,
+        message_bytes: int,
+        quiet_most_s: float = 0.0,
+    ) -> None:
         if not has_port(endpoint):
             raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -58,8 +79,8 @@ class EdgeChannel:
         self._socket.immediate = True  # never queue for an edge that is not there
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000
-        # or the kernel would wait for minutes on a path that was dead when the attempt began
-        self._socket.connect_timeout = CONNECT_MS
+        self._patience = ConnectPatience()
+        self._socket.connect_timeout = self._patience.ms
         self._socket.handshake_ivl = HANDSHAKE_MS
         if keys is not None:
             self._socket.curve_serverkey = keys.edge
@@ -88,6 +109,12 @@ class EdgeChannel:
         self.denied = False  # the edge's allow-list said no
         self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
         self.broken_handshakes = 0
+        self.slow_handshakes = 0  # given up although the edge was answering
+        self.handshake_s = 0.0  # that the last one took, once TCP was connected
+        self._quiet_most_s = quiet_most_s
+        self._liveness: Liveness | None = None  # of the TCP connection, if there is one
+        # since when TCP is connected, and the bytes sent over that connection, about
+        self._connected_s, self._handed = 0.0, 0
         self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
         try:
@@ -114,7 +141,20 @@ class EdgeChannel:
         """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
         header = encode(message)
         send_parts(self._socket, [header, *frames])
-        return len(header) + sum(map(len, frames))
+        size = len(header) + sum(map(len, frames))
+        self._handed += size
+        return size
+
+    def position(self) -> int | None:
+        """Where the next message will begin in the TCP connection's stream, about; None: unknown.
+
+        The kernel counts what ZeroMQ has written, which may be less than what was sent.
+        """
+        liveness = self.liveness(anew=True)
+        if liveness is None:
+            return None
+        self._handed = max(self._handed, liveness.acknowledged + liveness.outstanding)
+        return self._handed
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
         """The next message of an edge, its frames and bytes; otherwise as `take`."""
@@ -152,6 +192,9 @@ class EdgeChannel:
         self._looked_s = time.monotonic()
         with self._news:
             self._read_events()
+        if self._patience.too_short:
+            self._socket.connect_timeout = self._patience.longer()
+            self.try_again()
 
     def _read_events(self) -> bool:
         """Read all of the monitor's events; True if there were any."""
@@ -181,6 +224,12 @@ class EdgeChannel:
             crossed = volume(connection)
             if crossed is None:
                 return shunned
+            with self._news:
+                if self._liveness is not None:
+                    self._liveness.look(crossed, time.monotonic())
+                    if self._is_dead(self._liveness):
+                        hang_up(connection)
+                        return shunned
             if not shunned:
                 held = intake.update(crossed, glance, drained=drained)
                 if self._growth is not None:
@@ -201,6 +250,34 @@ class EdgeChannel:
             )
         self._shunned_s = now_s + self._shun_s
         self._shun_s = min(2.0 * self._shun_s, _SHUN_S[1])
+
+    def _is_dead(self, liveness: Liveness) -> bool:
+        """Whether to end the connection: it has been quiet for too long, or its handshake has."""
+        if self.connected:
+            return liveness.quiet and liveness.quiet_s > self._quiet_most_s
+        return liveness.stuck
+
+    def liveness(self, *, anew: bool = False) -> Liveness | None:
+        """How alive the TCP connection is; None if there is none. For any thread.
+
+        anew: as of this very moment, not of some milliseconds ago, which suffices for good news.
+        """
+        with self._news:
+            liveness = self._liveness
+            if liveness is not None and self._port:
+                now_s = time.monotonic()
+                if anew or liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
+                    with borrowed(self._descriptor, leads_to(self._port)) as connection:
+                        crossed = volume(connection)
+                    if crossed is not None:
+                        liveness.look(crossed, now_s)
+            return liveness
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the connection shows no sign of life, though it has not ended."""
+        liveness = self.liveness() if self.connected else None
+        return liveness is not None and liveness.quiet
 
     @property
     def given_up(self) -> bool:
@@ -228,18 +305,40 @@ class EdgeChannel:
             self._failed_s = math.inf
         elif event in _FAILED:
             self._failed_s = time.monotonic()
-        if event == zmq.Event.CONNECTED:
-            self._descriptor, self._intake = value, Intake(self._encrypted)
+        if event == zmq.Event.CONNECT_DELAYED:
+            self._patience.begin()
+        elif event == zmq.Event.CONNECT_RETRIED:
+            self._patience.end()
+        elif event == zmq.Event.CONNECTED:
+            self._begin(value)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.connected = True
             self.connections += 1
             self.connection = next(_NUMBERS)
+            self.handshake_s = time.monotonic() - self._connected_s
         elif event == zmq.Event.DISCONNECTED:
             self.connected = False
-            self._descriptor = None
+            self._descriptor = self._liveness = None
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self.denied = True
         elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
+            self._count_failed()
+
+    def _begin(self, descriptor: int) -> None:
+        """Note that TCP is connected; the handshake follows."""
+        self._descriptor, self._intake = descriptor, Intake(self._encrypted)
+        self._connected_s, self._handed = time.monotonic(), 0
+        self._liveness = Liveness(self._connected_s)
+        if self._port is not None:
+            with borrowed(descriptor, leads_to(self._port)) as connection:
+                retry_steadily(connection)
+
+    def _count_failed(self) -> None:
+        """Tell a handshake that took too long from one that the other end does not understand."""
+        slow = time.monotonic() - self._connected_s > _SLOW_S
+        if slow and self._liveness is not None and self._liveness.heard:
+            self.slow_handshakes += 1
+        else:
             self.broken_handshakes += 1
 
     def close(self, linger_s: float = 0.2) -> None:

@@ -26,7 +26,8 @@ from urllib.parse import urlsplit
 import zmq
 
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, acquit
-from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
+from pilotfish.wire.link.liveness import Liveness
+from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, retry_steadily, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.socket_events import next_event
 
@@ -37,6 +38,7 @@ BACKLOG: Final = "too-much-of-one-key"  # too many bytes of messages not taken i
 OF_ONE_KEY: Final = "too-many-of-one-key"
 REVOKED: Final = "revoked-key"
 CLOSING: Final = "closing"  # it came while the edge was stopping
+QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
 SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
 _EVENTS = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
@@ -49,6 +51,9 @@ _CHARGED_IN_ALL = 2 * CHARGED_BYTES
 _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
 _HANDSHAKE_S = 3.0  # with its first message a handshake takes four round trips, rarely so long
+# A peer that is quiet for so long has its connection ended. Devices, which wait, give up sooner;
+# cellular paths are silent for seconds, and come back.
+_QUIET_MOST_S = 30.0
 _TOLD_S = 1.0  # in which the holder of a revoked key may learn so from a reply
 _CROWDED_S = 8.0  # for which the last connection without room counts as a crowd
 _SRCFD = int(zmq.SRCFD)
@@ -70,10 +75,14 @@ class _Connection:
     client: bytes = b""  # ZeroMQ's name for it, after its first message
     owner: bytes = b""
     came_s: float = field(default_factory=time.monotonic)
+    liveness: Liveness = field(init=False)
     sent: int = 0  # bytes on the wire, at least
     acknowledged: int = 0  # of these, when last looked at
     revoked_s: float = math.inf  # when its key was first seen to be off the list
     cut: bool = False
+
+    def __post_init__(self) -> None:
+        self.liveness = Liveness(self.came_s)
 
 
 class Connections:
@@ -222,6 +231,7 @@ class Connections:
                 crossed = self._volume(connection)
                 if crossed is not None:
                     connection.intake.update(crossed, glance, drained=drained)
+                    connection.liveness.look(crossed, time.monotonic())
                     counted.append(connection)
             if self._growth is not None:
                 left, self._left = self._left or len(counted) < len(self._open), False
@@ -229,7 +239,18 @@ class Connections:
             present = [each for each in counted if not each.cut]
             self._bound_charged([each for each in present if each.intake.charged])
             self._bound_held([each for each in present if each.intake.held])
+            for connection in counted:
+                self._bound_quiet(connection)
         return False
+
+    def _bound_quiet(self, connection: _Connection) -> None:
+        """End a connection over which nothing moves any more."""
+        if connection.client:
+            if connection.liveness.quiet_s > _QUIET_MOST_S:
+                self._cut(connection, QUIET)
+        elif connection.liveness.stuck:
+            with borrowed(connection.descriptor, self._is_ours) as lent:
+                hang_up(lent)
 
     def _bound_charged(self, charged: list[_Connection]) -> None:
         """Cut those whose frames are so small that they take far more memory than their bytes."""
@@ -278,6 +299,7 @@ class Connections:
     def _came(self, descriptor: int) -> None:
         with borrowed(descriptor, self._is_ours) as lent:
             peer = "" if lent is None else _host(lent)
+            retry_steadily(lent)
         connection = _Connection(descriptor, peer, Intake(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
@@ -315,7 +337,9 @@ class Connections:
             self._strangers.pop(connection.descriptor, None)
             same = [each for each in self._known.values() if each.owner == owner and not each.cut]
             if len(same) > self.bounds.per_owner:
-                self._cut(same[0], OF_ONE_KEY)
+                # one that a device has left for a newer one is quiet; else the oldest goes
+                quiet = [each for each in same[:-1] if each.liveness.quiet]
+                self._cut((quiet or same)[0], OF_ONE_KEY)
 
     def _cut(self, connection: _Connection, reason: str) -> None:
         self._strangers.pop(connection.descriptor, None)

@@ -20,11 +20,12 @@ from pilotfish.wire.connections import Bounds, Connections
 from pilotfish.wire.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.io_memory import Growth
 from pilotfish.wire.keys import EdgeKeys
+from pilotfish.wire.link.liveness import HEARTBEAT_S
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
 
-HEARTBEAT_MS = 300
-HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
-HANDSHAKE_MS = 5000  # time for a handshake, else the connection is closed
+# Time for a handshake, else the connection is closed: four round trips, and over a satellite's or
+# a slow path, whose queues are full, one may take seconds. `wire.connections` bounds strangers.
+HANDSHAKE_MS = 30_000
 # Messages per peer; a client that does not read loses its own replies only. ZeroMQ learns in
 # batches of half a queue what it has sent, so only half of the queue is sure to be free.
 _SEND_QUEUE = 128
@@ -60,8 +61,8 @@ def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> No
         socket.rcvhwm = _LOCAL_RECEIVE_QUEUE
     else:
         socket.rcvhwm = _RECEIVE_QUEUE
-        socket.heartbeat_ivl = HEARTBEAT_MS
-        socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
+        socket.heartbeat_timeout = 0  # ZeroMQ never cuts: `wire.link.liveness` judges
     # Names mean v4 addresses, since with ipv6 `localhost` would miss an edge on 127.0.0.1.
     socket.ipv6 = "[" in endpoint
 

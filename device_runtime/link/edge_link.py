@@ -10,8 +10,8 @@ same bytes; an edge that has answered it already repeats its reply.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
+from pilotfish.device_runtime.link.absence import Absence
 from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
 from pilotfish.device_runtime.link.line import SLICE_S, Line
 from pilotfish.device_runtime.link.loss import (
@@ -23,6 +23,7 @@ from pilotfish.device_runtime.link.loss import (
     Patience,
     backoff,
 )
+from pilotfish.device_runtime.link.pending import Pending, Sent
 from pilotfish.wire.errors import (
     BusyError,
     DrainingError,
@@ -44,15 +45,6 @@ _NEWS_S = 0.02  # until the loss of a connection shows, after a message could no
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
 _STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 _NONE = 0  # no connection
-
-
-class Sent(NamedTuple):
-    """A request as sent: its message, frames, bytes, and time (monotonic)."""
-
-    message: Request
-    frames: Sequence[Buffer]
-    size: int
-    sent_ns: int
 
 
 class EdgeLink(Line):
@@ -84,7 +76,7 @@ class EdgeLink(Line):
         self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
-        self._away_s: float | None = time.monotonic()  # since when the edge is away
+        self._absence = Absence(patience, time.monotonic())
 
     # Suitable edges
 
@@ -115,7 +107,7 @@ class EdgeLink(Line):
     @property
     def _ready(self) -> bool:
         """Whether a suitable edge was greeted over the present connection."""
-        if not self.channel.connected:
+        if not self.here:
             return False
         if self._hello is None:
             return True
@@ -128,9 +120,17 @@ class EdgeLink(Line):
         self._await_connection(EdgeUnreachableError)
 
     def greet(self) -> None:
-        """Wait for the edge, and greet it if needed."""
+        """Wait for the edge, and greet it if needed: it has the policy's whole time."""
+        if self._patience.policy != "local":
+            self._absence.progress()
+            self._absence.expect(time.monotonic())
         self.catch_up()
         self._await_edge()
+
+    def _note_standing(self, stood_s: float = 0.0) -> None:
+        """Add what passed since the last note to what the edge was away, or owes a reply."""
+        standing = self._standing(doubted=self._absence.doubted)
+        self._absence.note(standing, time.monotonic(), stood_s)
 
     def _await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
@@ -149,28 +149,24 @@ class EdgeLink(Line):
 
     def _await_connection(self, otherwise: type[PilotfishError] = EdgeLostError) -> None:
         """Wait for a connection; raise ``otherwise`` after the time-out."""
-        if not self.channel.connected:
+        if not self.here:
             self.catch_up()
-        if self.channel.connected:
+        if self.here:
             return
         self.lost()
-        begun_s = time.monotonic()
-        if self._patience.policy == "local":  # the grace is for a loss, not for each answer
-            self._away_s = begun_s = self._away_s or begun_s
-        while not self.channel.connected:
-            left_s = begun_s + self._patience.absent_s - time.monotonic()
+        self._note_standing()
+        while not self.here:
             if self.channel.denied:
                 raise self._denied()
-            if left_s <= 0:
-                raise self._absent(otherwise, self.met is not None, self._patience.absent_s)
+            if self._absence.over:
+                raise self._gone(otherwise)
             looked_s = time.monotonic()
-            arrived = self.receive(left_s)
-            begun_s += _stood_s(looked_s)  # while this process stands still nobody can come
+            arrived = self.receive(SLICE_S)
+            self._note_standing(_stood_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
             # noticed. It will come again, since the request is sent again.
-        self._away_s = None
 
     def _say_hello(self, wait_s: float) -> None:
         """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
@@ -201,7 +197,7 @@ class EdgeLink(Line):
                 f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
                 "answer's: ask again."
             )
-        self._greeted, self._away_s = self._asked, None
+        self._greeted = self._asked
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
             _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
@@ -229,8 +225,8 @@ class EdgeLink(Line):
         now = time.monotonic()
         if now < self._busy_until_s:
             return False
-        if not self.channel.connected:
-            self._away_s = self._away_s or now
+        self._note_standing()
+        if not self.here:
             if self.channel.denied:
                 self._put_off()
                 raise self._denied()
@@ -267,11 +263,11 @@ class EdgeLink(Line):
         give_up = time.monotonic() + self._patience.silent_s
         while True:
             self._await_edge()
-            sent_ns = time.monotonic_ns()
+            position, sent_ns = self.channel.position(), time.monotonic_ns()
             size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                return Sent(message, frames, size, sent_ns)
+                return Sent(message, frames, size, sent_ns, position)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)
@@ -291,37 +287,46 @@ class EdgeLink(Line):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns = sent
-        now = time.monotonic()
-        give_up, resend = now + self._patience.silent_s, now + RESEND_S
-        resent = stood = False
-        late = late or meanwhile is not None
-        while now < give_up:
-            arrived = self.receive(0.0 if late else min(resend, give_up) - now)
-            stood = stood or _stood_s(now) > 0.0
+        pending = Pending(sent, late=late or meanwhile is not None)
+        self._absence.expect(time.monotonic())
+        while True:
+            looked_s = time.monotonic()
+            arrived = self.receive(0.0 if pending.late else SLICE_S)
+            stood_s = _stood_s(looked_s)
+            pending.stood = pending.stood or stood_s > 0.0
             if arrived is not None:
-                reply, reply_frames, reply_size = arrived
+                reply = arrived[0]
                 if wanted(reply):
-                    now_ns = time.monotonic_ns()
-                    return TimedReply(
-                        reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        self.connection, late, stood,
-                    )  # fmt: skip
-                if isinstance(reply, Failure) and _concerns(reply, message):
+                    self._got_on()
+                    return pending.answered(arrived, self.connection)
+                if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     raise from_code(reply.code, reply.message)
             else:
                 # if there was nothing to do, what comes now is waited for
-                late = meanwhile is not None and meanwhile()
+                pending.late = meanwhile is not None and meanwhile()
                 gone = not self.channel.connected or self.connection != self._sent_on
                 if gone:
                     self.lost()
-                if gone or time.monotonic() >= resend:
-                    size += self.send(message, frames).size
-                    resent = True
-                    give_up += time.monotonic() - now  # what was waited for a connection
-                    resend = time.monotonic() + RESEND_S
-            now = time.monotonic()
-        raise self._silent()
+                if gone or pending.is_lost(self._absence.owed_s):
+                    pending.again(self.send(sent.message, sent.frames), self._absence.owed_s)
+            if pending.advances(self.channel.liveness() if self.channel.connected else None):
+                self._got_on()
+            self._mind(stood_s)
+
+    def _mind(self, stood_s: float) -> None:
+        """Note how the link stands while a reply is waited for; raise if that is for too long."""
+        self._note_standing(stood_s)
+        if self._absence.away:
+            self.lost()
+        if self._absence.over:
+            raise self._gone(EdgeLostError)
+        if self._absence.overdue:
+            raise self._silent()
+
+    def _got_on(self) -> None:
+        """Note that the edge got on with our work."""
+        self._absence.progress()
+        self._second.moved()
 
     def state(self) -> LinkState:
         """Return the link's state, with the age of each reading. For any thread."""
@@ -357,6 +362,14 @@ class EdgeLink(Line):
     def _put_off(self) -> None:
         """Pause the checks for a busy edge, longer each time."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
+
+    def _gone(self, otherwise: type[PilotfishError]) -> PilotfishError:
+        """Return the error for an edge that was away for too long."""
+        if self._patience.policy == "local":
+            self._put_off()  # the next attempt may cost a prompt's bytes
+        else:
+            self._absence.progress()  # what is asked next has the policy's whole time
+        return self._absent(otherwise, self.met is not None, self._patience.absent_s)
 
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""

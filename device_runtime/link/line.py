@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import zmq
 
+from pilotfish.device_runtime.link.absence import Standing
 from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.second import Second
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import (
     AccessDeniedError,
@@ -22,19 +24,34 @@ from pilotfish.wire.messages import Buffer, Reply, Request
 
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
 _REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
+# A quiet connection that nobody waits for is ended after so long.
+_QUIET_MOST_S = 30.0
 
 
 class Line:
-    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address."""
+    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address.
+
+    While the present connection is quiet, a second one is tried beside it.
+    """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
-        self.channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
+        self.channel = self._dial(endpoint, keys)
         self._keys = keys
         self._interrupt = interrupt
         self._turn = threading.Lock()  # to use the channel: one thread at a time
         self._exchange = threading.Lock()  # to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
+        self._second = Second(lambda: self._dial(self.channel.endpoint, self._keys))
+
+    @staticmethod
+    def _dial(endpoint: str, keys: DeviceKeys | None) -> EdgeChannel:
+        return EdgeChannel(endpoint, keys, _REPLY_BYTES, _QUIET_MOST_S)
+
+    @property
+    def here(self) -> bool:
+        """Whether there is a connection that lives."""
+        return self.channel.connected and not self.channel.quiet
 
     @property
     def connection(self) -> int:
@@ -61,19 +78,22 @@ class Line:
         """
         self._interrupt.check()
         with self._turn:
-            if self._next is not None:
-                self._replace()
+            if self._replace():
                 return None
-            return self.channel.receive(min(timeout_s, SLICE_S))
+            arrived = self.channel.receive(min(timeout_s, SLICE_S))
+            if arrived is None:
+                self._try_second()
+            return arrived
 
     def catch_up(self) -> None:
         """Update the connection's state without waiting."""
         with self._turn:
             self._replace()
             self.channel.catch_up()
+            self._try_second()
 
     def up(self) -> bool:
-        """Whether there is a connection. For any thread."""
+        """Whether there is a connection that lives. For any thread."""
         # a thread that waits on the channel now updates the state itself
         if self._turn.acquire(blocking=False):
             try:
@@ -81,14 +101,15 @@ class Line:
                     return False
                 self._replace()
                 self.channel.catch_up()
+                self._try_second()
             finally:
                 self._turn.release()
-        return self.channel.connected
+        return self.here
 
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
-        channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
+        channel = self._dial(endpoint, keys)
         with self._exchange:
             if self._closed:
                 unused: EdgeChannel | None = channel
@@ -106,7 +127,7 @@ class Line:
         endpoint = self.channel.endpoint
         with self._exchange:
             if self._next is None:
-                self._next = EdgeChannel(endpoint, self._keys, _REPLY_BYTES), self._keys
+                self._next = self._dial(endpoint, self._keys), self._keys
         return AccessDeniedError(
             f"The edge at {endpoint} refused this device's key: run "
             "`pilotfish keys allow device.pub` on the edge and restart it."
@@ -117,6 +138,12 @@ class Line:
     ) -> PilotfishError:
         """Return the error for an edge without a connection."""
         endpoint = self.channel.endpoint
+        if self.channel.slow_handshakes:
+            return otherwise(
+                f"The edge at {endpoint} answers, but so slowly that a handshake was given up: let "
+                "it have more time (--on-link-loss wait, or a longer --patience). If it stays so, "
+                "is edge.pub that edge's present public key?"
+            )
         # an edge greeted before will be back; until then something else may answer there
         if self.channel.broken_handshakes and not greeted_before:
             if self._keys is not None:
@@ -133,19 +160,42 @@ class Line:
             "address right?"
         )
 
-    def _replace(self) -> None:
-        """Take the next channel, if there is one; only while ``_turn`` is held."""
+    def _replace(self) -> bool:
+        """Take the next channel; False if there is none. Only while ``_turn`` is held."""
         if self._next is None:
-            return
+            return False
         with self._exchange:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
         before.close(0)
+        self._second.drop()
+        return True
+
+    def _try_second(self) -> None:
+        """Try another connection while the present one is quiet; only while ``_turn`` is held."""
+        better = None if self._closed else self._second.beside(self.channel)
+        if better is not None:
+            before, self.channel = self.channel, better
+            before.close(0)
+
+    def _standing(self, *, doubted: bool) -> Standing:
+        """How the link to the edge stands; doubted: it was away, and nothing crossed since."""
+        channel, liveness = self.channel, self.channel.liveness()
+        if not channel.connected:
+            progresses = liveness is not None and liveness.progresses
+        elif liveness is None:  # no TCP: a socket of this machine
+            return Standing.HERE
+        elif not (liveness.quiet or (doubted and liveness.doubtful)):
+            return Standing.CARRYING if liveness.carries else Standing.HERE
+        else:
+            progresses = self._second.progresses
+        return Standing.CONNECTING if progresses else Standing.AWAY
 
     def close(self) -> None:
         """Close the socket."""
         with self._turn, self._exchange:
             self._closed = True
+            self._second.drop()
             self.channel.close()
             if self._next is not None:
                 self._next[0].close(0)

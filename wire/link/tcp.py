@@ -17,6 +17,8 @@ _TCP_INFO = 11  # Linux's; the socket module lacks the name before Python 3.14
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
+_LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # ms, µs, µs
+_THIN_LINEAR_TIMEOUTS = 16  # Linux's, of linux/tcp.h
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
@@ -31,14 +33,20 @@ class Segments(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """Counters of a TCP connection, in bytes.
+    """What the kernel knows of a TCP connection: bytes, and seconds.
 
-    received: what came; read: what of it was taken from the kernel; acknowledged: by the peer.
+    received: what came; read: what of it was taken from the kernel; acknowledged: by the peer;
+    outstanding: handed to the kernel and not acknowledged. idle_s: since bytes last came. rtt_s and
+    deviation_s: TCP's round-trip time and its mean deviation.
     """
 
     received: int
     read: int
     acknowledged: int
+    outstanding: int = 0
+    idle_s: float = 0.0
+    rtt_s: float = 0.0
+    deviation_s: float = 0.0
 
 
 @contextmanager
@@ -88,12 +96,31 @@ def segments(descriptor: int, port: int) -> Segments | None:
 
 def volume(connection: socket.socket | None) -> Volume | None:
     """Read what has crossed a connection; None where the kernel does not say."""
-    waiting = _waiting(connection)
+    waiting = _queued(connection, termios.FIONREAD)
+    outstanding = _queued(connection, termios.TIOCOUTQ)
     info = _info(connection)
     if len(info) < _RECEIVED_AT + 8:
         return None
     received = _u64(info, _RECEIVED_AT)
-    return Volume(received, received - waiting, _u64(info, _ACKNOWLEDGED_AT))
+    return Volume(
+        received,
+        received - waiting,
+        _u64(info, _ACKNOWLEDGED_AT),
+        outstanding,
+        _u32(info, _LAST_RECEIVED_AT) * 1e-3,
+        _u32(info, _RTT_AT) * 1e-6,
+        _u32(info, _DEVIATION_AT) * 1e-6,
+    )
+
+
+def retry_steadily(connection: socket.socket | None) -> None:
+    """Have the kernel send small unacknowledged data again without doubling its pauses at first.
+
+    Otherwise a connection whose path was away for seconds would be silent for as long again.
+    """
+    if connection is not None:
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
 
 
 def hang_up(connection: socket.socket | None) -> None:
@@ -111,11 +138,11 @@ def _info(connection: socket.socket | None) -> bytes:
     return b""
 
 
-def _waiting(connection: socket.socket | None) -> int:
-    """Count the bytes that have come and were not read."""
+def _queued(connection: socket.socket | None, which: int) -> int:
+    """Count the bytes that have come and were not read, or were written and not acknowledged."""
     if connection is not None:
         with suppress(OSError):
-            return _u32(fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4)), 0)
+            return _u32(fcntl.ioctl(connection.fileno(), which, bytes(4)), 0)
     return 0
 
 
