@@ -40,13 +40,11 @@ def letters(count: int) -> str:
 
 @dataclass
 class Outcome:
-    """A command's end, and what its connections sent meanwhile (TCP payload, with repetitions)."""
+    """A command's end, and its connections."""
 
     seconds: float
     code: int | None  # None: it had to be killed
     said: str  # its last line
-    up_bytes: int
-    down_bytes: int
     connections: list[Connection]
 
 
@@ -102,8 +100,7 @@ class Lab:
 
     def run(self, *words: object, within_s: float = 90.0) -> Outcome:
         """Run a command of the package at the device's end."""
-        self.path.cut()  # what an earlier command has left in the queues
-        self.path.restore()
+        self.path.forget()
         before = len(self.path.connections())
         command = self.path.device_command(self.python, "-m", "pilotfish", *words)
         begun_s, code = time.monotonic(), None
@@ -128,8 +125,6 @@ class Lab:
             seconds,
             code,
             (said.strip().splitlines() or [""])[-1],
-            sum(each.up_bytes for each in mine),
-            sum(each.down_bytes for each in mine),
             mine,
         )
 

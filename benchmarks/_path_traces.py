@@ -10,6 +10,7 @@ arrived later an early one.
 import json
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import pairwise
@@ -17,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _common import Rows
+from _path_cases import Row
 from _path_lab import SERVICE_PORT, Answer, Connection, Lab, Service, letters
 
 POLICIES = ("fail", "local", "wait")
@@ -31,7 +32,7 @@ NOTICE_S = 1.2  # until a path that is gone shows, on a LAN
 PROMISES_S = {"fail": 2.2, "local": 1.0, "wait": PATIENCE_S}
 
 
-def traced(lab: Lab, seconds: float, up: str, down: str, keep: Path) -> Rows:
+def traced(lab: Lab, seconds: float, up: str, down: str, keep: Path) -> Iterator[Row]:
     """Run the services over these traces; one row a policy, and one of all connections.
 
     keep: gets ``answers.json``, ``timeline.json`` and ``connections.json``.
@@ -61,27 +62,25 @@ def traced(lab: Lab, seconds: float, up: str, down: str, keep: Path) -> Rows:
     (keep / "answers.json").write_text(json.dumps(record))
     (keep / "timeline.json").write_text(json.dumps(timeline))
     (keep / "connections.json").write_text(json.dumps([asdict(each) for each in connections]))
-    rows = [_row(policy, spell.answers[policy], timeline) for policy in POLICIES]
+    for policy in POLICIES:
+        yield _row(policy, spell.answers[policy], timeline)
     ours = [each for each in connections if each.ended_s and begun_s < each.ended_s < ended_s]
     needed = {way: base.sent[way] / base.count * spell.count for way in base.sent}
-    return [
-        *rows,
-        {
-            "what": "all connections",
-            "connections": sum(begun_s < each.begun_s < ended_s for each in connections),
-            "cuts": len(ours),
-            "false cuts": sum(map(_was_alive, ours)),
-            "early cuts": sum(not _was_alive(each) and each.after_end > 0 for each in ours),
-            "up": spell.sent["up"],
-            "down": spell.sent["down"],
-            "ratio": spell.sent["up"] / needed["up"],
-            "ratio down": spell.sent["down"] / needed["down"],
-        },
-    ]
+    yield {
+        "what": "all connections",
+        "connections": sum(begun_s < each.begun_s < ended_s for each in connections),
+        "cuts": len(ours),
+        "false cuts": sum(map(_was_alive, ours)),
+        "early cuts": sum(not _was_alive(each) and each.after_end > 0 for each in ours),
+        "up": spell.sent["up"],
+        "down": spell.sent["down"],
+        "ratio": spell.sent["up"] / needed["up"],
+        "ratio down": spell.sent["down"] / needed["down"],
+    }
 
 
 class _Spell:
-    """What was asked in some time, and what that sent (TCP payload, with repetitions)."""
+    """What was asked in some time, and what the streams of all connections carried of it."""
 
     def __init__(self, answers: dict[str, list[Answer]], sent: dict[str, int]) -> None:
         self.answers, self.sent = answers, sent
@@ -119,8 +118,8 @@ def _spell(lab: Lab, services: dict[str, Service], seconds: float) -> _Spell:
 def _sent(lab: Lab) -> dict[str, int]:
     connections = lab.path.connections()
     return {
-        "up": sum(each.up_bytes for each in connections),
-        "down": sum(each.down_bytes for each in connections),
+        "up": sum(each.up.length for each in connections),
+        "down": sum(each.down.length for each in connections),
     }
 
 
@@ -161,6 +160,4 @@ def dead_s(timeline: dict[str, dict[float, int]], begun_s: float, ended_s: float
 
 def _was_alive(connection: Connection) -> bool:
     """Whether its packets arrived both ways in its last second, for all that ended it."""
-    assert connection.quiet_up_s is not None
-    assert connection.quiet_down_s is not None
-    return max(connection.quiet_up_s, connection.quiet_down_s) < _ALIVE_S
+    return all((way.quiet_s or 0.0) < _ALIVE_S for way in (connection.up, connection.down))

@@ -125,6 +125,11 @@ class KernelPath:
         """Undo `cut`."""
         self._ask(cut=[])
 
+    def forget(self) -> None:
+        """Lose what is under way, such as what an earlier device has left in the queues."""
+        self.cut()
+        self.restore()
+
     def change_address(self) -> str:
         """Give the device another address, as a change of networks does; returns it.
 
@@ -145,7 +150,7 @@ class KernelPath:
 
     def connections(self) -> list[Connection]:
         """Return the TCP connections so far, in the order of their beginning."""
-        return [Connection(**each) for each in self._ask(connections=True)["connections"]]
+        return [Connection.read(each) for each in self._ask(connections=True)["connections"]]
 
     def timeline(self) -> dict[str, dict[float, int]]:
         """Return the bytes that arrived, up and down, by tenth of a second (monotonic)."""

@@ -101,7 +101,7 @@ class Forwarder:
         if "figures" in asked:
             answer |= {way.name: asdict(way.figures) for way in self._ways.values()}
         if "connections" in asked:
-            answer["connections"] = [asdict(each) for each in self._connections.all]
+            answer["connections"] = self._connections.read()
         if "timeline" in asked:
             answer |= {way.name: sorted(way.timeline.items()) for way in self._ways.values()}
         self._tie.tell(answer)

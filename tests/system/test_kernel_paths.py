@@ -64,7 +64,7 @@ def device_on(
 
 def sent_up(path: KernelPath, since: int) -> int:
     """Payload of all connections from the ``since``th on."""
-    return sum(each.up_bytes for each in path.connections()[since:])
+    return sum(each.up.sent_bytes for each in path.connections()[since:])
 
 
 def test_a_message_of_seconds_crosses_a_slow_link_once(
