@@ -74,8 +74,10 @@ def death(lab: Lab, quick: bool) -> Iterator[Row]:
                 time.sleep(1.0)
                 kill()
                 noticed = service.await_edge(False)
-                undo()
-                yield _noticed(f"{what}: idle", noticed)
+            undo()
+            yield _noticed(f"{what}: idle", noticed)
+            # anew: a connection that has come back after a pause is given as long a one again
+            with lab.service("fail") as service:
                 service.await_edge(True)
                 seen, thread = _answering(service)
                 kill()
