@@ -28,7 +28,7 @@ from pilotfish.wire.link.tcp import (
     borrowed,
     hang_up,
     leads_to,
-    retry_steadily,
+    local_host,
     segments,
     volume,
 )
@@ -226,7 +226,7 @@ class EdgeChannel:
                 return shunned
             with self._news:
                 if self._liveness is not None:
-                    self._liveness.look(crossed, time.monotonic())
+                    self._liveness.look_at(connection)
                     if self._is_dead(self._liveness):
                         hang_up(connection)
                         return shunned
@@ -268,10 +268,14 @@ class EdgeChannel:
                 now_s = time.monotonic()
                 if anew or liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
                     with borrowed(self._descriptor, leads_to(self._port)) as connection:
-                        crossed = volume(connection)
-                    if crossed is not None:
-                        liveness.look(crossed, now_s)
+                        liveness.look_at(connection)
             return liveness
+
+    @property
+    def local_host(self) -> str:
+        """This end's address of the TCP connection; empty if there is none."""
+        with borrowed(self._descriptor, leads_to(self._port or 0)) as connection:
+            return local_host(connection)
 
     @property
     def quiet(self) -> bool:
@@ -329,9 +333,6 @@ class EdgeChannel:
         self._descriptor, self._intake = descriptor, Intake(self._encrypted)
         self._connected_s, self._handed = time.monotonic(), 0
         self._liveness = Liveness(self._connected_s)
-        if self._port is not None:
-            with borrowed(descriptor, leads_to(self._port)) as connection:
-                retry_steadily(connection)
 
     def _count_failed(self) -> None:
         """Tell a handshake that took too long from one that the other end does not understand."""

@@ -27,7 +27,7 @@ import zmq
 
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, acquit
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, retry_steadily, volume
+from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.socket_events import next_event
 
@@ -228,10 +228,10 @@ class Connections:
                 self._growth.measure()
             counted = []
             for connection in self._open.values():
-                crossed = self._volume(connection)
+                with borrowed(connection.descriptor, self._is_ours) as lent:
+                    crossed = connection.liveness.look_at(lent)
                 if crossed is not None:
                     connection.intake.update(crossed, glance, drained=drained)
-                    connection.liveness.look(crossed, time.monotonic())
                     counted.append(connection)
             if self._growth is not None:
                 left, self._left = self._left or len(counted) < len(self._open), False
@@ -299,7 +299,6 @@ class Connections:
     def _came(self, descriptor: int) -> None:
         with borrowed(descriptor, self._is_ours) as lent:
             peer = "" if lent is None else _host(lent)
-            retry_steadily(lent)
         connection = _Connection(descriptor, peer, Intake(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections

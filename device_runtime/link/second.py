@@ -13,8 +13,9 @@ from pilotfish.wire.channel import EdgeChannel
 
 _log = logging.getLogger("pilotfish.device")
 
-# What a quiet connection has left to move once the second one stands: about two RTT.
-_GRACE_HANDSHAKES, _GRACE_S = 0.5, (0.05, 1.0)
+# What a quiet connection has left to move once the second one stands: its kernel, or the edge's,
+# sends again what was lost within a second.
+_GRACE_S = 1.1
 
 
 class Second:
@@ -30,7 +31,9 @@ class Second:
     @property
     def progresses(self) -> bool:
         """Whether its handshake goes on."""
-        liveness = self._channel.liveness() if self._channel is not None else None
+        if self._channel is None or self._channel.connected:
+            return False
+        liveness = self._channel.liveness()
         return liveness is not None and liveness.progresses
 
     def beside(self, present: EdgeChannel) -> EdgeChannel | None:
@@ -56,11 +59,10 @@ class Second:
             return second.denied  # the key was revoked meanwhile: that is news
         if not present.connected:
             return True
-        now_s = time.monotonic()
-        self._stands_s = self._stands_s or now_s
-        least_s, most_s = _GRACE_S
-        grace_s = min(most_s, max(least_s, _GRACE_HANDSHAKES * second.handshake_s))
-        return now_s - self._stands_s >= grace_s
+        if second.local_host != present.local_host:
+            return True  # this machine is on another network now
+        self._stands_s = self._stands_s or time.monotonic()
+        return time.monotonic() - self._stands_s >= _GRACE_S
 
     def moved(self) -> None:
         """Note that the present connection is of use: the next attempt need not wait."""

@@ -13,9 +13,11 @@ this connection has had lately.
 """
 
 import math
+import time
+from socket import socket
 from typing import Final
 
-from pilotfish.wire.link.tcp import Volume
+from pilotfish.wire.link.tcp import Volume, retry_often, volume
 
 HEARTBEAT_S: Final = 0.3
 _MARGIN_S: Final = 0.25  # of both ends' scheduling
@@ -23,6 +25,8 @@ _LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out is an RTT, and no l
 _LONGEST_LIMIT_S: Final = 10.0
 _PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_KEPT_S = 1.25, 4.0, 60.0
 _DENSE_S: Final = 0.6  # looks further apart than this do not tell how long a pause was
+# The longest pause between the kernel's retransmissions: ours, up to which time-out, and its own.
+_RETRY_S, _RETRY_RTO_S, _KERNELS_RETRY_S = 1.0, 0.5, 120.0
 LARGE_BYTES: Final = 4096  # outstanding bytes that are no heartbeats
 # Bytes a second that are no heartbeats: these are 80, encrypted 400.
 _MESSAGES_BPS: Final = 800.0
@@ -51,6 +55,19 @@ class Liveness:
         self._rto_s, self._rtt_s = _LEAST_RTO_S, 0.0
         self._pause_s, self._paused_s = 0.0, now_s  # the longest lately, and when it was
         self._longest_step_s = 0.0
+        self._retry_s = 0.0
+
+    def look_at(self, connection: socket | None) -> Volume | None:
+        """Read the counters of the connection, and note them; None if there are none."""
+        crossed = volume(connection)
+        if crossed is not None:
+            self.look(crossed, time.monotonic())
+            # what takes long to be acknowledged must not be sent again before that
+            retry_s = _RETRY_S if self._rto_s < _RETRY_RTO_S else _KERNELS_RETRY_S
+            if retry_s != self._retry_s:
+                self._retry_s = retry_s
+                retry_often(connection, retry_s)
+        return crossed
 
     def look(self, crossed: Volume, now_s: float) -> None:
         """Note what has crossed by now."""

@@ -18,7 +18,9 @@ _TCP_INFO = 11  # Linux's; the socket module lacks the name before Python 3.14
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
 _LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # ms, µs, µs
-_THIN_LINEAR_TIMEOUTS = 16  # Linux's, of linux/tcp.h
+_THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # of linux/tcp.h
+# After so long without an acknowledgement the kernel gives up; we do so before.
+_GIVEN_UP_MS = 60_000
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
@@ -113,14 +115,26 @@ def volume(connection: socket.socket | None) -> Volume | None:
     )
 
 
-def retry_steadily(connection: socket.socket | None) -> None:
-    """Have the kernel send small unacknowledged data again without doubling its pauses at first.
+def retry_often(connection: socket.socket | None, most_s: float) -> None:
+    """Have the kernel send unacknowledged data again every so many seconds at least.
 
-    Otherwise a connection whose path was away for seconds would be silent for as long again.
+    Otherwise its pauses double, and a connection whose path was away for seconds is silent for as
+    long again. most_s: 1 to 120, more than a retransmission takes. Older kernels than 6.15 have
+    only even pauses for the first of them.
     """
     if connection is not None:
         with suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, _GIVEN_UP_MS)
+            connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, int(1000 * most_s))
+
+
+def local_host(connection: socket.socket | None) -> str:
+    """Return this end's address; empty if there is no connection."""
+    with suppress(OSError):
+        name = connection.getsockname() if connection is not None else ""
+        return str(name[0]) if isinstance(name, tuple) else ""
+    return ""
 
 
 def hang_up(connection: socket.socket | None) -> None:
