@@ -1,5 +1,6 @@
 """Cases of `paths`: messages that take long to cross, or cannot."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ def crossed(connections: Sequence[Connection]) -> Row:
         "up sent": sum(each.up.sent_bytes for each in connections),
         "down": sum(each.down.length for each in connections),
         "down sent": sum(each.down.sent_bytes for each in connections),
-        "ends": [each.ended_by for each in connections],
+        "ends": dict(Counter(each.ended_by for each in connections)),
     }
 
 
