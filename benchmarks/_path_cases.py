@@ -44,6 +44,7 @@ def slow(lab: Lab, quick: bool) -> Iterator[Row]:
         lab.path.set(**_IDEAL)
         ideal = lab.ask(prompt, "wait", *BRIEF)
         needed = crossed(ideal.connections)["up"]
+        yield _row(f"{needed / 1e3:.0f} kB up, ideal", "wait", ideal)
         lab.path.set(up_bps=64e3, down_bps=1e6, rtt_s=0.1)
         for policy in POLICIES:
             outcome = lab.ask(prompt, policy, "--patience", PATIENCE_S, *BRIEF)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,13 +77,15 @@ class KernelPath:
         """Make both namespaces. Raises OSError where that is not possible."""
         if os.geteuid() != 0:
             raise PermissionError("it takes root")
+        if shutil.which("nsenter") is None:
+            raise FileNotFoundError("there is no nsenter")
         command = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[2])]
         self._child = TiedProcess(command, _ANSWER_S)
         self._child.tie.tell(asdict(self.conditions))
-        said = self._child.receive()
-        if said is None:
+        said = self._child.receive() or {"impossible": "the path's process has ended"}
+        if "impossible" in said:
             self._child.stop()
-            raise OSError("the path's process has ended; see its stderr")
+            raise OSError(said["impossible"])
         folder = f"/proc/{self._child.process.pid}/fd"
         self._edge, self._device = f"{folder}/{said['edge']}", f"{folder}/{said['device']}"
         self.since_s = said["since_s"]
@@ -139,6 +142,14 @@ class KernelPath:
         for change in (f"flush dev {INTERFACE}", f"add {address}/24 dev {INTERFACE}"):
             subprocess.run(self.device_command("ip", "address", *change.split()), check=True)
         return address
+
+    def rebind(self) -> None:
+        """Have a NAT before the edge forget the device's connections.
+
+        What they go on to send comes from another address, so that the edge resets them; what the
+        edge sends to them is lost.
+        """
+        self._ask(rebind=True)
 
     def up(self) -> WayFigures:
         """Return what has become of the packets to the edge so far."""

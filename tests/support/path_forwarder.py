@@ -24,9 +24,11 @@ from typing import Any
 
 from pilotfish.wire.tie import Tie
 from tests.support.path_connections import Connections
+from tests.support.path_nat import Nat
 from tests.support.path_ways import PathConditions, Way
 
 EDGE, DEVICE = "10.99.0.1", "10.99.0.2"
+FIRST_OUTSIDE = "10.99.0.101"  # of the NAT
 INTERFACE = "path0"
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -45,6 +47,7 @@ class Forwarder:
         self._down = Way("down", edge_tun, device_tun)
         self._ways = {device_tun: self._up, edge_tun: self._down}
         self._connections = Connections()
+        self._nat = Nat(FIRST_OUTSIDE)
         self.shape(conditions)
 
     def shape(self, conditions: PathConditions) -> None:
@@ -76,15 +79,20 @@ class Forwarder:
             except BlockingIOError:
                 return
             if packet[0] >> 4 == 4:
-                now = monotonic()
-                self._connections.sent(packet, up=way is self._up, now=now)
-                way.put(packet, now)
+                self._send(way, packet)
+
+    def _send(self, way: Way, packet: bytes) -> None:
+        up, now = way is self._up, monotonic()
+        inside = packet if up else self._nat.inward(packet)
+        if inside is not None:
+            self._connections.sent(inside, up=up, now=now)
+            way.put(inside, now)
 
     def _deliver(self, way: Way, until_s: float) -> None:
         while (packet := way.take(until_s)) is not None:
             self._connections.arrived(packet, up=way is self._up, now=monotonic())
             with suppress(OSError):
-                os.write(way.sink, packet)
+                os.write(way.sink, self._nat.outward(packet) if way is self._up else packet)
 
     def _converse(self) -> bool:
         asked = self._tie.receive()
@@ -92,6 +100,8 @@ class Forwarder:
             return False
         if "set" in asked:
             self.shape(PathConditions(**asked["set"]))
+        if "rebind" in asked:
+            self._nat.rebind()
         if "cut" in asked:
             for way in self._ways.values():
                 way.cut = way.name in asked["cut"]
@@ -132,7 +142,11 @@ def main(descriptor: int) -> None:
         first = tie.receive()
         if first is None:
             return
-        forwarder = Forwarder(tie, descriptor, PathConditions(**first))
+        try:
+            forwarder = Forwarder(tie, descriptor, PathConditions(**first))
+        except (OSError, subprocess.CalledProcessError) as error:
+            tie.tell({"impossible": str(error)})
+            return
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, -10)
         tie.tell({"since_s": forwarder.since_s, "edge": forwarder.edge, "device": forwarder.device})

@@ -152,6 +152,22 @@ def test_large_packets_vanish_and_small_ones_pass() -> None:
         assert path.up().too_large > 0
 
 
+def test_a_nat_that_forgets_a_connection_has_it_reset_by_the_edge() -> None:
+    with KernelPath() as path, listening(path, echo) as port:
+        path.rebind()
+        with client(path, port) as connection:
+            connection.sendall(b"first")
+            assert received(connection, 5) == b"first"
+            path.rebind()
+            connection.sendall(b"second")
+            with pytest.raises(ConnectionResetError):
+                connection.recv(1)
+        with client(path, port) as connection:
+            connection.sendall(bytes(5000))
+            assert received(connection, 5000) == bytes(5000)
+        assert path.connections()[0].ended_by == "edge RST"
+
+
 def test_a_cut_path_is_silent_and_a_changed_address_leaves_connections_dead() -> None:
     with KernelPath() as path, listening(path, echo) as port:
         with client(path, port) as connection:
