@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from _path_cases import Row
 from _path_lab import Answer, Lab, Service, letters
@@ -93,6 +94,32 @@ def death(lab: Lab, quick: bool) -> Iterator[Row]:
                     "limit": _NOTICED_S + _PROMISED_S + _SLACK_S,
                     "said": seen.error[:100],
                 }
+    lab.path.set(rtt_s=0.0)
+
+
+def roam(lab: Lab, quick: bool) -> Iterator[Row]:
+    """The device gets another address, or a NAT forgets it, in an answer: how long that pauses."""
+    lab.path.set(rtt_s=0.02)
+    ways: list[tuple[str, Callable[[], object]]] = [
+        ("another address", lab.path.change_address),
+        ("NAT forgets", lab.path.rebind),
+    ]
+    for what, happen in ways:
+        for _ in range(1 if quick else 3):
+            with lab.service("fail") as service:
+                service.await_edge(True)
+                seen, thread = _answering(service)
+                happen()
+                at_s = time.monotonic()
+                thread.join(60)
+            later = [at_s, *(each for each in seen.pieces_s if each > at_s)]
+            yield {
+                "what": f"{what}: pause",
+                "policy": "fail",
+                "seconds": max((b - a for a, b in pairwise(later)), default=-1.0),
+                "limit": _NOTICED_S + _PROMISED_S,
+                "said": seen.error[:100],
+            }
     lab.path.set(rtt_s=0.0)
 
 

@@ -7,7 +7,8 @@ with its repetitions; `ratio` compares the former with those of the same request
 
 slow: prompts of 12 and 40 kB over 64 kbit/s. rtt: long round trips. mtu: large packets vanish.
 down: large replies. chat: an edge that has lost a long conversation, over a slow link. death: how
-long until it shows. traces: answers over a recorded link, see `_path_traces`.
+long until it shows. roam: another address in an answer. traces: answers over a recorded link, see
+`_path_traces`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from _common import Goal, Rows, Steps, at_most, conclude, options
 from _path_cases import Row, down, mtu, rtt, slow
-from _path_deaths import chat, death
+from _path_deaths import chat, death, roam
 from _path_lab import Lab, laboratory
 from _path_traces import traced
 
@@ -29,6 +30,7 @@ CASES: dict[str, Callable[[Lab, bool], Iterator[Row]]] = {
     "down": down,
     "chat": chat,
     "death": death,
+    "roam": roam,
 }
 _COLUMNS = ("case", "what", "policy", "seconds", "code", "connections", "up", "up sent", "down")
 _COLUMNS += ("down sent", "ratio", "said")
