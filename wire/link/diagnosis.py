@@ -77,7 +77,12 @@ class Diagnosis:
 
     def forget(self) -> None:
         """The edge is there: what was found before is out of date."""
-        self.finding, self._due_s, self._pause_s = None, 0.0, _PAUSE_S[0]
+        self.finding = None
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Make the next look due: what is there may have changed."""
+        self._due_s, self._pause_s = 0.0, _PAUSE_S[0]
 
     def look(self) -> None:
         """Look again if that is due; never waits."""
