@@ -61,15 +61,16 @@ class Attempts:
         self._stopped = False  # it has, for sure
         self._pause_s = _FIRST_S
         self._due_s = 0.0
-        self._resolved = True  # the last attempt had an address
+        self._resolved = False  # the last attempt had an address
 
     def note(self, event: int, value: int) -> None:
         """Note an event of the socket's monitor."""
         match event:
             case zmq.Event.CONNECT_DELAYED:
-                self._began(resolved=True)
+                self.began()
+                self._resolved = True
             case zmq.Event.CONNECTED:
-                self._stopped_s = None
+                self._stopped_s, self._resolved = None, True
             case zmq.Event.CONNECT_RETRIED:
                 self._stopped_s = None
                 if not self._resolved:
@@ -129,12 +130,9 @@ class Attempts:
         self._due_s = min(self._due_s, self.began_s + _BETWEEN_S)
 
     def began(self) -> None:
-        """Note that the owner has connected anew."""
-        self._began(resolved=True)
-
-    def _began(self, *, resolved: bool) -> None:
+        """Note that an attempt begins; the owner's own ones show no other way."""
         self.began_s = time.monotonic()
-        self._stopped_s, self._stopped, self._resolved = None, False, resolved
+        self._stopped_s, self._stopped, self._resolved = None, False, False
 
     def _failed(self, failure: Failure) -> None:
         self.failure = failure
