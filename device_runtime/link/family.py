@@ -31,6 +31,7 @@ class Family:
         self.address = edge, keys
         self._links: set[EdgeLink] = set()
         self._lock = threading.Lock()
+        self._journal = threading.Lock()  # to look at the state and log it: in this order
         self._logged = Connectivity.CONNECTING
         self._away_s = time.monotonic()
 
@@ -75,24 +76,23 @@ class Family:
 
     def _log_change(self, patience: Patience) -> None:
         """Log the state if it is another one: a loss as a warning, and the end of it."""
-        status = self.status
-        with self._lock:
-            before, since_s = self._logged, self._away_s
+        with self._journal:
+            status, before = self.status, self._logged
             if status is None or status.state in (before, Connectivity.CONNECTING):
                 return
             first = before is Connectivity.CONNECTING
             if first and status.state is not Connectivity.CONNECTED and not patience.starts_alone:
                 return  # it cannot start, and its error says the same
             self._logged = status.state
-            if before is Connectivity.CONNECTED:
-                self._away_s = time.monotonic()
-        if status.state is not Connectivity.CONNECTED:
-            _log.warning("%s: %s %s", status.state.value, status, patience.consequence)
-            return
+            if status.state is not Connectivity.CONNECTED:
+                if before is Connectivity.CONNECTED:
+                    self._away_s = time.monotonic()
+                _log.warning("%s: %s %s", status.state.value, status, patience.consequence)
+                return
+            away_s = time.monotonic() - self._away_s
+            after = "" if first else f", {away_s:.1f} s after {before.value}"
+            _log.info("%s%s: %s", status.state.value, after, status)
         self.retry()  # what kept one of them out may be over for all
-        away_s = time.monotonic() - since_s
-        after = "" if first else f", {away_s:.1f} s after {before.value}"
-        _log.info("%s%s: %s", status.state.value, after, status)
 
 
 def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:

@@ -87,7 +87,7 @@ class GreetedLine(SlicedLine):
         """The link's state, in words. For any thread."""
         said = self._said
         if not self.channel.connected:
-            state = self.unconnected_state(was_met=self.met is not None)
+            state = self.unconnected_state()
         elif said is not None and said[0] == self.connection:
             state = said[1]
         elif self.channel.quiet:

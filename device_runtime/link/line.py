@@ -135,14 +135,14 @@ class Line:
         if unused is not None:
             unused.close(0)
 
-    def unconnected_state(self, *, was_met: bool) -> Connectivity:
+    def unconnected_state(self) -> Connectivity:
         """Return why there is no connection, and begin to find out more. For any thread."""
         attempts, diagnosis = self.channel.attempts, self._diagnosis
         if attempts.failure in (Failure.CONNECT, Failure.CLOSED):
             diagnosis.look()
         finding = diagnosis.finding
         attempts.wrong_key = self._keys is not None and finding is Finding.CURVE
-        return unconnected(attempts, finding, was_met=was_met)
+        return unconnected(attempts, finding, was_met=self.channel.connections > 0)
 
     def status_of(self, state: Connectivity) -> LinkStatus:
         """Return a state in words. For any thread."""
@@ -150,7 +150,7 @@ class Line:
 
     def retry(self) -> None:
         """Have the next attempt to connect made soon: something has changed. For any thread."""
-        self._diagnosis.forget()
+        self._diagnosis.hurry()
         self.channel.attempts.hurry()
 
     def _replace(self) -> bool:

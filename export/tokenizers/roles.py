@@ -12,8 +12,10 @@ from typing import Any
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the first that is there counts
+_TYPE = "AddedToken"
 _BEGIN_END = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
 _GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}
+_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _QWEN = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>")
 
 # Classes with tokens of their own, as transformers calls them.
@@ -27,6 +29,15 @@ CLASSES: dict[str, dict[str, str]] = {
         "cls_token": "<CLS>",
         "mask_token": "<MASK_TOKEN>",
     },
+    "CodeGenTokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
+    "CodeLlamaTokenizer": {
+        **_LLAMA,
+        "prefix_token": "▁<PRE>",
+        "middle_token": "▁<MID>",
+        "suffix_token": "▁<SUF>",
+        "eot_token": "▁<EOT>",
+        "fill_token": "<FILL_ME>",
+    },
     "GPT2Tokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
     "GPTNeoXTokenizer": {
         **_BEGIN_END,
@@ -34,7 +45,7 @@ CLASSES: dict[str, dict[str, str]] = {
         "pad_token": "<|padding|>",
     },
     "GemmaTokenizer": {**_GEMMA, "unk_token": "<unk>"},
-    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "LlamaTokenizer": _LLAMA,
     "Qwen2Tokenizer": _QWEN,
     "Qwen3_5Tokenizer": _QWEN,
 }
@@ -44,7 +55,9 @@ OF_MODEL: dict[str, str] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3", "mixtral", "phi3", "stablelm"), _ANY),
     **dict.fromkeys(("olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared"), _ANY),
     **dict.fromkeys(("granitemoehybrid", "ernie4_5", "glm", "glm4", "nemotron"), _ANY),
+    **dict.fromkeys(("llava", "llava_next", "mistral3", "smolvlm"), _ANY),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), "Qwen2Tokenizer"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "Qwen3_5Tokenizer"),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
@@ -52,10 +65,10 @@ OF_MODEL: dict[str, str] = {
     **dict.fromkeys(("olmo", "olmoe", "gpt_neox"), "GPTNeoXTokenizer"),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), "GPTNeoXTokenizer"),
     **dict.fromkeys(("gpt2", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
-    **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
+    **dict.fromkeys(("cohere", "cohere2", "aya_vision"), "CohereTokenizer"),
 }
 # Those whose tokenizer_config.json is known to name another class than they have.
-MISNAMED = frozenset({"qwen2", "qwen3_5_moe_text"})
+MISNAMED = frozenset({"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"})
 
 
 def tokenizer_class(
@@ -105,8 +118,13 @@ def _named(source: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     if isinstance(extra, dict):
         yield from ((name, content(token)) for name, token in extra.items())
     for name, token in source.items():
-        if name in ROLES or (name.endswith("_token") and content(token) is not None):
+        if name in ROLES or (name.endswith("_token") and _is_token(token)):
             yield name, content(token)
+
+
+def _is_token(value: object) -> bool:
+    """Whether the value of a key that is no role is a token: an object must say that it is one."""
+    return isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == _TYPE)
 
 
 def content(token: object) -> str | None:

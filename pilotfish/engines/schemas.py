@@ -74,7 +74,7 @@ _REST = {
 
 
 class Place(NamedTuple):
-    """A keyword of a subschema. path: to the subschema, from the root."""
+    """A keyword of a subschema, "" for all of them. path: to the subschema, from the root."""
 
     path: tuple[str | int, ...]
     keyword: str
@@ -86,7 +86,7 @@ class Place(NamedTuple):
         return "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in names)
 
     def __str__(self) -> str:
-        return f'"{self.keyword}" (at {self.pointer})'
+        return f'"{self.keyword}" (at {self.pointer})' if self.keyword else "all of it"
 
 
 def assertions(text: str) -> str:
@@ -130,13 +130,15 @@ def _as_names(node: Node) -> None:
     names = node.get("propertyNames")
     if not isinstance(names, dict) or not {*names} <= {"type", "enum", "pattern"}:
         return
-    if {"properties", "patternProperties"}.intersection(node) or len(names) > 2:
+    if {"properties", "patternProperties"}.intersection(node):
+        return
+    if names.get("type", "string") != "string":
         return
     rest = node.get("additionalProperties", True)
-    match {"type": "string", **names}:
-        case {"type": "string", "enum": [*texts]} if _are_few_texts(texts, rest):
+    match {keyword: value for keyword, value in names.items() if keyword != "type"}:
+        case {"enum": [*texts], **more} if not more and _are_few_texts(texts, rest):
             node["properties"] = dict.fromkeys(texts, rest)
-        case {"type": "string", "pattern": str(pattern)}:
+        case {"pattern": str(pattern), **more} if not more:
             node["patternProperties"] = {pattern: rest}
         case _:
             return

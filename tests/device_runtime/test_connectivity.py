@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from pilotfish import Device
 from pilotfish.device_runtime.link.connectivity import (
@@ -20,8 +22,12 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family
 from pilotfish.device_runtime.link.loss import FAIL, Interrupt, Patience
 from pilotfish.wire import messages as m
+from pilotfish.wire.connections import Bounds
 from pilotfish.wire.errors import EdgeLostError, PilotfishError
-from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.link.attempts import SURE, Failure
+from pilotfish.wire.link.diagnosis import Finding
+from pilotfish.wire.transport import Listener
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_bad_edge import LyingEdge
 from tests.support.relay import Relay
@@ -125,6 +131,36 @@ def test_a_proxy_without_an_edge_is_no_wrong_edge_pub_and_is_tried_each_second(
         relay.close()
 
 
+@pytest.mark.parametrize("why", ["stops", "full"])
+def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
+    key_folders: dict[str, Path], opened: Callable[..., EdgeLink], why: str
+) -> None:
+    """It hangs up on handshakes, as one with another key does: see what else it hangs up on."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    held = EdgeKeys.load(key_folders["edge"])
+    room = Bounds(0 if why == "full" else 9, 9, 2**20)
+    listener = Listener(context, "tcp://127.0.0.1:0", held, room)
+    if why == "stops":
+        listener.stop_accepting()
+    assert listener.gate is not None
+    link = opened(listener.endpoint, DeviceKeys.load(key_folders["alice"]))
+    link.introduce(HELLO)
+    seen = set()
+    try:
+        end_s = time.monotonic() + 60.0
+        while link.channel.attempts.handshakes_failed < SURE + 4:
+            assert time.monotonic() < end_s
+            listener.connections.read_events()
+            listener.gate.answer()
+            link.attend()
+            seen.add(link.status.state)
+            time.sleep(0.002)
+        assert seen - {Connectivity.CONNECTING, Connectivity.LOST} == {Connectivity.BUSY}
+    finally:
+        listener.close()
+        context.destroy(linger=0)
+
+
 PLACES = {
     "tcp://no-such-machine.invalid:7077": Connectivity.NO_NAME,
     NOWHERE: Connectivity.CONNECTION_REFUSED,
@@ -199,3 +235,69 @@ def test_a_device_is_as_well_off_as_its_best_lane(edge) -> None:
         for link in (first, second):
             family.remove(link)
             link.close()
+
+
+class SlowStatus:
+    """Stands for a link of a family, whose state the first who asks gets late."""
+
+    def __init__(self) -> None:
+        self.state = Connectivity.WRONG_EDGE_KEY
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    @property
+    def status(self) -> LinkStatus:
+        status = LinkStatus.of(self.state, NOWHERE, keys=True)
+        if not self.asked.is_set():
+            self.asked.set()
+            self.go_on.wait(10.0)
+        return status
+
+    def retry(self) -> None:
+        pass
+
+
+def test_states_are_logged_in_their_order(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that looked before a change, and is late, does not log the former state again."""
+    caplog.set_level(logging.INFO, "pilotfish.device")
+    family, link = Family(NOWHERE, None), SlowStatus()
+    family._links.add(link)  # type: ignore[arg-type]  # it has what is used of a link
+    patience = Patience.under("local", 1.0)
+    late, soon = (
+        threading.Thread(target=family._log_change, args=(patience,), daemon=True) for _ in range(2)
+    )
+    late.start()
+    link.asked.wait(10.0)
+    link.state = Connectivity.CONNECTED
+    soon.start()
+    soon.join(0.1)
+    link.go_on.set()
+    for each in (late, soon):
+        each.join(10.0)
+    assert [record.message.split(":")[0] for record in caplog.records][-1].startswith("connected")
+
+
+def test_a_state_lasts_until_another_one_is_known(
+    opened: Callable[..., EdgeLink], key_folders: dict[str, Path]
+) -> None:
+    """Keys are read again: the edge may take them now, but whether it does is not known yet."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        endpoint = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        link = opened(endpoint, DeviceKeys.load(key_folders["alice"]))
+        link.channel.attempts.failure, link.channel.attempts.in_row = Failure.CLOSED, SURE
+        link._diagnosis.finding, link._diagnosis._due_s = Finding.CURVE, time.monotonic() + 60.0
+        assert link.status.state is Connectivity.WRONG_EDGE_KEY
+        link.retry()
+        assert link.status.state is Connectivity.WRONG_EDGE_KEY
+
+
+def test_an_edge_at_another_address_is_not_lost_before_it_was_there(pair: Pair, edge) -> None:
+    with (
+        Device(pair.draft, edge.endpoint, threads=1, on_link_loss="local") as device,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+    ):
+        device.generate("abc", max_tokens=2)
+        device.redirect(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
+        device.attend()
+        status = device._family.status
+        assert status is not None
+        assert status.state is Connectivity.CONNECTING

@@ -21,6 +21,7 @@ from pilotfish import Device
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
 from pilotfish.edge_runtime.tally import Tally
+from pilotfish.extras import installing
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.errors import AccessDeniedError, KeysError
@@ -405,7 +406,7 @@ def test_no_library_no_figures(pair: Pair) -> None:
     )  # fmt: skip
     assert done.returncode == 64
     (line,) = done.stderr.splitlines()
-    assert "pilotfish[serve]" in line
+    assert installing("serve") in line
 
 
 # Keys

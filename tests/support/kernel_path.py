@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,17 +30,18 @@ from typing import Any
 import pytest
 
 from pilotfish.wire.tie import TiedProcess
-from tests.support.path_forwarder import (
-    DEVICE,
-    EDGE,
-    INTERFACE,
-    Connection,
-    PathConditions,
-    WayFigures,
-)
+from tests.support.path_connections import Connection
+from tests.support.path_forwarder import DEVICE, EDGE, INTERFACE
+from tests.support.path_ways import PathConditions, WayFigures
 
 _ANSWER_S = 30.0
 _CLONE_NEWNET = 0x40000000
+_PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.support.path_forwarder import main
+main(int(sys.argv[2]))
+"""
 
 
 @cache
@@ -75,13 +77,15 @@ class KernelPath:
         """Make both namespaces. Raises OSError where that is not possible."""
         if os.geteuid() != 0:
             raise PermissionError("it takes root")
-        script = Path(__file__).with_name("path_forwarder.py")
-        self._child = TiedProcess([sys.executable, str(script)], _ANSWER_S)
+        if shutil.which("nsenter") is None:
+            raise FileNotFoundError("there is no nsenter")
+        command = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[2])]
+        self._child = TiedProcess(command, _ANSWER_S)
         self._child.tie.tell(asdict(self.conditions))
-        said = self._child.receive()
-        if said is None:
+        said = self._child.receive() or {"impossible": "the path's process has ended"}
+        if "impossible" in said:
             self._child.stop()
-            raise OSError("the path's process has ended; see its stderr")
+            raise OSError(said["impossible"])
         folder = f"/proc/{self._child.process.pid}/fd"
         self._edge, self._device = f"{folder}/{said['edge']}", f"{folder}/{said['device']}"
         self.since_s = said["since_s"]
@@ -124,6 +128,11 @@ class KernelPath:
         """Undo `cut`."""
         self._ask(cut=[])
 
+    def forget(self) -> None:
+        """Lose what is under way, such as what an earlier device has left in the queues."""
+        self.cut()
+        self.restore()
+
     def change_address(self) -> str:
         """Give the device another address, as a change of networks does; returns it.
 
@@ -134,17 +143,30 @@ class KernelPath:
             subprocess.run(self.device_command("ip", "address", *change.split()), check=True)
         return address
 
+    def rebind(self) -> None:
+        """Have a NAT before the edge forget the device's connections.
+
+        What they go on to send comes from another address, so that the edge resets them; what the
+        edge sends to them is lost.
+        """
+        self._ask(rebind=True)
+
     def up(self) -> WayFigures:
         """Return what has become of the packets to the edge so far."""
-        return WayFigures(**self._ask()["figures"]["up"])
+        return WayFigures(**self._ask(figures=True)["up"])
 
     def down(self) -> WayFigures:
         """Return what has become of the packets to the device so far."""
-        return WayFigures(**self._ask()["figures"]["down"])
+        return WayFigures(**self._ask(figures=True)["down"])
 
     def connections(self) -> list[Connection]:
         """Return the TCP connections so far, in the order of their beginning."""
-        return [Connection(**each) for each in self._ask()["figures"]["connections"]]
+        return [Connection.read(each) for each in self._ask(connections=True)["connections"]]
+
+    def timeline(self) -> dict[str, dict[float, int]]:
+        """Return the bytes that arrived, up and down, by tenth of a second (monotonic)."""
+        said = self._ask(timeline=True)
+        return {way: {tenth / 10: size for tenth, size in said[way]} for way in ("up", "down")}
 
     def _ask(self, **asked: Any) -> dict[str, Any]:
         self._child.tie.tell(asked)

@@ -5,25 +5,23 @@ Out: `Tools`, or a `ValueError` that says what is wrong.
 """
 
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-_log = logging.getLogger("pilotfish.engines")
+from pilotfish.engines.notices import NOTICES
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
-_NOTED = 256
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
 # With these a schema names properties elsewhere.
 _OPENING = frozenset(
     (
         *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
-        *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
+        *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"),
+        *("dependentSchemas", "dependencies", "enum", "const"),
     )
 )
 
@@ -168,11 +166,5 @@ def arguments_of(name: str, told: object) -> Mapping[str, Any]:
     if isinstance(found, Mapping):
         return found
     if told is not None:
-        _note(f"a call to {name!r} has arguments that are no JSON object: taken as none")
+        NOTICES.warn(f"a call to {name!r} has arguments that are no JSON object: taken as none")
     return {}
-
-
-@lru_cache(_NOTED)
-def _note(said: str) -> None:
-    """Log something once."""
-    _log.warning("%s", said)
