@@ -135,9 +135,7 @@ class Assisted:
         self._assistant = Peer(self._draft_source)
         self._prunes = False
         assert self._source.chat_template is not None
-        self._template = ChatTemplate(
-            self._source.chat_template, eos_token=_piece(self._source, self._source.eos_ids[0])
-        )
+        self._template = ChatTemplate(self._source.chat_template, self._source.special_tokens)
 
     def answer(self, prompt: Prompt, case: Case, tokens: int, seed: int) -> Answer:
         """One more answer."""

@@ -17,7 +17,7 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.errors import BadGrammarError, BusyError
 
-_log = logging.getLogger("pilotfish.device")
+_log = logging.getLogger("pilotfish.answers")
 
 
 class Advice:

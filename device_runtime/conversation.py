@@ -246,7 +246,7 @@ class Conversation:
             except _ALONE as error:
                 if not self._may_go_on_alone(error, plan, answer, alone=alone):
                     raise
-                _log.warning("going on without the edge: %s", error)
+                _log.info("going on without the edge: %s", error)
                 assert self._link is not None
                 self._link.lost()
                 back = yield from self._alone(plan, answer)

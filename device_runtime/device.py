@@ -15,9 +15,10 @@ from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
-from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
+from pilotfish.device_runtime.link.loss import AWAY, FAIL, Interrupt, OnLinkLoss, Patience
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
@@ -25,6 +26,7 @@ from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.talk_options import read_talk
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurns, Turn
 from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
@@ -63,9 +65,9 @@ class Device:
     until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
     are the drafter's.
 
-    All is for any thread. `generate`, `stream` and `probe` wait for their turn; all else answers at
-    once, while an answer runs, too. After `close`, and in a process that was forked from this one,
-    what needs the edge or the drafter raises `DeviceClosedError`.
+    All but `attend` is for any thread. `generate`, `stream` and `probe` wait for their turn; all
+    else answers at once, while an answer runs, too. After `close`, and in a process that was forked
+    from this one, what needs the edge or the drafter raises `DeviceClosedError`.
     """
 
     def __init__(
@@ -428,10 +430,36 @@ class Device:
         link = self._link
         return link is not None and self._turns.usable and link.up()
 
+    @property
+    def link_status(self) -> LinkStatus | None:
+        """The state of the link, in words; None without an edge. For any thread.
+
+        Of this device and all `beside` it, the one that is best off.
+        """
+        return self._family.status if self._link is not None else None
+
+    def attend(self) -> None:
+        """Greet an edge that has come back, while this device answers nothing; never waits.
+
+        For the thread that answers; call it now and then.
+        """
+        if self._link is not None and self._turns.usable:
+            self._link.attend()
+
+    def retry(self) -> None:
+        """Try at once to connect, where no connection is: keys may have changed. For any thread."""
+        if self._link is not None and self._turns.usable:
+            self._family.retry()
+
     def link_state(self) -> LinkState | None:
         """The link's state; None without an edge. Sends nothing."""
         link = self._link
         return link.state() if link is not None and self._turns.usable else None
+
+    @property
+    def execution(self) -> Execution | None:
+        """How the drafter is run; None where it is no model."""
+        return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
         """Use another address for this device and all `beside` it.
@@ -473,9 +501,13 @@ class Device:
         self.close()
 
 
-def connect(edge: str, keys: str | Path | None) -> EdgeLink:
-    """Connect to an edge with the keys in this folder, which are needed beyond loopback."""
-    link = EdgeLink(edge, load_keys(edge, keys))
+def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
+    """Connect to an edge with the keys in this folder, which are needed beyond loopback.
+
+    patience_s: how long the edge may be away, or owe a reply; None: as under the policy "fail".
+    """
+    patience = FAIL if patience_s is None else Patience.under("wait", patience_s)
+    link = EdgeLink(edge, load_keys(edge, keys), patience)
     try:
         link.reach()
     except BaseException:

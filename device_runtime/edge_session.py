@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
+from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.link.loss import BUSY, Setbacks
+from pilotfish.device_runtime.link.pending import Sent
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m

@@ -18,7 +18,7 @@ from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols.exchange import Sizes
 
-_log = logging.getLogger("pilotfish.choice")
+_log = logging.getLogger("pilotfish.answers")
 
 
 class Learned:

@@ -79,6 +79,7 @@ def serve(
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
         stack.callback(listener.close)
+        settings.start(listener)
         try:
             with _handshakes(listener):
                 waiting = partial(_report_waiting, supervisor, signals, lifeline)
@@ -129,13 +130,21 @@ def serve(
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()
-        _log.info("serving %s on %s", artifact.manifest.model, listener.endpoint)
-        for name in supplies.heads:
-            _log.info("decision head: %s", name)
+        _log_start(artifact.manifest.model, listener.endpoint, target, settings, supplies)
         code = loop.run()
         listener.close(loop.linger_s)
         _log.info("stopped after %d target passes", scheduler.passes)
         return code
+
+
+def _log_start(
+    model: str, endpoint: str, target: Target, settings: LiveSettings, supplies: Supplies
+) -> None:
+    how = target.execution or "a target on nodes"
+    _log.info("serving %s on %s: %s", model, endpoint, how)
+    _log.info("%s", settings.keys_in_use)
+    for name in supplies.heads:
+        _log.info("decision head: %s", name)
 
 
 def _metrics(config: EdgeConfig, stack: ExitStack) -> MetricsServer | None:

@@ -3,6 +3,7 @@
 import logging
 import time
 
+from pilotfish.edge_runtime.attendance import Attendance
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.reload import LiveSettings
 from pilotfish.edge_runtime.scheduler import Scheduler
@@ -51,6 +52,7 @@ class EdgeLoop(ServingLoop):
         )
         self._receiver.start()
         self._watch(target.sources)
+        self._attendance = Attendance()
         self._leave_s: float | None = None  # when a drain ends; None: no signal asked for an end
 
     def step(self) -> None:
@@ -78,9 +80,18 @@ class EdgeLoop(ServingLoop):
         return (
             f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
-            f"{f'; {lacking}' if lacking else ''}"
+            f"{f'; {lacking}' if lacking else ''}{self._overlap}"
             f"{f'; not in force: {trouble}' if trouble else ''}{self._room}"
         )
+
+    @property
+    def _overlap(self) -> str:
+        """What the status line says of a rotation of the edge's key."""
+        listener = self._listener
+        if listener.gate is None or listener.rollover is None or not listener.rollover.overlaps:
+            return ""
+        behind = _count(len(listener.gate.behind), "device")
+        return f"; two keys are answered to, {behind} came by the former one"
 
     @property
     def linger_s(self) -> float:
@@ -97,6 +108,7 @@ class EdgeLoop(ServingLoop):
         self._listener.connections.read_events()
         self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
         self._service.expire()
+        self._attendance.note(self._listener.connections.owners(), self._settings.allowed or {})
         if self._target.over:
             _log.error("the target is lost for good: %s", self._target.over)
             return TargetLostError.exit_code

@@ -106,22 +106,38 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     connections, gate = listener.connections, listener.gate
     sessions = service.sessions_by_device()
     yield from families(tally, PREFIX, without="" if devices else "device")
-    build = {(wire.SOFTWARE, manifest.model, target.digest): 1}
-    yield _gauge("build_info", "Always 1; what runs here.", build, "software", "model", "digest")
+    yield _build(manifest, target)
     verified = "1 once the model's files were found to be those that were exported."
     yield _gauge("weights_verified", verified, inspection.passed)
     yield _gauge("weights_damaged", "1 once one was found to be another.", bool(inspection.damage))
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
     if gate is not None and devices:
         yield _gauge("device_sessions", "Open sessions of each device.", sessions, "device")
+        shut_out = "Handshakes refused to a device that was taken off the list."
+        yield _counter("device_handshakes_refused", shut_out, gate.refused.by_name, "device")
+    if gate is not None:
+        behind = "Devices that came by the edge's former key when they came last."
+        yield _gauge("former_key_devices", behind, len(gate.behind))
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))
     crowded = "1 while connections are turned away, since there are too many."
     yield _gauge("connections_crowded", crowded, connections.crowded)
     yield _gauge("node_up", "Whether a node of the target takes part.", target.nodes, "node")
-    refused = {"broken": connections.broken, "key": gate.refused if gate else 0}
+    refused = {
+        "broken": connections.broken,
+        "key": gate.refused.total if gate else 0,
+        "edge-key": connections.missed,
+    }
     yield _counter("handshakes_refused", "Strangers turned away.", refused, "reason")
     yield _counter("connections_cut", "Connections ended by the edge.", connections.cuts, "reason")
+
+
+def _build(manifest: Manifest, target: Target) -> "Metric":
+    run = target.execution  # of a target on nodes each knows its own
+    how = ("nodes", "", "") if run is None else (run.provider, run.precision, str(run.threads))
+    build = {(wire.SOFTWARE, manifest.model, target.digest, *how): 1}
+    labels = ("software", "model", "digest", "provider", "precision", "threads")
+    return _gauge("build_info", "Always 1; what runs here, and how.", build, *labels)
 
 
 _gauge, _counter = partial(metric, "gauge", PREFIX), partial(metric, "counter", PREFIX)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig
+from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.descriptors import room
 from pilotfish.wire.errors import KeysError, PilotfishError
-from pilotfish.wire.keys import AllowList, EdgeKeys, edge_secret
+from pilotfish.wire.keys import AllowList, EdgeKeys
 from pilotfish.wire.settings import fixed_changes
 from pilotfish.wire.supervisor import in_brief
 from pilotfish.wire.transport import Listener
@@ -53,17 +54,33 @@ class LiveSettings:
         self.allowed = None if keys is None else keys.allowed
         self._started = config
         self._folder = config.keys  # of the allow-list in force
-        self._secret = b"" if keys is None else keys.secret
+        self._rotation = None if keys is None else KeyRotation(keys)
         self._reread = reread
         self._tally = tally
-        self.troubles: Sequence[str] = () if keys is None else keys.listed.broken
-        tally.broken_keys = len(self.troubles)
+        self.troubles: Sequence[str] = ()
+        if keys is not None:
+            self.troubles = keys.listed.broken
+            tally.broken_keys = len(keys.listed.broken)
         self._report("started")
+
+    def start(self, listener: Listener) -> None:
+        """Have a listener answer to the former key, too, if the edge starts within a rotation."""
+        troubles = [] if self._rotation is None else self._rotation.start(listener)
+        if troubles:
+            self.troubles = [*self.troubles, *troubles]
+            self._report("started")
 
     @property
     def trouble(self) -> str:
         """The faults in one line; "" for none."""
         return in_brief(self.troubles)
+
+    @property
+    def keys_in_use(self) -> str:
+        """Which keys are in force, in a line."""
+        if self.allowed is None or self._rotation is None:
+            return "no keys: whoever reaches this address is let in"
+        return f"{self._rotation}; {len(self.allowed)} keys are allowed"
 
     def reload(self, listener: Listener, service: Service) -> None:
         """Read everything again and apply its valid parts."""
@@ -76,6 +93,8 @@ class LiveSettings:
             self._adopt(config, listener)
         if self._folder is not None and listener.gate is not None:
             troubles += self._reload_keys(self.config.keys or self._folder, self._folder)
+            if self._rotation is not None:
+                troubles += self._rotation.reload(self._folder, listener, self.allowed or {})
             listener.gate.allowed = self.allowed or {}
         service.revise(self.config.limits, self.allowed)
         self.troubles = troubles
@@ -93,18 +112,13 @@ class LiveSettings:
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
 
     def _reload_keys(self, folder: Path, before: Path) -> list[str]:
-        """Read the allow-list again; returns its faults, and those of the edge's own key."""
+        """Read the allow-list again; returns its faults."""
         try:
             listed = AllowList.load(folder)
         except KeysError as error:  # not known whether keys were removed: keep them
             return [str(error), *(self._reload_keys(before, before) if folder != before else ())]
         self._folder, self.allowed = folder, listed.names
         self._tally.broken_keys = len(listed.broken)
-        try:
-            if edge_secret(folder) != self._secret:
-                _log.warning("edge.key has changed; that needs a restart")
-        except KeysError as error:
-            return [*listed.broken, str(error)]
         return [*listed.broken]
 
     def _report(self, what: str) -> None:
@@ -113,4 +127,5 @@ class LiveSettings:
             self._tally.sound_s = time.time()
         for trouble in self.troubles:
             _log.error("%s but for this: %s", what, trouble)
-        _log.info("%s; %d keys are allowed", what, len(self.allowed or ()))
+        if what == "reloaded":
+            _log.info("reloaded; %s", self.keys_in_use)

@@ -277,6 +277,7 @@ class Rounds:
             self._tally.hinted(taken, accepted)
         told = None if session.logprobs is None else session.logprobs.commit(len(ids))
         times = _times(job, stream.received_ns)
+        self._tally.pass_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
         self.send_tokens(session, start, ids, times, taken, accepted, told)
         stream.received_ns = time.monotonic_ns()
         self.stream(session)

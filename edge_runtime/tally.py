@@ -29,9 +29,9 @@ class Tally:
     batch: Histogram = histogram("batch_sessions", "Sessions that share a target pass.", _WIDTHS)
     pass_tokens: Histogram = histogram("pass_tokens", "Tokens of a target pass.", _TOKENS)
     queue_s: Histogram = histogram(
-        "queue_seconds", "Time that a window waits for its pass.", _SECONDS
+        "queue_seconds", "Time that a window, or a stream's token, waits for its pass.", _SECONDS
     )
-    verify_s: Histogram = histogram("verify_seconds", "Time of a window's pass and rule.", _SECONDS)
+    verify_s: Histogram = histogram("verify_seconds", "Time of such a pass and its rule.", _SECONDS)
     failed_passes: int = counter("failed_passes", "Target passes that ended in an error.")
     bytes_in: int = counter("received_bytes", "Bytes of messages from devices.")
     bytes_out: int = counter("sent_bytes", "Bytes of messages to devices.")
@@ -109,5 +109,9 @@ class Tally:
         self.accepted[protocol] += accepted
         for note, value in zip(exchange.counters, notes, strict=True):
             self.notes[note.name, protocol] += value
+        self.pass_times(queue_s, verify_s)
+
+    def pass_times(self, queue_s: float, verify_s: float) -> None:
+        """Count how long a window, or a token of a stream, waited and was computed."""
         self.queue_s.add(queue_s)
         self.verify_s.add(verify_s)

@@ -10,7 +10,10 @@ context.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
+
+import msgspec
 
 from pilotfish.engines.artifact import Artifact, file_sha256
 from pilotfish.engines.errors import ArtifactError
@@ -26,22 +29,40 @@ from pilotfish.engines.manifest import (
     Source,
 )
 from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary, used_templates
 from pilotfish.export.atomic import link_or_copy, replacing
+from pilotfish.export.chat_check import check_chat
 from pilotfish.export.errors import ExportError
 from pilotfish.export.genai_graph import GenaiGraph, read_graph
 from pilotfish.export.sources.hashing import hash_files
-from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer, within
+from pilotfish.export.sources.huggingface_tokenizer import (
+    TEMPLATE_KEY,
+    ends_with,
+    expect_tokens,
+    read_special_tokens,
+    read_templates,
+    read_tokenizer,
+    within,
+)
 from pilotfish.export.sources.source import Progress
 
 log = logging.getLogger("pilotfish.export")
 
 
-def copy_genai(source: str, out: str | Path, *, progress: Progress | None = None) -> Artifact:
+def copy_genai(
+    source: str,
+    out: str | Path,
+    *,
+    ignored: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Artifact:
     """Write an artifact of the dialect genai to `out`, replacing an artifact there.
 
+    ignored: keys of the tokenizer's settings; "chat_template" leaves the chat templates out.
+
     Raises:
-        ExportError: if it is no such folder, is damaged, or its model or tokenizer is of no use
-            here.
+        ExportError: if it is no such folder, is damaged, or its model, tokenizer or chat template
+            is of no use here.
     """
     tell = progress or _silent
     folder = Path(source)
@@ -57,9 +78,13 @@ def copy_genai(source: str, out: str | Path, *, progress: Progress | None = None
     graph = read_graph(folder, config)
     if graph.reason:
         log.warning("%s: only %d positions, for %s", folder.name, graph.context, graph.reason)
-    template, named = read_templates(folder)
-    text, tokenizer_files = read_tokenizer(folder)
-    text, beyond = within(text, graph.form.widths["logits"], [template or "", *named.values()])
+    template, named = (None, {}) if TEMPLATE_KEY in ignored else read_templates(folder)
+    templates = [template or "", *named.values()]
+    text, tokenizer_files = read_tokenizer(folder, ignored)
+    expect_tokens(folder, text, templates)
+    text, beyond = within(text, graph.form.widths["logits"], templates)
+    vocabulary = _vocabulary(folder, config, text, template, named)
+    warnings = check_chat(vocabulary)
     with replacing(Path(out)) as directory:
         [name, *data] = graph.files
         taken = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
@@ -77,10 +102,15 @@ def copy_genai(source: str, out: str | Path, *, progress: Progress | None = None
             kind="directory",
             location=folder.resolve().name,
             sha256=read | hash_files(tokenizer_files, _silent),
+            ignored_keys=list(ignored),
             left_out=beyond,
         )
         checked = _checked(tokenizer, graph)
-        manifest = _manifest(folder, config, graph, origin, digests, checked, (template, named))
+        manifest = msgspec.structs.replace(
+            _manifest(graph, config, origin, digests, checked, vocabulary),
+            chat_templates=named,
+            warnings=warnings,
+        )
         (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
 
@@ -99,17 +129,36 @@ def _checked(path: Path, graph: GenaiGraph) -> Tokenizer:
     return tokenizer
 
 
+def _vocabulary(
+    folder: Path, config: GenaiConfig, text: str, template: str | None, named: dict[str, str]
+) -> Vocabulary:
+    try:
+        size = Tokenizer.from_json(text).vocab_size
+    except ArtifactError as error:
+        raise ExportError(f"the folder's tokenizer is of no use: {error}") from None
+    special = read_special_tokens(folder, text)
+    begin = config.model.bos_token_id
+    return Vocabulary(
+        model=folder.resolve().name,
+        tokenizer_json=text,
+        vocab_size=size,
+        bos_id=begin if begin is not None and 0 <= begin < size else None,
+        eos_ids=ends_with(_ends(folder, config, size), special, text),
+        chat_template=template,
+        chat_templates=used_templates(named),
+        special_tokens=special,
+    )
+
+
 def _manifest(
-    folder: Path,
-    config: GenaiConfig,
     graph: GenaiGraph,
+    config: GenaiConfig,
     source: Source,
     digests: dict[str, str],
     tokenizer: Tokenizer,
-    templates: tuple[str | None, dict[str, str]],
+    vocabulary: Vocabulary,
 ) -> Manifest:
     section, size = config.model.decoder, tokenizer.vocab_size
-    begin = config.model.bos_token_id
     return Manifest(
         model=source.location,
         source=source,
@@ -129,10 +178,10 @@ def _manifest(
         vocab_size=size,
         padded_vocab_size=graph.form.widths["logits"],
         kv_dtype=graph.form.kv_dtype,
-        bos_id=begin if begin is not None and 0 <= begin < size else None,
-        eos_ids=_ends(folder, config, size),
-        chat_template=templates[0],
-        chat_templates=templates[1],
+        bos_id=vocabulary.bos_id,
+        eos_ids=vocabulary.eos_ids,
+        chat_template=vocabulary.chat_template,
+        special_tokens=vocabulary.special_tokens,
         tokenizer_fingerprint=tokenizer.fingerprint,
         files=digests,
         window=graph.window,

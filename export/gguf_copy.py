@@ -26,13 +26,16 @@ from pilotfish.engines.manifest import (
     Source,
 )
 from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary, used_templates
 from pilotfish.export.atomic import link_or_copy, replacing
+from pilotfish.export.chat_check import check_chat
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.default import DEFAULT, REQUIREMENT, fetch_default
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.hashing import hash_files
+from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 
@@ -43,11 +46,20 @@ BLOCK = re.compile(r"blk\.(\d+)\.")
 EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # of files of before 2024
 
 
-def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None) -> Artifact:
+def copy_gguf(
+    source: str,
+    out: str | Path,
+    *,
+    ignored: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Artifact:
     """Write an artifact of the dialect llamacpp to `out`, replacing an artifact there.
 
+    ignored: "chat_template" leaves the chat templates out.
+
     Raises:
-        ExportError: if it is no whole GGUF file, or its model or tokenizer is of no use here.
+        ExportError: if it is no whole GGUF file, or its model, tokenizer or chat template is of no
+            use here.
     """
     tell = progress or _silent
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
@@ -59,7 +71,20 @@ def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None)
     vocabulary = GgufVocabulary(file.metadata, path)
     tokens = file.metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)  # as the vocabulary has found
-    template, named = gguf_templates(file.metadata)
+    template, named = (None, {}) if TEMPLATE_KEY in ignored else gguf_templates(file.metadata)
+    model = PRECISION_SUFFIX.sub("", path.stem)
+    warnings = check_chat(
+        Vocabulary(
+            model=model,
+            tokenizer_json=vocabulary.tokenizer_json,
+            vocab_size=vocabulary.size,
+            bos_id=vocabulary.bos_id,
+            eos_ids=vocabulary.eos_ids,
+            chat_template=template,
+            chat_templates=used_templates(named),
+            special_tokens=vocabulary.special_tokens,
+        )
+    )
     with replacing(Path(out)) as directory:
         link_or_copy(path, directory / GGUF_NAME)
         # of the artifact's file: the source may be replaced meanwhile
@@ -67,11 +92,12 @@ def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(vocabulary.tokenizer_json, encoding="utf-8")
         manifest = Manifest(
-            model=PRECISION_SUFFIX.sub("", path.stem),
+            model=model,
             source=Source(
                 kind=kind,
                 location=REQUIREMENT if kind == "default" else path.name,
                 sha256={path.name: digest},
+                ignored_keys=list(ignored),
             ),
             architecture=architecture,
             precision="gguf",
@@ -85,6 +111,8 @@ def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None)
             eos_ids=vocabulary.eos_ids,
             chat_template=template,
             chat_templates=named,
+            special_tokens=vocabulary.special_tokens,
+            warnings=warnings,
             tokenizer_fingerprint=Tokenizer(tokenizer).fingerprint,
             files={GGUF_NAME: digest, TOKENIZER_NAME: file_sha256(tokenizer)},
         )

@@ -36,6 +36,7 @@ from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
 from pilotfish.export.blocks import Quantized
+from pilotfish.export.chat_check import check_chat, vocabulary_of
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
@@ -47,6 +48,7 @@ from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
 from pilotfish.export.sources.cut_head import CutHead
 from pilotfish.export.sources.first_layers import FirstLayers
+from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
@@ -83,25 +85,28 @@ def export_model(
         kept: the tokens that the head can say, ascending, i64 [N] (`export.kept_tokens` chooses
             them); by default all. The model still reads all, and is only good for drafts.
         ignore_keys: keys of the configuration that may stand there although nothing here knows
-            them; the manifest names them. Without effect on an open source.
+            them; the manifest names them. "chat_template" leaves the chat templates out. Without
+            effect on an open source.
         check: measure what the precision costs (`export.cost`), and write it into the manifest;
             not of fp32. It runs the artifact, so it needs the memory for that.
         progress: called as progress(label, done, total).
 
     Raises:
         ExportError: if the source cannot be read, something in it is not supported or known, its
-            configuration and weights do not fit each other, it has not more than
+            configuration and weights do not fit each other, its chat template does not compile
+            or writes a token that there is not, it has not more than
             `first_layers` layers, or `out` holds something that is no artifact.
     """
     if dialect in COPIED:
         form, copy = COPIED[dialect]
         plain = precision == "fp32" and first_layers is None and context is None and kept is None
-        if not isinstance(source, str) or not plain or ignore_keys:
+        if not isinstance(source, str) or not plain or set(ignore_keys) - IGNORABLE:
             raise ExportError(
                 f"the dialect {dialect} keeps {form} as it is: leave --precision, --first-layers, "
-                "--context, --keep-tokens and --ignore-key out"
+                "--context, --keep-tokens and --ignore-key out, but for keys of the tokenizer: "
+                + ", ".join(sorted(IGNORABLE))
             )
-        return copy(source, out, progress=progress)
+        return copy(source, out, ignored=ignore_keys, progress=progress)
     kind = choose_dialect(dialect, precision, _runtime())
     weights = source
     if isinstance(weights, str):
@@ -118,6 +123,7 @@ def export_model(
             f"{config.name} is stored as floats, so there are no blocks to keep: choose "
             "--precision fp32, fp16, int8 or int4"
         )
+    warnings = check_chat(vocabulary_of(weights))
     with replacing(Path(out)) as directory:
         digests = _write_graph(weights, config, directory, precision, kind, progress)
         if kept is not None:
@@ -127,6 +133,7 @@ def export_model(
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
         fingerprint = Tokenizer(tokenizer).fingerprint
         manifest = _manifest(weights, config, precision, kind, fingerprint, digests)
+        manifest = msgspec.structs.replace(manifest, warnings=warnings)
         (directory / MANIFEST_NAME).write_bytes(manifest.encode())
         if check and precision != "fp32":
             cost = measure_cost(weights, config, directory, progress)
@@ -236,6 +243,7 @@ def _manifest(
         eos_ids=source.eos_ids,
         chat_template=source.chat_template,
         chat_templates=source.chat_templates,
+        special_tokens=source.special_tokens,
         tokenizer_fingerprint=fingerprint,
         files=digests,
         window=config.window,

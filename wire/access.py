@@ -6,36 +6,54 @@ sender's key, and a session can belong to a key.
 """
 
 import logging
-import math
 import time
 from collections.abc import Collection
 
 import zmq
 from zmq.utils import z85
 
+from pilotfish.wire.refused_keys import RefusedKeys
+
 _ADDRESS = "inproc://zeromq.zap.01"
-DOMAIN = b"pilotfish"
+DOMAIN = b"pilotfish"  # of the key that an edge started with; `domain` names the others'
 SHUT_OUT_S = 60.0
 _log = logging.getLogger("pilotfish.wire")
+
+
+def domain(number: int) -> bytes:
+    """Return the domain of the edge's key of this number, from 0: ZeroMQ asks in its name."""
+    return DOMAIN + b".%d" % number if number else DOMAIN
 
 
 class Gate:
     """Answers ZeroMQ's questions from an allow-list of public keys in Z85.
 
-    ``allowed`` may be replaced at any time; ``refused`` counts refused handshakes. At most one a
-    second is logged, since strangers may try without end.
+    ``allowed`` may be replaced at any time; ``refused`` counts and logs refused handshakes.
+    ``present``: the domain of the edge's present key; ``behind``: keys that came by another one
+    last.
     """
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[bytes]
     ) -> None:
+        self.refused = RefusedKeys()
         self.allowed = allowed
-        self.refused = 0
+        self.present = DOMAIN
+        self._came_by: dict[bytes, bytes] = {}  # key → domain; of those that were let in
         self._shut_out: dict[bytes, float] = {}  # key → end, on the monotonic clock
-        self._logged_s = -math.inf
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)
+
+    @property
+    def allowed(self) -> Collection[bytes]:
+        """The keys that are let in."""
+        return self._allowed
+
+    @allowed.setter
+    def allowed(self, keys: Collection[bytes]) -> None:
+        self._allowed = keys
+        self.refused.learn(keys)
 
     def shut_out(self, key: bytes) -> None:
         """Refuse a key for `SHUT_OUT_S` seconds."""
@@ -45,6 +63,12 @@ class Gate:
     def _welcomes(self, key: bytes) -> bool:
         return key in self.allowed and self._shut_out.get(key, 0.0) <= time.monotonic()
 
+    @property
+    def behind(self) -> set[bytes]:
+        """Keys on the list that came by another key of the edge than its present one."""
+        met = [*self._came_by.items()]
+        return {key for key, by in met if by != self.present and key in self.allowed}
+
     def answer(self) -> bool:
         """Answer all waiting questions; poll `socket` to know when there are some. False."""
         while self.socket.poll(0):
@@ -52,17 +76,16 @@ class Gate:
         return False
 
     def _answer_one(self) -> None:
-        version, request, domain, address, _identity, mechanism, *credentials = (
+        version, request, asked_for, address, _identity, mechanism, *credentials = (
             self.socket.recv_multipart()
         )
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and len(credentials) == 1 else b""
-        welcome = version == b"1.0" and domain == DOMAIN and self._welcomes(key)
+        ours = asked_for.partition(b".")[0] == DOMAIN
+        welcome = version == b"1.0" and ours and self._welcomes(key)
+        if welcome:
+            self._came_by[key] = asked_for
         if not welcome:
-            self.refused += 1
-            if time.monotonic() - self._logged_s >= 1.0:
-                self._logged_s = time.monotonic()
-                peer = address.decode(errors="replace")
-                _log.warning("refused key %s from %s", key.decode(), peer)
+            self.refused.note(key, address.decode(errors="replace"))
         status = (b"200", b"OK") if welcome else (b"400", b"key not on the allow-list")
         self.socket.send_multipart([b"1.0", request, *status, key, b""])
 

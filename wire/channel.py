@@ -5,6 +5,7 @@ here, as `wire.connections` does at the edge. Only `EdgeChannel.check_memory`, w
 watch calls, is thread-safe.
 """
 
+import errno
 import logging
 import math
 import threading
@@ -18,47 +19,55 @@ from weakref import finalize
 import msgspec
 import zmq
 
+from pilotfish.wire.address import require_address
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.attempts import Attempts, Failure, stop_at
+from pilotfish.wire.link.dual_stack import DualStack
+from pilotfish.wire.link.liveness import Liveness
+from pilotfish.wire.link.patience import ConnectPatience
 from pilotfish.wire.link.tcp import (
     Segments,
     borrowed,
     hang_up,
     lay_s,
     leads_to,
+    local_host,
     segments,
     volume,
 )
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
 from pilotfish.wire.socket_events import next_event
-from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
+from pilotfish.wire.transport import HANDSHAKE_MS, receive_parts, send_parts, set_up
 
 _log = logging.getLogger("pilotfish.wire")
 
-CONNECT_MS = 3000  # an attempt to connect gives way to the next one
+_SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
+_GLIMPSE_S = 0.05  # good news of the kernel's counters holds for so long
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
-_RETRIED_S = 0.2
 _ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
-_TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
-_FAILED = {
-    zmq.Event.DISCONNECTED,
-    zmq.Event.HANDSHAKE_FAILED_AUTH,
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
-}
-
+_CLOSE_S = 0.5  # until a closed socket's context ends in the background
 _NUMBERS = count(1)  # of connections
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
 
 class EdgeChannel:
-    """A socket to one edge, with the connection's state as ZeroMQ's monitor tells it."""
+    """A socket to one edge, with the connection's state as ZeroMQ's monitor tells it.
 
-    def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
-        if not has_port(endpoint):
-            raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
+    quiet_most_s: a connection is ended after it has been quiet for so long, and ZeroMQ connects
+    anew; 0: as soon as it is quiet.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: DeviceKeys | None,
+        message_bytes: int,
+        quiet_most_s: float = 0.0,
+    ) -> None:
+        require_address(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._growth = Growth(self._context) if keys is None else None
         self._socket = self._context.socket(zmq.DEALER)
@@ -66,9 +75,10 @@ class EdgeChannel:
         self._socket.immediate = True  # never queue for an edge that is not there
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000
-        # or the kernel would wait for minutes on a path that was dead when the attempt began
-        self._socket.connect_timeout = CONNECT_MS
+        self._patience, self._stack = ConnectPatience(), DualStack(endpoint)
+        self._socket.connect_timeout = self._patience.ms
         self._socket.handshake_ivl = HANDSHAKE_MS
+        stop_at(self._socket)
         if keys is not None:
             self._socket.curve_serverkey = keys.edge
             self._socket.curve_publickey = keys.public
@@ -93,11 +103,15 @@ class EdgeChannel:
         self.connections = 0  # made so far
         # names the present connection, or the last one: no two of this process have the same
         self.connection = next(_NUMBERS)
-        self.denied = False  # the edge's allow-list said no
-        self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
-        self.broken_handshakes = 0
+        self.attempts = Attempts()
+        self.handshake_s = 0.0  # that the last one took, once TCP was connected
+        self._quiet_most_s = quiet_most_s
+        self._liveness: Liveness | None = None  # of the TCP connection, if there is one
+        # since when TCP is connected, and the bytes sent over that connection, about
+        self._connected_s, self._handed = 0.0, 0
         self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
+        self._trying = True
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -122,7 +136,20 @@ class EdgeChannel:
         """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
         header = encode(message)
         send_parts(self._socket, [header, *frames])
-        return len(header) + sum(map(len, frames))
+        size = len(header) + sum(map(len, frames))
+        self._handed += size
+        return size
+
+    def position(self) -> int | None:
+        """Where the next message will begin in the TCP connection's stream, about; None: unknown.
+
+        The kernel counts what ZeroMQ has written, which may be less than what was sent.
+        """
+        liveness = self.liveness(anew=True)
+        if liveness is None:
+            return None
+        self._handed = max(self._handed, liveness.acknowledged + liveness.outstanding)
+        return self._handed
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
         """The next message of an edge, its frames and bytes; otherwise as `take`."""
@@ -135,9 +162,11 @@ class EdgeChannel:
     def take(self, timeout_s: float) -> tuple[Buffer, list[Buffer], int] | None:
         """The next header, its frames and bytes; None after ``timeout_s`` or a change of the link.
 
-        Link changes are noted in `connected` and `denied`, so that the caller can react at once.
+        Link changes are noted in `connected` and `attempts`, so that the caller can react at once.
         """
         self._looked_s = time.monotonic()
+        if self.attempts.due or self._stack.due:
+            self.try_again()
         if self._unnoticed:
             self._unnoticed = False
             return None
@@ -156,10 +185,17 @@ class EdgeChannel:
         return None
 
     def catch_up(self) -> None:
-        """Read the monitor's events; `take` does so too while it waits."""
+        """Read the monitor's events, and connect anew if that is due; `take` does so too."""
         self._looked_s = time.monotonic()
         with self._news:
             self._read_events()
+        if self._patience.too_short:
+            self._socket.connect_timeout = self._patience.longer()
+            self.try_again()
+        elif self.attempts.due or self._stack.due:
+            self.try_again()
+        elif self._stack.pauses:  # or ZeroMQ would try this family alone all the while
+            self._stop_trying()
 
     def _read_events(self) -> bool:
         """Read all of the monitor's events; True if there were any."""
@@ -189,6 +225,12 @@ class EdgeChannel:
             crossed = volume(connection)
             if crossed is None:
                 return shunned
+            with self._news:
+                if self._liveness is not None:
+                    self._liveness.look_at(connection)
+                    if self._is_dead(self._liveness):
+                        hang_up(connection)
+                        return shunned
             if not shunned:
                 held = intake.update(crossed, glance, drained=drained)
                 if self._growth is not None:
@@ -210,20 +252,52 @@ class EdgeChannel:
         self._shunned_s = now_s + self._shun_s
         self._shun_s = min(2.0 * self._shun_s, _SHUN_S[1])
 
-    @property
-    def given_up(self) -> bool:
-        """Whether ZeroMQ has stopped trying to connect.
+    def _is_dead(self, liveness: Liveness) -> bool:
+        """Whether to end the connection: it has been quiet for too long, or its handshake has."""
+        if self.connected:
+            return liveness.quiet and liveness.quiet_s > self._quiet_most_s
+        return liveness.stuck
 
-        It does so after a refused key, or a longer message than is allowed.
+    def liveness(self, *, anew: bool = False) -> Liveness | None:
+        """How alive the TCP connection is; None if there is none. For any thread.
+
+        anew: as of this very moment, not of some milliseconds ago, which suffices for good news.
         """
-        return time.monotonic() - self._failed_s > _RETRIED_S
+        with self._news:
+            liveness = self._liveness
+            if liveness is not None and self._port:
+                now_s = time.monotonic()
+                if anew or liveness.doubtful or now_s - liveness.looked_s > _GLIMPSE_S:
+                    with borrowed(self._descriptor, leads_to(self._port)) as connection:
+                        liveness.look_at(connection)
+            return liveness
+
+    @property
+    def local_host(self) -> str:
+        """This end's address of the TCP connection; empty if there is none."""
+        with borrowed(self._descriptor, leads_to(self._port or 0)) as connection:
+            return local_host(connection)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the connection shows no sign of life, though it has not ended."""
+        liveness = self.liveness() if self.connected else None
+        return liveness is not None and liveness.quiet
 
     def try_again(self) -> None:
         """Connect anew, on the same socket."""
-        with suppress(zmq.ZMQError):  # it has none to end
-            self._socket.disconnect(self.endpoint)
-        self.denied, self._failed_s = False, math.inf
+        self._stop_trying()
+        self._socket.ipv6 = self._stack.turn()
+        self.attempts.began()
         self._socket.connect(self.endpoint)
+        self._trying = True
+
+    def _stop_trying(self) -> None:
+        # ZeroMQ resolves the name of an endpoint that it does not know, and waits for it
+        if self._trying:
+            self._trying = False
+            with suppress(zmq.ZMQError):  # it has none to end
+                self._socket.disconnect(self.endpoint)
 
     def segments(self) -> Segments | None:
         """What the kernel knows of the connection; None where there is none, or it is not TCP."""
@@ -242,23 +316,37 @@ class EdgeChannel:
             return lay_s(connection)
 
     def _note(self, event: int, value: int) -> None:
-        if event in _TRYING:
-            self._failed_s = math.inf
-        elif event in _FAILED:
-            self._failed_s = time.monotonic()
-        if event == zmq.Event.CONNECTED:
-            self._descriptor, self._intake = value, Intake(self._encrypted)
+        slow = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._is_slow
+        self.attempts.note(event, errno.ETIMEDOUT if slow else value)
+        if event == zmq.Event.CONNECT_DELAYED:
+            self._patience.begin()
+        elif event == zmq.Event.CONNECT_RETRIED:
+            self._patience.end()
+            if self.attempts.failure is Failure.CONNECT:
+                self._stack.failed()
+        elif event == zmq.Event.CONNECTED:
+            self._begin(value)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.connected = True
             self.connections += 1
             self.connection = next(_NUMBERS)
+            self.handshake_s = time.monotonic() - self._connected_s
         elif event == zmq.Event.DISCONNECTED:
             self.connected = False
-            self._descriptor = None
-        elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            self.denied = True
-        elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
-            self.broken_handshakes += 1
+            self._descriptor = self._liveness = None
+
+    def _begin(self, descriptor: int) -> None:
+        """Note that TCP is connected; the handshake follows."""
+        self._stack.connected()
+        self._descriptor, self._intake = descriptor, Intake(self._encrypted)
+        self._connected_s, self._handed = time.monotonic(), 0
+        self._liveness = Liveness(self._connected_s)
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether the handshake takes long although the edge answers."""
+        slow = time.monotonic() - self._connected_s > _SLOW_S
+        return slow and self._liveness is not None and self._liveness.heard
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what was sent last has ``linger_s`` to leave."""
@@ -278,4 +366,7 @@ def _close(
     socket.disable_monitor()
     monitor.close(0)
     socket.close(int(linger_s * 1000))
-    context.term()
+    # ZeroMQ's thread may wait for a name, for ten seconds and more where no DNS server answers
+    term = threading.Thread(target=context.term, name="close", daemon=True)
+    term.start()
+    term.join(linger_s + _CLOSE_S)

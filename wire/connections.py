@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, acquit
+from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, lay_s, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.socket_events import next_event
@@ -37,9 +38,12 @@ BACKLOG: Final = "too-much-of-one-key"  # too many bytes of messages not taken i
 OF_ONE_KEY: Final = "too-many-of-one-key"
 REVOKED: Final = "revoked-key"
 CLOSING: Final = "closing"  # it came while the edge was stopping
+QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
 SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
-_EVENTS = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
+_EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+_EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+_UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _BURST = 256  # events taken in one turn
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
 # or of all strangers, whose keys are unknown before their first message.
@@ -49,6 +53,9 @@ _CHARGED_IN_ALL = 2 * CHARGED_BYTES
 _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
 _HANDSHAKE_S = 3.0  # with its first message a handshake takes four round trips, rarely so long
+# A peer that is quiet for so long has its connection ended. Devices, which wait, give up sooner;
+# cellular paths are silent for seconds, and come back.
+_QUIET_MOST_S = 30.0
 _TOLD_S = 1.0  # in which the holder of a revoked key may learn so from a reply
 _CROWDED_S = 8.0  # for which the last connection without room counts as a crowd
 _SRCFD = int(zmq.SRCFD)
@@ -70,10 +77,14 @@ class _Connection:
     client: bytes = b""  # ZeroMQ's name for it, after its first message
     owner: bytes = b""
     came_s: float = field(default_factory=time.monotonic)
+    liveness: Liveness = field(init=False)
     sent: int = 0  # bytes on the wire, at least
     acknowledged: int = 0  # of these, when last looked at
     revoked_s: float = math.inf  # when its key was first seen to be off the list
     cut: bool = False
+
+    def __post_init__(self) -> None:
+        self.liveness = Liveness(self.came_s)
 
 
 class Connections:
@@ -91,9 +102,12 @@ class Connections:
         self.closing = False  # no new connections from now on
         self.cuts: Counter[str] = Counter()
         self.broken = 0  # ended before the first message, refused keys aside
+        self.missed = 0  # met with another public key of the edge than the one that answered
+        self.on_miss: Callable[[str], object] = lambda address: None  # and its address, or ""
+        self.descriptor: int | None = None  # of the socket that listened first
         self._listening = listening
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
-        self._denied = 0  # keys refused whose connections have not ended yet
+        self._denied = self._undeciphered = 0  # handshakes whose connections have not ended yet
         self._open: dict[int, _Connection] = {}  # by descriptor
         self._strangers: dict[int, _Connection] = {}  # those of them without a message yet
         self._known: dict[bytes, _Connection] = {}  # by ZeroMQ's name
@@ -102,6 +116,7 @@ class Connections:
         self.drained = False  # all messages that had arrived were received
         self.encrypted = growth is None
         self._growth = growth
+        self._allowed: Collection[bytes] = ()  # keys, as of the last look
         self._left = False  # a connection ended since the memory was last checked
 
     def bound(self, endpoint: str) -> None:
@@ -121,7 +136,11 @@ class Connections:
     @property
     def devices(self) -> int:
         """Number of different keys (or, without keys, of connections) that are connected."""
-        return len({connection.owner for connection in list(self._known.values())})
+        return len(self.owners())
+
+    def owners(self) -> set[bytes]:
+        """Return the keys (or, without keys, the names) of those that are connected."""
+        return {connection.owner for connection in list(self._known.values())}
 
     def has(self, client: bytes) -> bool:
         """Whether ``client``, which has sent a message, is still connected."""
@@ -193,6 +212,10 @@ class Connections:
                         self._went(descriptor)
                     case zmq.Event.HANDSHAKE_FAILED_AUTH, _:
                         self._denied += 1
+                    case zmq.Event.HANDSHAKE_FAILED_PROTOCOL, reason:
+                        self._undeciphered += reason == _UNDECIPHERED
+                    case zmq.Event.LISTENING, descriptor if self.descriptor is None:
+                        self.descriptor = descriptor
         return True
 
     def shredded(self, client: bytes) -> None:
@@ -202,16 +225,22 @@ class Connections:
             with self._turn:
                 self._cut(connection, SHREDDED)
 
-    def cut_revoked(self, allowed: Container[bytes] | None) -> None:
+    def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
         """Cut connections whose key was taken off the list; call it regularly.
 
         allowed: the keys on the list; None: there is no list. A connection has had `_TOLD_S` to
-        learn of its revocation before it is cut.
+        learn of its revocation before it is cut. Whose key is unknown, since it has not sent a
+        message yet, has to come again through the gate.
         """
         if allowed is None:
             return
         now_s = time.monotonic()
         with self._turn:
+            if allowed is not self._allowed:
+                if not set(self._allowed) <= set(allowed):
+                    for stranger in [*self._strangers.values()]:
+                        self._cut(stranger, REVOKED)
+                self._allowed = allowed
             for connection in self._open.values():
                 if connection.owner and connection.owner not in allowed:
                     connection.revoked_s = min(connection.revoked_s, now_s)
@@ -227,7 +256,8 @@ class Connections:
                 self._growth.measure()
             counted = []
             for connection in self._open.values():
-                crossed = self._volume(connection)
+                with borrowed(connection.descriptor, self._is_ours) as lent:
+                    crossed = connection.liveness.look_at(lent)
                 if crossed is not None:
                     connection.intake.update(crossed, glance, drained=drained)
                     counted.append(connection)
@@ -237,7 +267,18 @@ class Connections:
             present = [each for each in counted if not each.cut]
             self._bound_charged([each for each in present if each.intake.charged])
             self._bound_held([each for each in present if each.intake.held])
+            for connection in counted:
+                self._bound_quiet(connection)
         return False
+
+    def _bound_quiet(self, connection: _Connection) -> None:
+        """End a connection over which nothing moves any more."""
+        if connection.client:
+            if connection.liveness.quiet_s > _QUIET_MOST_S:
+                self._cut(connection, QUIET)
+        elif connection.liveness.stuck:
+            with borrowed(connection.descriptor, self._is_ours) as lent:
+                hang_up(lent)
 
     def _bound_charged(self, charged: list[_Connection]) -> None:
         """Cut those whose frames are so small that they take far more memory than their bytes."""
@@ -311,6 +352,10 @@ class Connections:
         if not connection.client and not connection.cut:
             if self._denied:
                 self._denied -= 1
+            elif self._undeciphered:
+                self._undeciphered -= 1
+                self.missed += 1
+                self.on_miss(connection.peer)
             else:
                 self.broken += 1
 
@@ -323,7 +368,9 @@ class Connections:
             self._strangers.pop(connection.descriptor, None)
             same = [each for each in self._known.values() if each.owner == owner and not each.cut]
             if len(same) > self.bounds.per_owner:
-                self._cut(same[0], OF_ONE_KEY)
+                # one that a device has left for a newer one is quiet; else the oldest goes
+                quiet = [each for each in same[:-1] if each.liveness.quiet]
+                self._cut((quiet or same)[0], OF_ONE_KEY)
 
     def _cut(self, connection: _Connection, reason: str) -> None:
         self._strangers.pop(connection.descriptor, None)

@@ -2,7 +2,8 @@
 
     NAME.key        secret key, readable by its owner only      (edge.key, device.key)
     NAME.pub        public key                                  (device side also: the edge's)
-    allowed/*.pub   public keys of the devices that the edge lets in
+    edge.old.key    the edge's former key, while it answers to both (`wire.rotation`)
+    allowed/*.pub   public keys of the devices that the edge lets in; each key once
 
 Each file holds one key in Z85, 40 characters, and is written whole or not at all. A device needs
 ``device.key`` and ``edge.pub``, an edge ``edge.key`` and ``allowed/``; one folder may serve both
@@ -28,13 +29,14 @@ from zmq.utils import z85
 from pilotfish.home import user_folder
 from pilotfish.reading import unmarked
 from pilotfish.wire.errors import KeysError
-from pilotfish.wire.files import write_whole
+from pilotfish.wire.files import sync, write_whole
 from pilotfish.wire.prose import one_line
 
 EDGE = "edge"
 DEVICE = "device"
+FORMER = f"{EDGE}.old"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SECRET, _PUBLIC = 0o600, 0o644  # modes of the files
+SECRET_MODE, PUBLIC_MODE = 0o600, 0o644
 _MOST_BYTES = 1024  # that are read of a file
 
 
@@ -84,8 +86,8 @@ class DeviceKeys:
 class AllowList:
     """The devices that an edge admits.
 
-    names: public key → name of its file as one printable line, as in metrics. broken: file → a
-    sentence on why it holds no readable key.
+    names: public key → name of its file as one printable line, as in metrics. broken: for each file
+    that counts for nothing a sentence that says why.
     """
 
     names: Mapping[bytes, str]
@@ -101,26 +103,46 @@ class AllowList:
         _require_home(directory)
         if not directory.is_dir():
             raise KeysError(f"{directory} is no folder of keys.")
-        names, broken = {}, []
+        names: dict[bytes, str] = {}
+        broken = []
         for path in _listed(directory):
             try:
-                names[read_public(path)] = one_line(path.stem)
+                key = read_public(path)
             except KeysError as error:
                 broken.append(str(error))
+                continue
+            if key in names:
+                broken.append(
+                    f"{path} holds the key of {names[key]}.pub beside it: `pilotfish keys deny` "
+                    "takes off both, and `pilotfish keys allow` lists it once."
+                )
+            else:
+                names[key] = one_line(path.stem)
         return cls(names, tuple(broken))
 
 
 @dataclass(frozen=True)
 class EdgeKeys:
-    """The edge's secret key and the devices that it admits."""
+    """The edge's secret key and the devices that it admits.
+
+    former: the key that it answers to besides, during a rotation. fault: why that is not known.
+    """
 
     secret: bytes
     listed: AllowList
+    former: bytes | None = None
+    fault: str = ""
 
     @classmethod
     def load(cls, directory: Path) -> "EdgeKeys":
         """Read ``edge.key`` and the allow-list, which may be empty."""
-        return cls(edge_secret(directory), AllowList.load(directory))
+        secret, former, fault = edge_secret(directory), None, ""
+        try:
+            former = former_secret(directory)
+        except KeysError as error:  # devices that have the new edge.pub are served
+            fault = str(error)
+        listed = AllowList.load(directory)
+        return cls(secret, listed, None if former == secret else former, fault)
 
     @property
     def allowed(self) -> Mapping[bytes, str]:
@@ -133,18 +155,42 @@ def edge_secret(directory: Path) -> bytes:
     return _read_secret(directory, EDGE)
 
 
+def rotates(directory: Path) -> bool:
+    """Whether the edge's key is being replaced: it answers to the former one, too."""
+    return os.path.lexists(directory / f"{FORMER}.key")
+
+
+def former_secret(directory: Path) -> bytes | None:
+    """Read the key that a rotation replaces; None if there is no rotation."""
+    return _read_secret(directory, FORMER) if rotates(directory) else None
+
+
+def reread_secret(directory: Path, name: str) -> bytes | None:
+    """Read a secret key's file while its service runs; None where only systemd can read it.
+
+    What systemd has handed over is of the time when the service started.
+    """
+    try:
+        return _read_own_secret(directory, name)
+    except KeysError as error:
+        ours = not isinstance(error.__cause__, PermissionError | FileNotFoundError)
+        if ours or _credential(name) is None:
+            raise
+        return None
+
+
 def create(directory: Path, name: str) -> Path:
     """Make a new pair ``NAME.key`` and ``NAME.pub``; return the public file. Never overwrites."""
     _check_name(name)
     secret_path, public_path = directory / f"{name}.key", directory / f"{name}.pub"
-    with _writing(secret_path, 0o700):
+    with writing(secret_path, 0o700):
         for path in (secret_path, public_path):
             if path.exists():
                 raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
         public, secret = zmq.curve_keypair()
-        write_whole(secret_path, secret + b"\n", _SECRET)
+        write_whole(secret_path, secret + b"\n", SECRET_MODE)
         try:
-            write_whole(public_path, public + b"\n", _PUBLIC)
+            write_whole(public_path, public + b"\n", PUBLIC_MODE)
         except OSError:
             secret_path.unlink()
             raise
@@ -157,13 +203,43 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
     chosen = name or public.stem
     _check_name(chosen)
     target = directory / "allowed" / f"{chosen}.pub"
-    with _writing(target, 0o755):
+    with writing(target, 0o755):
         if _holds_another(target, key):
             raise KeysError(
                 f"{target} holds another key already; give this device another name with --name."
             )
-        write_whole(target, key + b"\n", _PUBLIC)
+        for other in _listed(directory):
+            if other != target and holds(other, key):
+                raise KeysError(
+                    f"{other} allows this key already, under the name {one_line(other.stem)}: to "
+                    f"call it {chosen}, run `pilotfish keys deny {one_line(other.stem)}` first."
+                )
+        write_whole(target, key + b"\n", PUBLIC_MODE)
     return target
+
+
+def deny(directory: Path, name: str) -> list[Path]:
+    """Take a device off the allow-list of ``directory``; return the files that were removed.
+
+    These are the file of this name, and any other that holds the same key.
+    """
+    allowed = directory / "allowed"
+    target = allowed / f"{name}.pub"
+    listed = _listed(directory)
+    if target not in listed:
+        names = ", ".join(one_line(path.stem) for path in listed) or "nobody"
+        raise KeysError(f"{target} does not exist; the list allows {names}.")
+    with writing(target, 0o755):
+        try:
+            key = read_public(target)
+        except KeysError:  # it let nobody in
+            same = [target]
+        else:
+            same = [path for path in listed if path == target or holds(path, key)]
+        for path in same:
+            path.unlink(missing_ok=True)
+        sync(allowed)
+    return same
 
 
 def listing(directory: Path) -> list[dict[str, str]]:
@@ -208,8 +284,16 @@ def _holds_another(path: Path, key: bytes) -> bool:
         return False
 
 
+def holds(path: Path, key: bytes) -> bool:
+    """Whether a public key file holds this key; False for one that is missing or broken."""
+    try:
+        return read_public(path) == key
+    except KeysError:
+        return False
+
+
 @contextmanager
-def _writing(path: Path, mode: int) -> Iterator[None]:
+def writing(path: Path, mode: int) -> Iterator[None]:
     """Lock the file's folder for writing; create it with this mode if need be."""
     _require_home(path)
     try:
@@ -236,21 +320,31 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def _read_secret(directory: Path, name: str) -> bytes:
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-    handed = Path(credentials) / f"{name}.key" if credentials else None
-    # blank: our units' placeholder for a missing file
-    if handed is not None and handed.exists() and handed.read_bytes().strip():
+    handed = _credential(name)
+    if handed is not None:
         # systemd grants the service's user access by an ACL, so its mode says nothing
         return _read(handed)
+    return _read_own_secret(directory, name)
+
+
+def _credential(name: str) -> Path | None:
+    """Return where systemd has put a secret key for this process; None if it has not."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(folder) / f"{name}.key" if folder else None
+    # blank: our units' placeholder for a missing file
+    return path if path is not None and path.exists() and path.read_bytes().strip() else None
+
+
+def _read_own_secret(directory: Path, name: str) -> bytes:
     _require_home(directory)
     path = directory / f"{name}.key"
     try:
         mode = path.stat().st_mode
         secret = _content(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         raise KeysError(
             f"{path} is missing: make it with `pilotfish keys new {name} --keys {directory}`."
-        ) from None
+        ) from error
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
     if mode & stat.S_IRWXO:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
+from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.shaping import Shaper
@@ -47,6 +48,7 @@ class Drafter(ABC):
     that it reads. hidden_size: d of its states, 0 without any. unbranched: why it drafts no trees,
     "" if it does. alone: whether it can generate without a target. pace: seconds by the nodes of a
     level. hope: α on a target that has shown none yet. bridge: to the target's vocabulary.
+    execution: how its model is run; None without one.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Drafter(ABC):
     pace: Mapping[int, float]
     hope: float
     bridge: Bridge
+    execution: Execution | None = None
 
     def __init__(self) -> None:
         self._window = Tree()  # drafted last

@@ -131,6 +131,7 @@ class ModelDrafter(Drafter):
         self._window, self._forced = Tree(), []
         self._lanes = lanes
         self._decoder = lanes.decoder
+        self.execution = lanes.decoder.execution
         self._slot = lanes.take()
         self._released = False
         self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: own tokens in the K/V cache

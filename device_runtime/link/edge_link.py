@@ -10,65 +10,50 @@ same bytes; an edge that has answered it already repeats its reply.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
-from pilotfish.device_runtime.link.line import SLICE_S, Line
+from pilotfish.device_runtime.link.absence import Absence
+from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity
+from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.greeted_line import NO_CONNECTION, GreetedLine
+from pilotfish.device_runtime.link.line import SLICE_S, stood_s
 from pilotfish.device_runtime.link.loss import (
     BUSY,
     FAIL,
     GRACE_S,
-    RESEND_S,
     Interrupt,
     Patience,
     backoff,
 )
+from pilotfish.device_runtime.link.pending import SOON_S, Pending, Sent
+from pilotfish.device_runtime.link.upload import Uploads
 from pilotfish.wire.errors import (
+    AccessDeniedError,
     BusyError,
     DrainingError,
     EdgeLostError,
     EdgeUnreachableError,
     InterruptedGenerationError,
     MalformedError,
-    PairMismatchError,
     PilotfishError,
     from_code,
 )
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.messages import Buffer, Failure, Hello, Reply, Request, Welcome
+from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
-_SOON_S = 0.005  # what this end may take without being mistaken for a slow link
-_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
-_NONE = 0  # no connection
 
 
-class Sent(NamedTuple):
-    """A request as sent: its message, frames, bytes, and time (monotonic).
-
-    stood: this process stood still while it was sent, so the time is not the link's.
-    """
-
-    message: Request
-    frames: Sequence[Buffer]
-    size: int
-    sent_ns: int
-    stood: bool = False
-
-
-class EdgeLink(Line):
+class EdgeLink(GreetedLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
     any wait. Used by one thread; `up`, `state` and `redirect` are for any.
 
-    met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
-    is not the one required. lost_ns: when the loss of the edge was noticed (monotonic); None while
-    tokens are verified.
+    lost_ns: when the loss of the edge was noticed (monotonic); None while tokens are verified.
     """
 
     def __init__(
@@ -79,52 +64,13 @@ class EdgeLink(Line):
         interrupt: Interrupt | None = None,
     ) -> None:
         super().__init__(endpoint, keys, interrupt or Interrupt())
-        self.gauge = Gauge()
-        self.met: Welcome | None = None
-        self.welcome: Welcome | None = None
         self.lost_ns: int | None = None
         self._patience = patience
-        self._hello: Hello | None = None
-        self._required: str | None = None  # fingerprint of a vocabulary
-        self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
-        self._ask_again_s = self._busy_until_s = 0.0
+        self._sent_on = NO_CONNECTION
+        self._busy_until_s = 0.0
         self._pauses = backoff()
-        self._away_s: float | None = time.monotonic()  # since when the edge is away
-
-    # Suitable edges
-
-    def introduce(self, hello: Hello) -> None:
-        """Greet edges with what this says of the drafter."""
-        self._hello = hello
-
-    def require_vocabulary(self, fingerprint: str | None) -> None:
-        """Accept only edges with this vocabulary from now on; None: any."""
-        if fingerprint != self._required:
-            self._required = fingerprint
-            self._unsuited = self._asked = _NONE
-            self.meet(self.met)
-
-    def meet(self, welcome: Welcome | None) -> None:
-        """Note an edge's welcome."""
-        self.met = welcome
-        suits = self._required in (None, self.vocabulary)
-        self.welcome = welcome if suits else None
-
-    @property
-    def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; older edges, which send none, have ours."""
-        if self.met is None or self._hello is None:
-            return None
-        return self.met.tokenizer or self._hello.tokenizer
-
-    @property
-    def _ready(self) -> bool:
-        """Whether a suitable edge was greeted over the present connection."""
-        if not self.channel.connected:
-            return False
-        if self._hello is None:
-            return True
-        return self._greeted == self.connection and self.welcome is not None
+        self._absence = Absence(patience, time.monotonic())
+        self._uploads = Uploads(self)
 
     # Waiting
 
@@ -133,11 +79,19 @@ class EdgeLink(Line):
         self._await_connection(EdgeUnreachableError)
 
     def greet(self) -> None:
-        """Wait for the edge, and greet it if needed."""
+        """Wait for the edge, and greet it if needed: it has the policy's whole time."""
+        if self._patience.policy != "local":
+            self._absence.progress()
+            self._absence.expect(time.monotonic())
         self.catch_up()
-        self._await_edge()
+        self.await_edge()
 
-    def _await_edge(self) -> None:
+    def _note_standing(self, stood_s: float = 0.0) -> None:
+        """Add what passed since the last note to what the edge was away, or owes a reply."""
+        standing = self._standing(doubted=self._absence.doubted)
+        self._absence.note(standing, time.monotonic(), stood_s)
+
+    def await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
         if self._ready:
             return
@@ -154,61 +108,29 @@ class EdgeLink(Line):
 
     def _await_connection(self, otherwise: type[PilotfishError] = EdgeLostError) -> None:
         """Wait for a connection; raise ``otherwise`` after the time-out."""
-        if not self.channel.connected:
+        if not self.here:
             self.catch_up()
-        if self.channel.connected:
+        if self.here:
             return
         self.lost()
-        begun_s = time.monotonic()
-        if self._patience.policy == "local":  # the grace is for a loss, not for each answer
-            self._away_s = begun_s = self._away_s or begun_s
-        while not self.channel.connected:
-            left_s = begun_s + self._patience.absent_s - time.monotonic()
-            if self.channel.denied:
-                raise self._denied()
-            if left_s <= 0:
-                raise self._absent(otherwise, self.met is not None, self._patience.absent_s)
+        # the first connection's own attempt has just begun; a later request asks anew
+        since_s = 0.0 if otherwise is EdgeUnreachableError else time.monotonic()
+        self.channel.attempts.hurry()
+        self._note_standing()
+        while not self.here:
+            status = self.status
+            if status.state in REFUSALS and self.channel.attempts.failed_since(since_s):
+                self.changed()
+                raise status.error(was_met=True, waited_s=0.0)
+            if self._absence.over:
+                raise self._gone(otherwise)
             looked_s = time.monotonic()
-            arrived = self.receive(left_s)
-            begun_s += _stood_s(looked_s)  # while this process stands still nobody can come
+            arrived = self.receive(SLICE_S)
+            self._note_standing(stood_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
             # noticed. It will come again, since the request is sent again.
-        self._away_s = None
-
-    def _say_hello(self, wait_s: float) -> None:
-        """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
-        now = time.monotonic()
-        if self._asked != self.connection or now >= self._ask_again_s:
-            self._asked, self._ask_again_s = self.connection, now + RESEND_S
-            assert self._hello is not None
-            if self.try_send(self._hello) is None:
-                self._asked = _NONE
-        while (arrived := self.receive(wait_s)) is not None:
-            reply = arrived[0]
-            if isinstance(reply, Failure) and reply.session is None:
-                self._asked = _NONE  # ask anew, next time
-                error = from_code(reply.code, reply.message)
-                if not isinstance(error, BUSY):
-                    self._unsuited = self.connection
-                raise error
-            if isinstance(reply, Welcome):
-                self._welcomed(reply)
-                return
-
-    def _welcomed(self, welcome: Welcome) -> None:
-        before = self.met
-        self.meet(welcome)
-        if self.welcome is None:
-            self._asked, self._unsuited = _NONE, self.connection
-            raise PairMismatchError(
-                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
-                "answer's: ask again."
-            )
-        self._greeted, self._away_s = self._asked, None
-        if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
-            _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
     # Without waiting
 
@@ -234,11 +156,10 @@ class EdgeLink(Line):
         now = time.monotonic()
         if now < self._busy_until_s:
             return False
-        if not self.channel.connected:
-            self._away_s = self._away_s or now
-            if self.channel.denied:
-                self._put_off()
-                raise self._denied()
+        self._note_standing()
+        if not self.here:
+            if self._patience.policy != "local" and self.status.state in REFUSALS:
+                raise self.status.error(was_met=True, waited_s=0.0)
             return False
         if self._hello is None or self._unsuited == self.connection:
             return False
@@ -267,18 +188,24 @@ class EdgeLink(Line):
         """Send a request and wait for its reply, as `wait` does."""
         return self.wait(self.send(message, frames), wanted)
 
-    def send(self, message: Request, frames: Sequence[Buffer] = ()) -> Sent:
-        """Send a request as soon as the edge is greeted."""
+    def send(self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False) -> Sent:
+        """Send a request as soon as the edge is greeted; again: it was sent, and maybe lost."""
+        if not again:
+            self._replies.abandon()
         give_up = time.monotonic() + self._patience.silent_s
         while True:
-            self._await_edge()
-            sent_ns = time.monotonic_ns()
-            size = self.try_send(message, frames)
+            self.await_edge()
+            position, sent_ns = self.channel.position(), time.monotonic_ns()
+            size = chunked = self._uploads.send(message, frames, again=again)
+            if size is None:
+                size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
+                if chunked is not None:  # it has arrived
+                    return Sent(message, frames, size, sent_ns, chunked=True)
                 self.gauge.sent(size)
-                stood = time.monotonic_ns() - sent_ns > _SOON_S * 1e9
-                return Sent(message, frames, size, sent_ns, stood)
+                stood = time.monotonic_ns() - sent_ns > SOON_S * 1e9
+                return Sent(message, frames, size, sent_ns, position, stood=stood)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)
@@ -298,39 +225,75 @@ class EdgeLink(Line):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        message, frames, size, sent_ns, stood = sent
-        now = time.monotonic()
-        give_up, resend = now + self._patience.silent_s, now + RESEND_S
-        resent, behind_bytes = False, 0
-        late = late or meanwhile is not None or time.monotonic_ns() - sent_ns > _SOON_S * 1e9
-        while now < give_up:
-            arrived = self.receive(0.0 if late else min(resend, give_up) - now)
-            stood = stood or _stood_s(now) > 0.0
+        pending = Pending(sent, late=late or meanwhile is not None)
+        self._absence.expect(time.monotonic())
+        while True:
+            looked_s = time.monotonic()
+            arrived = self.receive(0.0 if pending.late else SLICE_S)
+            stands_s = stood_s(looked_s)
+            pending.stood = pending.stood or stands_s > 0.0
             if arrived is not None:
-                reply, reply_frames, reply_size = arrived
+                reply = arrived.reply
                 if wanted(reply):
-                    now_ns = time.monotonic_ns()
-                    return TimedReply(
-                        reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        self.connection, late or self.channel.lay_s() > _SOON_S, stood,
-                        behind_bytes,
-                    )  # fmt: skip
-                if isinstance(reply, Failure) and _concerns(reply, message):
-                    raise from_code(reply.code, reply.message)
-                behind_bytes += reply_size
+                    self._got_on()
+                    if arrived.sliced:
+                        self.gauge.transferred(down_bps=self.downlink.full_bps)
+                    pending.late = pending.late or self.channel.lay_s() > SOON_S
+                    return pending.answered(arrived, self.connection)
+                if isinstance(reply, Failure) and _concerns(reply, sent.message):
+                    error = from_code(reply.code, reply.message)
+                    if isinstance(error, AccessDeniedError | DrainingError):
+                        error = self._turned_away(error)
+                    raise error
+                pending.behind_bytes += arrived.size
             else:
                 # if there was nothing to do, what comes now is waited for
-                late = meanwhile is not None and _takes_long(meanwhile)
-                gone = not self.channel.connected or self.connection != self._sent_on
+                pending.late = meanwhile is not None and _takes_long(meanwhile)
+                gone = not self.holds(self._sent_on)
                 if gone:
                     self.lost()
-                if gone or time.monotonic() >= resend:
-                    size += self.send(message, frames).size
-                    resent = True
-                    give_up += time.monotonic() - now  # what was waited for a connection
-                    resend = time.monotonic() + RESEND_S
-            now = time.monotonic()
-        raise self._silent()
+                if gone or self._replies.gone or pending.is_lost(self._absence.owed_s):
+                    pending.again(self._repeat(sent), self._absence.owed_s)
+            if self._replies.advance():
+                pending.advanced()
+                self.progressed()
+            if pending.advances(self.channel.liveness() if self.channel.connected else None):
+                self._got_on()
+            self._mind(stands_s)
+
+    def _repeat(self, sent: Sent) -> Sent:
+        """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
+        if not self._replies.under_way:
+            self._replies.abandon()
+            return self.send(sent.message, sent.frames, again=True)
+        self.await_edge()
+        self._sent_on = self.connection
+        self.resume()
+        return sent._replace(size=0, position=None)
+
+    def progressed(self) -> None:
+        """Note that more of a large message has arrived than before."""
+        self._absence.expect(time.monotonic())
+        self._got_on()
+
+    def mind_transfer(self, looked_s: float) -> None:
+        """Raise if the edge is away, or takes nothing, for too long; it was waited since then."""
+        self._mind(stood_s(looked_s))
+
+    def _mind(self, stood_s: float) -> None:
+        """Note how the link stands while a reply is waited for; raise if that is for too long."""
+        self._note_standing(stood_s)
+        if self._absence.away:
+            self.lost()
+        if self._absence.over:
+            raise self._gone(EdgeLostError)
+        if self._absence.overdue:
+            raise self._silent()
+
+    def _got_on(self) -> None:
+        """Note that the edge got on with our work."""
+        self._absence.progress()
+        self._second.moved()
 
     def state(self) -> LinkState:
         """Return the link's state, with the age of each reading. For any thread."""
@@ -342,6 +305,7 @@ class EdgeLink(Line):
         """Note that the edge is away."""
         if self.lost_ns is None:
             self.lost_ns = time.monotonic_ns()
+            self.changed()
 
     def verified(self) -> None:
         """Note that tokens were verified: the edge is back."""
@@ -367,26 +331,35 @@ class EdgeLink(Line):
         """Pause the checks for a busy edge, longer each time."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
 
+    def _gone(self, otherwise: type[PilotfishError]) -> PilotfishError:
+        """Return the error for an edge that was away for too long."""
+        if self._patience.policy == "local":
+            self._put_off()  # the next attempt may cost a prompt's bytes
+        else:
+            self._absence.progress()  # what is asked next has the policy's whole time
+        status = self.status
+        if self.channel.connected and status.state not in REFUSALS:
+            status = self.status_of(Connectivity.QUIET)  # what was sent does not get across
+        self.changed()
+        was_met = otherwise is EdgeLostError
+        return status.error(was_met=was_met, waited_s=self._patience.absent_s)
+
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.lost()
-        self._greeted = self._asked = _NONE  # an edge that drops one request may drop them all
+        self._greeted = self._asked = (
+            NO_CONNECTION  # an edge that drops one request may drop them all
+        )
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
             f"{self._patience.silent_s:g} s."
         )
 
 
-def _stood_s(since_s: float) -> float:
-    """Return how long this process stood still in a wait since then; 0 if it did not."""
-    beyond_s = time.monotonic() - since_s - SLICE_S
-    return beyond_s if beyond_s > _STOOD_S else 0.0
-
-
 def _takes_long(work: Callable[[], bool]) -> bool:
     """Do some work; whether there is more of it, or a reply may have come in the meantime."""
     begun_s = time.monotonic()
-    return work() or time.monotonic() - begun_s > _SOON_S
+    return work() or time.monotonic() - begun_s > SOON_S
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

@@ -6,30 +6,48 @@ or strike the interrupt, at once and without blocking the first.
 
 import os
 import threading
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 
+from pilotfish.device_runtime.link.absence import Standing
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, unconnected
 from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.second import Second
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.errors import (
-    AccessDeniedError,
-    EdgeLostError,
-    EdgeUnreachableError,
-    PilotfishError,
-)
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.attempts import Failure
+from pilotfish.wire.link.diagnosis import Diagnosis, Finding
+from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
-_REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
+REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
+# A quiet connection that nobody waits for is ended after so long.
+_QUIET_MOST_S = 30.0
+_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
+
+
+class Arrival(NamedTuple):
+    """A reply, its frames and its bytes. sliced: it came in slices, so its time says nothing."""
+
+    reply: Reply
+    frames: list[Buffer]
+    size: int
+    sliced: bool = False
 
 
 class Line:
-    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address."""
+    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address.
+
+    While the present connection is quiet, a second one is tried beside it.
+    """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
-        self.channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
+        self.channel = self._dial(endpoint, keys)
+        self._diagnosis = Diagnosis(endpoint)
         self._keys = keys
         self._interrupt = interrupt
         self._turn = threading.Lock()  # to use the channel: one thread at a time
@@ -37,6 +55,16 @@ class Line:
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
         self._process = os.getpid()  # the sockets' own; in one forked from it they are of no use
+        self._second = Second(lambda: self._dial(self.channel.endpoint, self._keys))
+
+    @staticmethod
+    def _dial(endpoint: str, keys: DeviceKeys | None) -> EdgeChannel:
+        return EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
+
+    @property
+    def here(self) -> bool:
+        """Whether there is a connection that lives."""
+        return self.channel.connected and not self.channel.quiet
 
     @property
     def connection(self) -> int:
@@ -58,26 +86,30 @@ class Line:
             except zmq.Again:
                 return None
 
-    def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
+    def receive(self, timeout_s: float) -> Arrival | None:
         """Return the next message, its frames and bytes; None after a time-out or a change.
 
         Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
         """
         self._interrupt.check()
         with self._turn:
-            if self._next is not None:
-                self._replace()
+            if self._replace():
                 return None
-            return self.channel.receive(min(timeout_s, SLICE_S))
+            arrived = self.channel.receive(min(timeout_s, SLICE_S))
+            if arrived is None:
+                self._try_second()
+                return None
+            return Arrival(*arrived)
 
     def catch_up(self) -> None:
         """Update the connection's state without waiting."""
         with self._turn:
             self._replace()
             self.channel.catch_up()
+            self._try_second()
 
     def up(self) -> bool:
-        """Whether there is a connection. For any thread."""
+        """Whether there is a connection that lives. For any thread."""
         # a thread that waits on the channel now updates the state itself
         if self._turn.acquire(blocking=False):
             try:
@@ -85,14 +117,15 @@ class Line:
                     return False
                 self._replace()
                 self.channel.catch_up()
+                self._try_second()
             finally:
                 self._turn.release()
-        return self.channel.connected
+        return self.here
 
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
-        channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
+        channel = self._dial(endpoint, keys)
         with self._exchange:
             if self._closed:
                 unused: EdgeChannel | None = channel
@@ -102,55 +135,74 @@ class Line:
         if unused is not None:
             unused.close(0)
 
-    def _denied(self) -> AccessDeniedError:
-        """Return the error for a refused key, and replace the socket.
+    def unconnected_state(self) -> Connectivity:
+        """Return why there is no connection, and begin to find out more. For any thread."""
+        attempts, diagnosis = self.channel.attempts, self._diagnosis
+        if attempts.failure in (Failure.CONNECT, Failure.CLOSED):
+            diagnosis.look()
+        finding = diagnosis.finding
+        attempts.wrong_key = self._keys is not None and finding is Finding.CURVE
+        return unconnected(attempts, finding, was_met=self.channel.connections > 0)
 
-        ZeroMQ does not try again with the old one.
-        """
-        endpoint = self.channel.endpoint
-        with self._exchange:
-            if self._next is None:
-                self._next = EdgeChannel(endpoint, self._keys, _REPLY_BYTES), self._keys
-        return AccessDeniedError(
-            f"The edge at {endpoint} refused this device's key: run "
-            "`pilotfish keys allow device.pub` on the edge and restart it."
-        )
+    def status_of(self, state: Connectivity) -> LinkStatus:
+        """Return a state in words. For any thread."""
+        return LinkStatus.of(state, self.channel.endpoint, keys=self._keys is not None)
 
-    def _absent(
-        self, otherwise: type[PilotfishError], greeted_before: bool, waited_s: float
-    ) -> PilotfishError:
-        """Return the error for an edge without a connection."""
-        endpoint = self.channel.endpoint
-        # an edge greeted before will be back; until then something else may answer there
-        if self.channel.broken_handshakes and not greeted_before:
-            if self._keys is not None:
-                advice = "is edge.pub that edge's present public key, and does it use keys at all?"
-            else:
-                advice = "it may demand keys: name their folder with --keys."
-            return AccessDeniedError(f"{endpoint} answers, but not to our handshake: {advice}")
-        if otherwise is EdgeLostError:
-            return EdgeLostError(
-                f"The edge at {endpoint} is gone and did not come back within {waited_s:g} s."
-            )
-        return EdgeUnreachableError(
-            f"No edge answers at {endpoint}: is `pilotfish edge serve` running there, and is the "
-            "address right?"
-        )
+    def retry(self) -> None:
+        """Have the next attempt to connect made soon: something has changed. For any thread."""
+        self._diagnosis.hurry()
+        self.channel.attempts.hurry()
 
-    def _replace(self) -> None:
-        """Take the next channel, if there is one; only while ``_turn`` is held."""
+    def _replace(self) -> bool:
+        """Take the next channel; False if there is none. Only while ``_turn`` is held."""
         if self._next is None:
-            return
+            return False
         with self._exchange:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
+        self._diagnosis = Diagnosis(channel.endpoint)
         before.close(0)
+        self._second.drop()
+        return True
+
+    def _try_second(self) -> None:
+        """Try another connection while the present one is quiet; only while ``_turn`` is held."""
+        better = None if self._closed else self._second.beside(self.channel)
+        if better is not None:
+            before, self.channel = self.channel, better
+            liveness = before.liveness()
+            if liveness is not None:
+                self._stood_still(liveness)
+            before.close(0)
+
+    def _stood_still(self, liveness: Liveness) -> None:
+        """Note that a connection was given up on which nothing moved any more."""
+
+    def _standing(self, *, doubted: bool) -> Standing:
+        """How the link to the edge stands; doubted: it was away, and nothing crossed since."""
+        channel, liveness = self.channel, self.channel.liveness()
+        if not channel.connected:
+            progresses = liveness is not None and liveness.progresses
+        elif liveness is None:  # no TCP: a socket of this machine
+            return Standing.HERE
+        elif not (liveness.quiet or (doubted and liveness.doubtful)):
+            return Standing.CARRYING if liveness.carries else Standing.HERE
+        else:
+            progresses = self._second.progresses
+        return Standing.CONNECTING if progresses else Standing.AWAY
 
     def close(self) -> None:
         """Close the socket."""
         with self._turn, self._exchange:
             self._closed = True
+            self._second.drop()
             self.channel.close()
             if self._next is not None:
                 self._next[0].close(0)
                 self._next = None
+
+
+def stood_s(since_s: float) -> float:
+    """How long this process stood still in a wait of `SLICE_S` since then; 0 if it did not."""
+    beyond_s = time.monotonic() - since_s - SLICE_S
+    return beyond_s if beyond_s > _STOOD_S else 0.0

@@ -4,6 +4,10 @@
 as long as the caller says. ``local``: after a second the drafter goes on alone, and its tokens are
 marked as its own, until the edge is back.
 
+Away is an edge without a connection, and one over whose connection nothing moves
+(`wire.link.liveness`). The seconds add up whatever breaks in between
+(`device_runtime.link.absence`). A message that crosses is never away, however slowly it does.
+
 An edge counts as away also if it answers but takes no work: it drains, is full, is asked too often,
 or lacks a part of its target.
 """
@@ -38,7 +42,7 @@ OnLinkLoss = Literal["wait", "local", "fail"]
 
 CONNECT_S = 2.2  # until an edge that does not answer counts as absent
 GRACE_S = 1.0  # the same under `local`, where the drafter can go on at once
-RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
+RESEND_S = 10.0  # a reply that is overdue for so long may have been lost; doubling
 SILENT_S = 120.0  # after so long an overdue reply is given up
 
 BUSY = (BusyError, DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
@@ -69,6 +73,15 @@ class Patience:
     def starts_alone(self) -> bool:
         """Whether the device may start without the edge."""
         return self.policy != "fail"
+
+    @property
+    def consequence(self) -> str:
+        """A sentence on what becomes of requests while the edge is away."""
+        if self.policy == "local":
+            return "Meanwhile the drafter answers alone."
+        if self.policy == "wait":
+            return f"Meanwhile requests wait for up to {self.absent_s:g} s, unless it is a refusal."
+        return "Meanwhile requests fail."
 
     @classmethod
     def under(cls, policy: OnLinkLoss, patience_s: float) -> "Patience":

@@ -17,6 +17,7 @@ import msgspec
 
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.logprobs import (
+    TextOffsets,
     chat_logprobs,
     prompt_logprobs,
     text_logprobs,
@@ -32,10 +33,11 @@ Body = dict[str, Any]
 class AnswerFormat:
     """Formats one answer for its route, chat or text.
 
-    echo: tells the prompt, with which each choice of a text begins; None: they do not. words: of
-    the tokens whose log-probabilities are told; None: they are not. usage: a stream tells it. best:
-    a body tells so many of its answers, the likeliest by token; 0: all of them. prompt_words: as
-    words, of the prompt's.
+    echo: tells the prompt, with which each choice of a text begins; None: they do not. marked: that
+    prompt is of ids, so that its text has the control tokens. words: of the tokens whose
+    log-probabilities are told; None: they are not. usage: a stream tells it. best: a body tells so
+    many of its answers, the likeliest by token; 0: all of them. prompt_words: as words, of the
+    prompt's.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class AnswerFormat:
         chat: bool,
         model: str,
         echo: Callable[[], str] | None = None,
+        marked: bool = False,
         words: Tokenizer | None = None,
         usage: bool = False,
         best: int = 0,
@@ -54,11 +57,12 @@ class AnswerFormat:
         self._model = model
         self._created = int(time.time())
         self._echo = echo
+        self._marked = marked
         self._words = words
         self._tells_usage = usage
         self._best = best
         self._prompt_words = prompt_words
-        self._length = 0  # characters of the choice so far, the prompt's included if it is echoed
+        self._offsets: TextOffsets | None = None  # of the choice so far, where words are told
         self._ended: list[Generation] = []
         self._begun = False  # the choice after these
 
@@ -102,20 +106,27 @@ class AnswerFormat:
 
     def _logprobs_of(self, generation: Generation) -> Body | None:
         """Format those of a whole answer; where the prompt is told with it, the prompt's first."""
-        tokens, told = generation.tokens, generation.logprobs
-        if self._echo is None or not generation.prompt_logprobs:
-            return self._logprobs(tokens, told, len(self._prompt()))
+        self._offsets = self._answer_offsets()
+        found = self._logprobs(generation.tokens, generation.logprobs)
+        if found is None or self._words is None or self._echo is None:
+            return found
         before = generation.prompt_logprobs
-        return self._logprobs([*generation.prompt_ids, *tokens], [*before, *told], 0)
+        if not before:
+            return found
+        offsets = TextOffsets(self._words, special=self._marked)
+        asked = text_logprobs(generation.prompt_ids, before, self._words, offsets)
+        return {name: asked[name] + found[name] for name in found}
 
-    def _logprobs(
-        self, tokens: Sequence[int], told: Sequence[TokenLogprob | None], begin: int
-    ) -> Body | None:
-        if self._words is None:
+    def _answer_offsets(self) -> TextOffsets | None:
+        """Return where the tokens of a new choice begin."""
+        return None if self._words is None else TextOffsets(self._words, len(self._prompt()))
+
+    def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogprob | None]) -> Body | None:
+        if self._words is None or self._offsets is None:
             return None
         if self._chat:
             return chat_logprobs(tokens, told, self._words)
-        return text_logprobs(tokens, told, self._words, begin)
+        return text_logprobs(tokens, told, self._words, self._offsets)
 
     def _prompt(self) -> str:
         return "" if self._echo is None else self._echo()
@@ -125,7 +136,7 @@ class AnswerFormat:
         if self._begun:
             return []
         self._begun = True
-        self._length = len(self._prompt())
+        self._offsets = self._answer_offsets()
         if self._chat:
             return [self._chunk({"role": "assistant", "content": ""})]
         return [self._chunk(self._prompt())] if self._echo is not None else []
@@ -136,8 +147,7 @@ class AnswerFormat:
         told = {"origin": piece.origin, "tokens": len(piece.tokens)}
         before = self.beginning()
         chunk = self._chunk(said, told=told)
-        chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs, self._length)
-        self._length += len(piece.text)
+        chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs)
         return [*before, chunk]
 
     def end(self, generation: Generation) -> list[Body]:

@@ -74,6 +74,7 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
             chat=wanted.chat,
             model=model,
             echo=echo,
+            marked=not isinstance(wanted.prompt, str),
             words=words,
             usage=usage,
             best=wanted.best,
@@ -229,13 +230,13 @@ def _add_state(app: FastAPI, service: DeviceService) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        service.metrics.link(service.link_up, service.link_state)
+        service.metrics.link(service.link_status, service.link_state)
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
 
     @app.get("/status")
     async def status() -> Response:
         edge, welcome = service.config.edge, service.device.welcome
-        service.status.link(service.link_up, service.link_state)
+        service.status.link(service.link_status, service.link_state)
         told = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
         return json_response(told)
 

@@ -76,7 +76,11 @@ class Daemon:
         self._config = config
         self._devices = devices
         self._access = access
-        self.metrics = Metrics()
+        self._started = f"serving {drafter}"  # and how, for the log
+        execution = devices[0].execution
+        if execution is not None:
+            self._started += f": {execution}"
+        self.metrics = Metrics(drafter=drafter, execution=execution)
         self.status = Status(drafter=drafter, lanes=len(devices), energy=self.metrics.energy)
         self._supervisor = supervisor
         self._reread = reread
@@ -84,6 +88,7 @@ class Daemon:
         self._tls = tls
         self._edge = _edge_of(config)
         self._protocol = "none yet"
+        self._trouble = ""  # of the last reload
         self._code = 0
         self._stopping = False
 
@@ -112,7 +117,9 @@ class Daemon:
             self._supervisor.ready(self._line())
             self._inspection.start()
             scheme = "https" if self._tls else "http"
-            announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            announce(where)
+            _log.info("%s; on %s; %s", self._started, where, self._keys_in_use)
             await serving
         finally:
             ticking.cancel()
@@ -167,7 +174,8 @@ class Daemon:
         for trouble in troubles:
             besides = " but the API keys" if sound else ""
             _log.error("nothing was reloaded%s: %s", besides, trouble)
-        self._supervisor.reloaded(self._line(), in_brief(troubles))
+        self._trouble = in_brief(troubles)
+        self._supervisor.reloaded(self._line(), self._trouble)
 
     def _reload_keys(self, config: ServiceConfig, troubles: list[str]) -> bool:
         """Read the API keys again; returns whether there is a key file and it was read."""
@@ -197,6 +205,7 @@ class Daemon:
         edge = _edge_of(config)
         if edge != self._edge and config.edge is not None:
             self._devices[0].redirect(config.edge, config.keys)  # and all devices beside it
+        self._devices[0].retry()
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
             _log.warning("needs a restart to change: %s", ", ".join(fixed))
@@ -212,9 +221,9 @@ class Daemon:
         while True:
             self._lanes.repeat_interrupts()
             self._service.responses.expire()
-            up, state = self._service.link_up, self._service.link_state
-            self.metrics.link(up, state)
-            self.status.link(up, state)
+            link, readings = self._service.link_status, self._service.link_state
+            self.metrics.link(link, readings)
+            self.status.link(link, readings)
             self.metrics.weights(self._inspection)
             self._look_at_connections()
             stuck = self._service.stuck()
@@ -247,14 +256,32 @@ class Daemon:
             return f"Nothing is answered: {self._inspection.damage}"
         lanes = self._lanes
         where = "no edge"
-        if self._config.edge is not None:
-            where = f"edge {'up' if self._service.link_up else 'down'} at {self._config.edge}"
+        if (link := self._service.link_status) is not None:
+            mend = f" ({link.remedy})" if link.remedy else ""
+            where = f"edge at {self._config.edge}: {link.state.value}{mend}"
         crowded = self._server.started and self._server.acceptor.crowded
         return (
             f"{lanes.running} of {len(lanes.lanes)} lanes busy, {max(0, lanes.waiting)} waiting; "
             f"{where}; last protocol: {self._protocol}"
             f"{'; no room for more connections' if crowded else ''}"
+            f"{f'; not in force: {self._trouble}' if self._trouble else ''}"
         )
+
+    @property
+    def _keys_in_use(self) -> str:
+        """What the log says at the start of the edge and of all keys."""
+        clients = (
+            "no API keys" if self._access.keys is None else f"{len(self._access.keys)} API keys"
+        )
+        edge, held = self._edge
+        if edge is None:
+            return f"no edge; {clients}"
+        link = (
+            "without keys"
+            if held is None
+            else (f"device.pub {held.public.decode()}, edge.pub {held.edge.decode()}")
+        )
+        return f"edge {edge}, {link}; {clients}"
 
     def _note_generation(self, generation: Generation) -> None:
         self._protocol = generation.protocol

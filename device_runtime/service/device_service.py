@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from pilotfish.device_runtime.bridge import Asked, Prompt
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service.access import Access
 from pilotfish.device_runtime.service.lanes import Lanes
@@ -22,7 +23,7 @@ from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
-from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.device_runtime.service.status import Status, freshest, link_body
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
 
@@ -69,9 +70,11 @@ class DeviceService:
         return next((one for one in devices if one.welcome is not None), devices[0])
 
     @property
-    def link_up(self) -> bool:
-        """Whether any lane is connected to the edge."""
-        return any(lane.device.link_up for lane in self.lanes.lanes)
+    def link_status(self) -> LinkStatus | None:
+        """The state of the link of the lane that is best off; None without an edge."""
+        for lane in self.lanes.lanes:
+            _ = lane.device.link_up  # reads the news of a connection that no answer uses
+        return self.lanes.lanes[0].device.link_status
 
     @property
     def link_state(self) -> LinkState | None:
@@ -99,8 +102,12 @@ class DeviceService:
         return self.lanes.stuck(STUCK_S)
 
     def health(self) -> tuple[bool, Body]:
-        """Return whether requests can be answered now, and a body that says why not."""
-        alone = self.config.edge is None or self.config.on_link_loss == "local"
+        """Return whether requests can be answered now, and a body that says why not.
+
+        Without the edge they can under the policy `local` alone: the drafter answers them.
+        """
+        link = self.link_status
+        edge_up = link is not None and link.state is Connectivity.CONNECTED
         state = "ok"
         if self.inspection.damage:
             state = "damaged"
@@ -108,12 +115,13 @@ class DeviceService:
             state = "draining"
         elif self.stuck():
             state = "stuck"
-        elif not (alone or self.link_up):
-            state = "no edge"
+        elif link is not None and not edge_up and self.config.on_link_loss != "local":
+            state = link.state.value
         lanes = self.lanes
         return state == "ok", {
             "status": state,
-            "edge_up": self.link_up,
+            "edge_up": edge_up,
+            "edge": link and link_body(link),
             "lanes": {"all": len(lanes.lanes), "busy": lanes.running},
             "waiting": max(0, lanes.waiting),
         }

@@ -31,12 +31,14 @@ from pilotfish.speculation.randomness import seed_of
 from pilotfish.wire.errors import DrainingError
 
 _log = logging.getLogger("pilotfish.service")
+_each_log = logging.getLogger("pilotfish.answers")
 
 BUFFERED = 1024  # pieces that may wait for a slow client
 _HALF_LIFE_S = 300.0  # of the probability that a conversation goes on
 _DRAINING = "The service is stopping; it answers nothing new."
 _FIRST_GUESS_S = 5.0  # of an answer's duration
 _LONGEST_RETRY_S = 60.0
+_ATTEND_S = 0.5  # how often an idle lane looks after its connection
 _EVEN_S = 0.25  # of the lanes' time, by which clients may differ and count as equal
 _CLIENTS = 1024  # most whose time on the lanes is remembered
 
@@ -75,12 +77,20 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         """Make the next answer of each job that comes, until None does."""
-        while (job := self._inbox.get()) is not None:
+        while (job := self._next_job()) is not None:
             try:
                 self._post(self, job, self._answer(job))
             except BaseException as error:
                 self._post(self, job, error)
             del job  # a free lane keeps nothing in memory
+
+    def _next_job(self) -> AnswerJob | None:
+        """Wait for a job, or the end; meanwhile the edge is greeted when it has come back."""
+        while True:
+            try:
+                return self._inbox.get(timeout=_ATTEND_S)
+            except queue.Empty:
+                self.device.attend()
 
     def _answer(self, job: AnswerJob) -> Generation:
         with closing(self._pieces(job)) as pieces:
@@ -320,7 +330,7 @@ class Lanes:
                 self._used_s.popitem(last=False)
             lane = max(free, key=lambda lane: lane.gain(job))
             shares = lane.device.shared(job.prompt, job.owner)
-            _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
+            _each_log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
             lane.take(job)
         self._report()
 

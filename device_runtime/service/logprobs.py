@@ -1,13 +1,14 @@
 """Format log-probabilities as OpenAI's two routes have them, and those of a prompt as vLLM does.
 
-In:  tokens of an answer, and of each its `TokenLogprob` or None. Out: bodies. Control tokens, as
-     the one that ends the answer, are no text and left out. What is not known is null.
+In:  tokens of an answer, and of each its `TokenLogprob` or None. Out: bodies. What is not known is
+     null. A text has an entry for every token, so that those who count from either end find theirs;
+     of a chat, whose entries make up its content, control tokens are left out.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
 Body = dict[str, Any]
@@ -31,17 +32,35 @@ def chat_logprobs(tokens: Sequence[int], told: Told, tokenizer: Tokenizer) -> Bo
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(tokens: Sequence[int], told: Told, tokenizer: Tokenizer, begin: int) -> Body:
-    """Format those of a text's tokens, which begin at this character."""
+class TextOffsets:
+    """Tells where the tokens of a text begin, in characters.
+
+    begin: of the first. special: control tokens are in the text, as in that of a prompt of ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, begin: int = 0, *, special: bool = False) -> None:
+        self._stream = TextStream(tokenizer, special=special)
+        self._end = begin
+
+    def of(self, token: int) -> int:
+        """Return that of the next token; one that is no text takes no room."""
+        begin = self._end
+        self._end += len(self._stream.push([token]))
+        return begin
+
+
+def text_logprobs(
+    tokens: Sequence[int], told: Told, tokenizer: Tokenizer, offsets: TextOffsets
+) -> Body:
+    """Format those of a text's next tokens."""
     body: Body = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, its in _said(tokens, told, tokenizer):
-        text = _text(token, tokenizer)
+    for at, token in enumerate(tokens):
+        its = told[at] if at < len(told) else None
         top = () if its is None else its.top
-        body["tokens"].append(text)
+        body["tokens"].append(_text(token, tokenizer))
         body["token_logprobs"].append(None if its is None else its.logprob)
         body["top_logprobs"].append({_text(id, tokenizer): value for id, value in top} or None)
-        body["text_offset"].append(begin)
-        begin += len(text)
+        body["text_offset"].append(offsets.of(token))
     return body
 
 

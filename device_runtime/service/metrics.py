@@ -21,8 +21,10 @@ from prometheus_client.process_collector import ProcessCollector
 
 from pilotfish import wire
 from pilotfish.device_runtime.energy import Rail, Watch, rails
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round
 from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.language_model import Execution
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.metrics import (
     Histogram,
@@ -137,12 +139,21 @@ class Metrics:
     """Counts what a service does. Thread-safe.
 
     power: the rails whose energy is counted from now until `close`; those of this board if None.
+    drafter: its name. execution: how it is run; None: it is no model.
     """
 
-    def __init__(self, power: Sequence[Rail] | None = None) -> None:
+    def __init__(
+        self,
+        power: Sequence[Rail] | None = None,
+        drafter: str = "",
+        execution: Execution | None = None,
+    ) -> None:
+        how = ("none", "", "") if execution is None else (*execution[:2], str(execution.threads))
+        self._build = (wire.SOFTWARE, drafter, *how)
         self.energy = Watch(rails() if power is None else power).start()
         self._counts = _Counts()
-        self._link: tuple[bool, LinkState | None, float] | None = None  # and when it was told
+        # the state, the readings, and when they were
+        self._link: tuple[Connectivity, LinkState | None, float] | None = None
         self._losses = 0
         self._lock = threading.Lock()
         self._registry = CollectorRegistry()
@@ -221,11 +232,16 @@ class Metrics:
             own = self._counts
             own.connections, own.crowded, own.turned_away = number, crowded, turned_away
 
-    def link(self, up: bool, state: LinkState | None) -> None:
-        """Take down how the link is; call it each second or so, and before `exposition`."""
+    def link(self, status: LinkStatus | None, readings: LinkState | None) -> None:
+        """Take down how the link is; call it each second or so, and before `exposition`.
+
+        status: None without an edge, which is exposed as a link that is not up.
+        """
+        state = Connectivity.CONNECTING if status is None else status.state
+        up = Connectivity.CONNECTED
         with self._lock:
-            self._losses += self._link is not None and self._link[0] and not up
-            self._link = up, state, time.monotonic()
+            self._losses += self._link is not None and self._link[0] is up and state is not up
+            self._link = state, readings, time.monotonic()
 
     def weights(self, inspection: Inspection) -> None:
         """Take down what is known of the drafter's files."""
@@ -242,7 +258,8 @@ class Metrics:
         with self._lock:
             counted = [*families(self._counts, PREFIX)]
             link = () if self._link is None else _of_link(*self._link, self._losses)
-        build = _gauge("build_info", "The software that runs.", {wire.SOFTWARE: 1}, "version")
+        labels = ("version", "model", "provider", "precision", "threads")
+        build = _gauge("build_info", "Always 1; what runs, and how.", {self._build: 1}, *labels)
         return [build, *counted, *link, *_of_energy(self.energy)]
 
     def close(self) -> None:
@@ -255,9 +272,13 @@ def _bounded(name: str, known: Counter[str] | Histograms) -> str:
     return name if name in known or len(known) < _KINDS else _OTHER
 
 
-def _of_link(up: bool, state: LinkState | None, told_s: float, losses: int) -> Iterator[Metric]:
+def _of_link(
+    link: Connectivity, state: LinkState | None, told_s: float, losses: int
+) -> Iterator[Metric]:
     """The link as it was told last, at ``told_s`` (monotonic). Only what is known is exposed."""
-    yield _gauge("link_up", "1 while the edge answers.", up)
+    yield _gauge("link_up", "1 while the edge answers.", link is Connectivity.CONNECTED)
+    states = {each.value: each is link for each in Connectivity}
+    yield _gauge("link_state", "1 for the state that the link to the edge is in.", states, "state")
     yield _counter("link_losses", "How often the edge ceased to answer.", losses)
     if state is None:
         return

@@ -13,6 +13,7 @@ from typing import Any
 
 from pilotfish import wire
 from pilotfish.device_runtime.energy import Watch
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round, acceptance
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import counters
@@ -42,6 +43,12 @@ def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
     return LinkState(**readings)
 
 
+def link_body(status: LinkStatus) -> dict[str, Any]:
+    """Return the link's state as JSON types."""
+    state, message, remedy = status
+    return {"state": state.value, "message": message, "remedy": remedy or None}
+
+
 class Status:
     """Collects recent rounds and answers. Thread-safe, and of bounded size.
 
@@ -64,7 +71,7 @@ class Status:
         self._answers = 0
         self._last: dict[str, Any] | None = None
         self._choice: dict[str, Any] | None = None
-        self._up: bool | None = None
+        self._link_status: LinkStatus | None = None
         self._since_s = self._began_s
         self._link: tuple[LinkState | None, float] = None, self._began_s
         self._queue = 0, 0
@@ -103,13 +110,15 @@ class Status:
                 }
                 self._recoveries.append((now_s, told))
 
-    def link(self, up: bool, state: LinkState | None) -> None:
-        """Set the link's state; call it every second or so, and before `snapshot`."""
+    def link(self, status: LinkStatus | None, state: LinkState | None) -> None:
+        """Set the link's state and readings; call it every second or so, and before `snapshot`."""
         now_s = time.monotonic()
         with self._lock:
-            if up != self._up:
-                self._up, self._since_s = up, now_s
+            before = self._link_status
+            if before is None or status is None or status.state is not before.state:
+                self._since_s = now_s
             self._link = state, now_s
+            self._link_status = status
 
     def queue(self, waiting: int, running: int) -> None:
         """Set the numbers of waiting and running requests."""
@@ -172,7 +181,13 @@ class Status:
                     "age_s": reading.age_s + now_s - at_s,
                     "samples": reading.samples,
                 }
-        return {"up": self._up, "since_s": now_s - self._since_s, **readings}
+        status = self._link_status
+        return {
+            "up": None if status is None else status.state is Connectivity.CONNECTED,
+            "since_s": now_s - self._since_s,
+            **(dict.fromkeys(LinkStatus._fields) if status is None else link_body(status)),
+            **readings,
+        }
 
     def _told_energy(self) -> dict[str, Any] | None:
         watch = self._energy

@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from pilotfish.edge_runtime.config import MEBIBYTE, NodeConfig
+from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.edge_runtime.node.service import NodeService
 from pilotfish.edge_runtime.node.stage import StageWork
 from pilotfish.edge_runtime.node.work import Work
@@ -68,9 +69,8 @@ def serve_node(
         signals.take_over()
         announce(listener.endpoint)
         _log.info("%s on %s", work.ready.model, listener.endpoint)
-        broken = () if keys is None else keys.listed.broken
         loop = NodeLoop(
-            listener, service, work, signals, supervisor, config, lifeline, inspection, broken
+            listener, service, work, signals, supervisor, config, lifeline, inspection, keys
         )
         supervisor.ready(loop.status)
         inspection.start()
@@ -109,13 +109,18 @@ class NodeLoop(ServingLoop):
         config: NodeConfig,
         lifeline: int | None,
         inspection: Inspection | None = None,
-        broken: Sequence[str] = (),
+        keys: EdgeKeys | None = None,
     ) -> None:
         super().__init__(listener, service.handle, signals, supervisor, inspection, lifeline)
         self._service = service
         self._work = work
         self._config = config
-        self._note(broken)
+        self._rotation = None if keys is None else KeyRotation(keys)
+        if keys is not None and self._rotation is not None:
+            self._note([*keys.listed.broken, *self._rotation.start(listener)])
+            _log.info("%s; %d keys are allowed", self._rotation, len(keys.allowed))
+        else:
+            self._note(())
 
     def step(self) -> None:
         """Run the steps that have come, and update the attachment."""
@@ -143,7 +148,7 @@ class NodeLoop(ServingLoop):
 
     def _reload(self) -> str:
         """Read the allow-list again and apply its valid part."""
-        if self._config.keys is None or self._listener.gate is None:
+        if self._config.keys is None or self._listener.gate is None or self._rotation is None:
             return self._trouble
         try:
             listed = AllowList.load(self._config.keys)
@@ -151,7 +156,8 @@ class NodeLoop(ServingLoop):
             self._note([str(error)])
         else:
             self._listener.gate.allowed = listed.names
-            self._note(listed.broken)
+            rotated = self._rotation.reload(self._config.keys, self._listener, listed.names)
+            self._note([*listed.broken, *rotated])
         return self._trouble
 
     def _note(self, troubles: Sequence[str]) -> None:

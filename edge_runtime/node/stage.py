@@ -104,7 +104,7 @@ class StageWork(Work):
         if self._next is None:
             return True
         self._read_next(self._next)
-        if self._next.denied:
+        if self._next.attempts.refuses_key:
             raise TargetLostError(
                 f"{self._cut} is not let in by the next stage at {self._next.endpoint}: put its "
                 "edge.pub on the allow-list there."

@@ -18,6 +18,7 @@ class LocalTarget(Target):
         self._chains = [0] * decoder.slots  # tokens of each slot's last pass before its tree
         self.context = decoder.context
         self.digest = decoder.artifact.manifest.digest
+        self.execution = decoder.execution
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Compute the pass."""

@@ -16,6 +16,7 @@ import zmq
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import KeysError, MalformedError, TargetLostError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.link.attempts import Failure
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import (
     VERSION,
@@ -72,7 +73,7 @@ class Peer:
             own = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), place.key)
         self._channel = EdgeChannel(place.address, own, message_bytes)
         self._connections = 0  # number of the channel's connection noted last
-        self._broken = 0  # the channel's broken handshakes noted so far
+        self._failed = 0  # the channel's failed handshakes noted so far
         self._retry_s = _RETRY_S[0]
         self._paused_until_s = 0.0
         self._greeted = False
@@ -101,9 +102,10 @@ class Peer:
     @property
     def due_s(self) -> float | None:
         """Seconds until it is to be asked again."""
-        if self._greeted or not (self._channel.connected or self._channel.given_up):
+        if self._greeted or not (self._channel.connected or self._channel.attempts.stopped):
             return None
-        return max(0.0, self._paused_until_s - time.monotonic())
+        paused_s = self._paused_until_s - time.monotonic()
+        return max(paused_s, self._channel.attempts.left_s)
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """Read its messages; returns the answers of the present attachment."""
@@ -153,10 +155,7 @@ class Peer:
 
     def detach(self, reason: str) -> None:
         """Detach the unusable node and ignore it for a pause."""
-        if self.ready is not None or reason != self._reason:
-            _log.warning("%s cannot be used: %s", self.place.name, reason)
-            self._happened("refused")
-        self._reason = reason
+        self._note_refusal(reason)
         self._forget()
         self._pause()
 
@@ -170,20 +169,21 @@ class Peer:
 
     def _watch(self) -> None:
         """Note a lost connection, and greet the node over a new one or after a pause."""
-        channel = self._channel
+        channel, attempts = self._channel, self._channel.attempts
         channel.catch_up()
         if self._connections != channel.connections or not channel.connected:
             self._note_loss()
         if channel.connected:
-            self._connections, self._broken = channel.connections, channel.broken_handshakes
-        elif channel.denied:
-            channel.denied = False
-            self.detach("it does not let this edge in: put edge.pub on its allow-list")
-        elif channel.broken_handshakes > self._broken:
-            self._broken = channel.broken_handshakes
-            self._reason = _MUTE[bool(self.place.key)]
-        if channel.given_up and not self._paused:
-            channel.try_again()
+            self._connections = channel.connections
+        elif attempts.handshakes_failed > self._failed:
+            self._failed = attempts.handshakes_failed
+            if attempts.failure is Failure.KEY:
+                # no pause: the channel's own grow, too
+                self._note_refusal("it does not let this edge in: put edge.pub on its allow-list")
+            elif attempts.failure is Failure.TIMEOUT:
+                self._reason = "it takes the connection, but says nothing"
+            else:
+                self._reason = _MUTE[bool(self.place.key)]
         if channel.connected and not self._greeted and not self._paused:
             self._greeted = True
             self._send(Greet(version=VERSION))
@@ -192,6 +192,12 @@ class Peer:
     def _paused(self) -> bool:
         """Whether the node is in a pause."""
         return time.monotonic() < self._paused_until_s
+
+    def _note_refusal(self, reason: str) -> None:
+        if self.ready is not None or reason != self._reason:
+            _log.warning("%s cannot be used: %s", self.place.name, reason)
+            self._happened("refused")
+        self._reason = reason
 
     def _note_loss(self) -> None:
         if self._asked:

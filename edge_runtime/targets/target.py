@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.language_model import Execution, Output
 from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.keys import EdgeKeys
 
@@ -100,6 +100,7 @@ class Target(ABC):
         abreast: passes of a lane computed at the same time, by different nodes; waiting jobs are
             spread over them.
         pieces: chunks of a prompt in one pass; more than one if stages pipeline them.
+        execution: how this process runs it; None: nodes do.
     """
 
     context: int
@@ -110,6 +111,7 @@ class Target(ABC):
     depth: int = 1
     abreast: int = 1
     pieces: int = 1
+    execution: Execution | None = None
 
     @abstractmethod
     def start(self, number: int, spans: Sequence[Span]) -> None:

@@ -44,6 +44,7 @@ class CutHead:
         self.tokenizer_json = whole.tokenizer_json
         self.vocab_size = whole.vocab_size
         self.chat_template, self.chat_templates = whole.chat_template, whole.chat_templates
+        self.special_tokens = whole.special_tokens
         self.bos_id = whole.bos_id
         self.eos_ids = whole.eos_ids
 

@@ -24,6 +24,7 @@ from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_names
 from pilotfish.export.sources.hashing import hash_files
+from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
 from pilotfish.export.sources.weight_check import check_weights
@@ -66,7 +67,8 @@ class GgufSource:
         }
         self._origins = find_weights(self._names, self._shapes)
         whole = {name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()}
-        self.config, settings = read_metadata(self._file, model_type, whole, ignored)
+        of_model = set(ignored) - {TEMPLATE_KEY}
+        self.config, settings = read_metadata(self._file, model_type, whole, of_model)
         self._taker = Taker(self._names, self.config)
         found = {
             name: self._taker.shape(name, origin, self._shapes)
@@ -83,7 +85,10 @@ class GgufSource:
             )
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
-        self.chat_template, self.chat_templates = gguf_templates(self._file.metadata)
+        self.special_tokens = vocabulary.special_tokens
+        self.chat_template, self.chat_templates = (
+            (None, {}) if TEMPLATE_KEY in ignored else gguf_templates(self._file.metadata)
+        )
 
     @cached_property
     def description(self) -> Source:

@@ -23,7 +23,17 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
-from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer, within
+from pilotfish.export.sources.huggingface_tokenizer import (
+    IGNORABLE,
+    TEMPLATE_KEY,
+    ends_with,
+    expect_tokens,
+    read_special_tokens,
+    read_templates,
+    read_tokenizer,
+    token_ids,
+    within,
+)
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.sources.packed import PackedMatrix, join_packed
 from pilotfish.export.sources.packing import Packing
@@ -75,13 +85,20 @@ class DirectorySource:
         self._places = self._find_places(wrapped=text_config(values, str(path)) is not None)
         self._taker = Taker(self._names, self.config)
         self._origins = self._find_weights()
-        self.chat_template, self.chat_templates = read_templates(path)
+        self.chat_template, self.chat_templates = (
+            (None, {}) if TEMPLATE_KEY in ignored else read_templates(path)
+        )
         self.tokenizer_json, self._tokenizer_files = self._read_tokenizer()
         self.vocab_size = self._checked_vocabulary()
+        self.special_tokens = read_special_tokens(path, self.tokenizer_json)
         self._check_shapes(described.settings)
         generation = read_object(path / "generation_config.json")
-        self.bos_id = self._begin_id(generation, values)
-        self.eos_ids = self._end_ids(generation, values)
+        begin = self.special_tokens.get("bos_token", "")
+        own = {"bos_token_id": token_ids(self.tokenizer_json).get(begin)}
+        self.bos_id = self._begin_id(generation, values, own)
+        self.eos_ids = ends_with(
+            self._end_ids(generation, values), self.special_tokens, self.tokenizer_json
+        )
 
     @cached_property
     def description(self) -> Source:
@@ -251,8 +268,9 @@ class DirectorySource:
 
     def _read_tokenizer(self) -> tuple[str, list[Path]]:
         """Read the tokenizer, without special tokens that the model has no embedding of."""
-        text, files = read_tokenizer(self._path)
+        text, files = read_tokenizer(self._path, self._ignored)
         templates = [self.chat_template or "", *self.chat_templates.values()]
+        expect_tokens(self._path, text, templates)
         text, beyond = within(text, self.config.vocab_size, templates)
         if beyond:
             self._left_out = [*self._left_out, *beyond]
@@ -311,7 +329,8 @@ def describe_directory(path: Path, location: str, ignored: Collection[str]) -> D
     values, where = _read_config(path), str(path / "config.json")
     own = text_config(values, where)
     name = location.rpartition("/")[2]
-    return Description(values if own is None else own, name, where, ignored)
+    of_model = set(ignored) - IGNORABLE
+    return Description(values if own is None else own, name, where, of_model)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

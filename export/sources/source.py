@@ -50,6 +50,11 @@ class WeightSource(Protocol):
         ...
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        """Tokens that chat templates may write by a name, such as "bos_token"."""
+        ...
+
+    @property
     def bos_id(self) -> int | None:
         """The token that begins a text, if there is one."""
         ...

@@ -2,11 +2,13 @@
 
 In: tokenizer_config.json (`added_tokens_decoder`, and tokens by their roles), added_tokens.json and
 special_tokens_map.json, as far as they are there. The first that names a token's id is believed.
+Beside a tokenizer.model they are its only tokens of that kind; beside a tokenizer.json they may say
+more than it, and other things of the same tokens (`complete`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -15,11 +17,11 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from pilotfish.engines.tokenizer import complaining
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.json_object import read_object
+from pilotfish.export.tokenizers.roles import EXTRA, ROLES, content
 
-ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
@@ -37,7 +39,7 @@ class Added:
 
     def role(self, name: str) -> str | None:
         """Return the token that has a role, such as "bos_token"."""
-        return _content(self.settings.get(name))
+        return content(self.settings.get(name))
 
     def add_to(
         self, tokenizer: tokenizers.Tokenizer, known: Mapping[int, AddedToken], place: str
@@ -48,21 +50,14 @@ class Added:
         """
         stated = {**known, **self.tokens}
         named = {token.content for token in stated.values()}
-        for content in sorted(self.special - named):
-            id = tokenizer.token_to_id(content)
+        for token_content in sorted(self.special - named):
+            id = tokenizer.token_to_id(token_content)
             if id is not None:
-                stated[id] = AddedToken(content, special=True, normalized=False)
+                stated[id] = AddedToken(token_content, special=True, normalized=False)
         in_order = sorted(stated.items(), key=itemgetter(0))
         for _, token in in_order:
             token.special = token.special or token.content in self.special
-        tokenizer.add_tokens([token for _, token in in_order])  # at once: each call costs them all
-        for id, token in in_order:
-            found = tokenizer.token_to_id(token.content)
-            if found != id:
-                raise ExportError(
-                    f"{place}: the added token {token.content!r} would get the id {found}, not "
-                    f"{id}: give the model a tokenizer.json"
-                )
+        _add(tokenizer, in_order, place, "give the model a tokenizer.json")
 
 
 def read_added(directory: Path) -> Added:
@@ -88,21 +83,76 @@ def read_added(directory: Path) -> Added:
     return Added({**roles, **settings}, tokens, special)
 
 
+def complete(text: str, directory: Path) -> str:
+    """Return a tokenizer.json with what the directory's other files say of its added tokens.
+
+    As transformers: tokens that it lacks are added, those that are stated otherwise are changed,
+    and a token of the vocabulary that has a role is special. The same text where it says all that.
+
+    Raises:
+        ExportError: if a file is damaged, or a token would not get the id that is stated.
+    """
+    added = read_added(directory)
+    try:
+        with complaining("damaged", ExportError):
+            tokenizer = tokenizers.Tokenizer.from_str(text)
+    except ExportError:
+        return text  # the tokenizer's own reader says how
+    known: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
+    listed = added.settings.get("added_tokens_decoder")
+    if listed is not None:  # then added_tokens.json does not count
+        stated = {id: added.tokens[id] for id in map(int, listed)}
+    else:  # and else it yields to tokenizer.json
+        stated = {
+            id: _as_named(token.content, added.special)
+            for id, token in added.tokens.items()
+            if id not in known
+        }
+    roles = {added.role(name) for name in ROLES}
+    for token in stated.values():
+        token.special = token.special or token.content in roles
+    different = {id: token for id, token in stated.items() if repr(token) != repr(known.get(id))}
+    there = {token.content for token in (*known.values(), *stated.values())}
+    for token_content in sorted(added.special - there):
+        id = tokenizer.token_to_id(token_content)
+        if id is not None:
+            different[id] = AddedToken(token_content, special=True, normalized=False)
+    if not different:
+        return text
+    in_order = sorted(different.items(), key=itemgetter(0))
+    _add(tokenizer, in_order, str(directory), "let save_pretrained write the tokenizer again")
+    return tokenizer.to_str()
+
+
+def _as_named(token: str, special: Collection[str]) -> AddedToken:
+    return AddedToken(token, special=token in special, normalized=token not in special)
+
+
+def _add(
+    tokenizer: tokenizers.Tokenizer,
+    in_order: list[tuple[int, AddedToken]],
+    place: str,
+    advice: str,
+) -> None:
+    """Add tokens; refuse those that would get other ids than these."""
+    tokenizer.add_tokens([token for _, token in in_order])  # at once: each call costs them all
+    for id, token in in_order:
+        found = tokenizer.token_to_id(token.content)
+        if found != id:
+            raise ExportError(
+                f"{place}: the added token {token.content!r} would get the id {found}, not {id}: "
+                f"{advice}"
+            )
+
+
 def _special(source: Mapping[str, Any]) -> Iterator[str]:
     """Yield the special tokens that a file names by role, or in a list or object of them."""
     stated = [source.get(role) for role in ROLES]
-    for name in LISTS:
+    for name in EXTRA:
         several = source.get(name)
         if isinstance(several, dict):
             several = list(several.values())
         stated += several if isinstance(several, list) else []
-    for token in map(_content, stated):
+    for token in map(content, stated):
         if token:
             yield token
-
-
-def _content(token: object) -> str | None:
-    """Return a token's string: it stands alone, or is the `content` of an object."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None

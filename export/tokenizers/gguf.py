@@ -35,6 +35,7 @@ class GgufVocabulary:
         tokenizer_json: content of a `tokenizer.json`.
         size: number of tokens, unused ones at the end left out (they pad the embedding).
         bos_id, eos_ids: what begins a text; what ends a generation.
+        special_tokens: what templates may write by a name: llama.cpp knows two.
 
     Raises:
         ExportError: if the metadata are damaged, or the tokenizer is not supported.
@@ -54,6 +55,10 @@ class GgufVocabulary:
         self.bos_id = self._id("bos_token_id")
         ends = [self._end_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
         self.eos_ids = list(dict.fromkeys(id for id in ends if id is not None))
+        named = {"bos_token": self.bos_id, "eos_token": ends[0]}
+        self.special_tokens = {
+            name: self._tokens[id] for name, id in named.items() if id is not None
+        }
 
     def _build(self) -> tokenizers.Tokenizer:
         kinds = {

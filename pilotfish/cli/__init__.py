@@ -1,12 +1,12 @@
 """The ``pilotfish`` command: parse, run one subcommand, turn typed errors into one line."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from pilotfish import wire
+from pilotfish.cli import logs
 from pilotfish.cli.options import choices_of
 from pilotfish.cli.streams import abandon_unread, complain, repair
 from pilotfish.engines.errors import EngineError
@@ -108,11 +108,7 @@ def _failed(error: OSError | MemoryError | RuntimeError) -> int:
 def _run(words: Sequence[str]) -> int:
     try:
         args = parser(words).parse_args(words)
-        logging.basicConfig(
-            level=logging.INFO if args.verbose else logging.WARNING,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=sys.stderr,
-        )
+        logs.set_up(verbose=args.verbose)
         code: int = args.run(args)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich exits by itself where nobody reads

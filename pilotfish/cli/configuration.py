@@ -87,7 +87,7 @@ def _named(words: Sequence[str]) -> Path | None:
 
 
 def _flags(path: Path) -> Iterator[str]:
-    for key, value in _table(path).items():
+    for key, value in read_settings(path).items():
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
             raise ConfigError(f"{path}: a configuration file names no other.")
@@ -108,7 +108,8 @@ def _flags(path: Path) -> Iterator[str]:
                 )
 
 
-def _table(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a configuration file as a table; `ConfigError` says why it is none."""
     with reading(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         with path.open("rb") as file:
             status = path.stat()

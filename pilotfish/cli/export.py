@@ -104,7 +104,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         setting(
             "let a key of the model's configuration pass that is not known here, because it has no "
-            "effect on the text; may be given several times, and the manifest says so",
+            "effect on the text; chat_template leaves the chat templates out; may be given several "
+            "times, and the manifest says so",
             flag="ignore-key",
             metavar="NAME",
             repeat=True,
@@ -196,7 +197,8 @@ def add_to(commands: Commands) -> None:
     engine.set_defaults(run=_engine, usage=engine.error)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
-    listing = actions.add_parser("list", help="list artifacts, or the models that can be exported")
+    what = "list artifacts, or the models that can be exported"
+    listing = actions.add_parser("list", help=what, description=f"{what.capitalize()}.")
     add_flags(listing, ListSettings)
     listing.set_defaults(run=_list, usage=listing.error)
 
@@ -359,6 +361,10 @@ def _list(args: argparse.Namespace) -> int:
             args.usage("--supported lists classes of models, not a folder")
         return _list_supported(told)
     folder = told.folder or artifacts_directory()
+    if not told.folder and not folder.exists():
+        raise ArtifactError(
+            f"{folder} is not there, where `pilotfish demo` will keep its own: name another folder"
+        )
     entries = list_artifacts(folder)
     if told.json:
         print(json.dumps(msgspec.to_builtins(entries), indent=2))
@@ -370,8 +376,9 @@ def _list(args: argparse.Namespace) -> int:
         name = os.path.relpath(entry.path, folder)
         table.add_row(name, model, entry.precision, entry.dialect, size)
     console = Console(markup=False, highlight=False)  # a name may hold brackets
-    console.print(f"{folder}:", soft_wrap=True)
-    console.print(table)
+    console.print(f"{folder}:" if entries else f"{folder} holds no artifacts.", soft_wrap=True)
+    if entries:
+        console.print(table)
     return 0
 
 

@@ -100,9 +100,10 @@ class _Told(NamedTuple):
 def choose(source: "WeightSource", told: KeepSettings) -> NDArray[np.int64]:
     """The tokens to keep of a source's, ascending, i64 [N]; says how much of the texts they are."""
     with export_tools():
+        from pilotfish.export.chat_check import vocabulary_of
         from pilotfish.export.kept_tokens import choose_tokens, count_tokens, read_texts
     assert told.keep_tokens is not None
-    own = _vocabulary_of(source)
+    own = vocabulary_of(source)
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(source, told.keep_tokens, counts)  # raises for a wrong number, before any work
     targets: list[NDArray[np.bool_] | None] = []  # what each has
@@ -159,17 +160,6 @@ def _say(
             f"{_FEW:,} tokens of what the target writes say more"
         )
     print(*(f"pilotfish: {line}" for line in lines), sep="\n", file=sys.stderr)
-
-
-def _vocabulary_of(source: "WeightSource") -> Vocabulary:
-    return Vocabulary(
-        model=source.config.name,
-        tokenizer_json=source.tokenizer_json,
-        vocab_size=source.vocab_size,
-        bos_id=source.bos_id,
-        eos_ids=source.eos_ids,
-        chat_template=source.chat_template,
-    )
 
 
 def _shared(own: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:

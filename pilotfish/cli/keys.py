@@ -1,15 +1,25 @@
-"""``pilotfish keys``: make keys, list them, let devices in; also the keys that sign bundles."""
+"""``pilotfish keys``: make keys, list and replace them, let devices in and out."""
 
 import argparse
 import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.cli.configuration import read_settings
 from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
-from pilotfish.wire import keys
+from pilotfish.wire import keys, rotation
+from pilotfish.wire.errors import ConfigError, KeysError
+
+SETTINGS = Path("/etc/pilotfish")  # of installed services
+_EDGES = ("edge", "worker")  # services with an allow-list, each with SETTINGS/NAME.toml
+_SERVICES = (*_EDGES, keys.DEVICE)
 
 
 def add_to(commands: Commands) -> None:
@@ -26,9 +36,9 @@ def add_to(commands: Commands) -> None:
     common.add_argument(
         "--keys",
         type=Path,
-        default=keys.default_directory(),
         metavar="DIR",
-        help="the key folder (%(default)s)",
+        help="the key folder (default: $PILOTFISH_KEYS; for root, where a service is installed, "
+        f"the folder that its file in {SETTINGS} names; else {_own_folder()})",
     )
     new = actions.add_parser(
         "new",
@@ -46,7 +56,13 @@ def add_to(commands: Commands) -> None:
     listing = actions.add_parser("list", parents=[common], help="list the keys of the folder")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
-    allow = actions.add_parser("allow", parents=[common], help="let a device in")
+    allow = actions.add_parser(
+        "allow",
+        parents=[common],
+        help="let a device in",
+        description="Puts a device's public key on the edge's allow-list, once. It counts from the "
+        "edge's next reload on.",
+    )
     allow.add_argument(
         "public", help="the device's public key file, or the name of a pair in this folder"
     )
@@ -54,22 +70,45 @@ def add_to(commands: Commands) -> None:
         "--name", help="what to call it in the allow-list (default: the file's name)"
     )
     allow.set_defaults(run=_allow)
+    deny = actions.add_parser(
+        "deny",
+        parents=[common],
+        help="take a device off the allow-list",
+        description="Takes a device's key off the edge's allow-list, under all names that it has "
+        "there. At the edge's next reload its connections are cut.",
+    )
+    deny.add_argument("name", help="what it is called in the allow-list")
+    deny.set_defaults(run=_deny)
+    rotate = actions.add_parser(
+        "rotate",
+        parents=[common],
+        help="replace the edge's key, with an overlap",
+        description="Makes a new edge.key and edge.pub. From its next reload on the edge answers "
+        "to the new key and to the former one, so that devices get the new edge.pub one by one; "
+        "--finish, and another reload, end that. docs/keys.md has all steps.",
+    )
+    rotate.add_argument(
+        "--finish", action="store_true", help="remove the former key: every device has the new one"
+    )
+    rotate.set_defaults(run=_rotate)
 
 
 def _new(args: argparse.Namespace) -> int:
     if args.name == signatures.SIGNER:
-        print(signatures.create(args.keys))
-    else:
-        print(keys.create(args.keys, args.name))
+        print(signatures.create(args.keys or _own_folder()))
+        return 0
+    services = {keys.EDGE: _EDGES, keys.DEVICE: (keys.DEVICE,)}.get(args.name, _SERVICES)
+    print(keys.create(_folder(args.keys, services), args.name))
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    rows = [*keys.listing(args.keys), *signatures.listing(args.keys)]
+    folder = _folder(args.keys, _SERVICES)
+    rows = [*keys.listing(folder), *signatures.listing(folder)]
     if args.json:
         print(json.dumps(rows, indent=2))
         return 0
-    table = Table("name", "kind", "public key", title=f"Keys in {args.keys}")
+    table = Table("name", "kind", "public key", title=f"Keys in {folder}")
     for row in rows:
         table.add_row(row["name"], row["kind"], row["public"])
     Console(markup=False).print(table)  # a key may hold brackets
@@ -77,8 +116,90 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _allow(args: argparse.Namespace) -> int:
-    public = Path(args.public)
-    if not public.exists() and (args.keys / f"{args.public}.pub").exists():
-        public = args.keys / f"{args.public}.pub"
-    print(keys.allow(args.keys, public, args.name))
+    folder, public = _folder(args.keys, _EDGES), Path(args.public)
+    if not public.exists() and (folder / f"{args.public}.pub").exists():
+        public = folder / f"{args.public}.pub"
+    print(keys.allow(folder, public, args.name))
+    _advise(folder, "The edge lets this device in once it has reloaded")
     return 0
+
+
+def _deny(args: argparse.Namespace) -> int:
+    folder = _folder(args.keys, _EDGES)
+    for path in keys.deny(folder, args.name):
+        print(path)
+    _advise(folder, "The edge cuts this device off once it has reloaded")
+    return 0
+
+
+def _rotate(args: argparse.Namespace) -> int:
+    folder = _folder(args.keys, _EDGES)
+    if args.finish:
+        for path in rotation.finish(folder):
+            print(path)
+        _advise(folder, "The edge answers to the new key only once it has reloaded")
+        return 0
+    print(rotation.begin(folder))
+    _advise(
+        folder,
+        "Give each device this file, and end with `pilotfish keys rotate --finish`. The edge "
+        "answers to both keys once it has reloaded",
+    )
+    return 0
+
+
+# Folders
+
+
+def _own_folder() -> Path:
+    return keys.default_directory()
+
+
+def _folder(named: Path | None, services: Sequence[str]) -> Path:
+    """Return the folder that is named, else the first of these services', else the user's own.
+
+    `KeysError`: that service's file cannot be read, or names none.
+    """
+    if named is not None:
+        return named
+    service = next((each for each in services if _settings(each).exists()), None)
+    if "PILOTFISH_KEYS" in os.environ or service is None:
+        return _own_folder()
+    if os.geteuid() != 0:
+        print(
+            f"pilotfish: the service here has keys of its own ({_settings(service)} says where): "
+            "for these use sudo.",
+            file=sys.stderr,
+        )
+        return _own_folder()
+    folder = _service_folder(service)
+    if folder is None:
+        raise KeysError(
+            f"{_settings(service)} names no folder of keys: write one there "
+            f'(keys = "{SETTINGS}/keys"), or name one with --keys.'
+        )
+    return folder
+
+
+def _settings(service: str) -> Path:
+    return SETTINGS / f"{service}.toml"
+
+
+def _service_folder(service: str) -> Path | None:
+    """Return the folder that an installed service's file names; None if it names none."""
+    try:
+        folder = read_settings(_settings(service)).get("keys")
+    except ConfigError as error:
+        raise KeysError(f"{error} Or name the folder of keys with --keys.") from error
+    return Path(folder) if isinstance(folder, str) else None
+
+
+def _advise(folder: Path, what: str) -> None:
+    """Say on stderr what has the edge read its keys again."""
+    how = "send it SIGHUP"
+    for service in _EDGES:
+        with suppress(KeysError):  # it is not installed, or has other troubles
+            if _service_folder(service) == folder:
+                how = f"`sudo systemctl reload pilotfish-{service}`"
+                break
+    print(f"pilotfish: {what}: {how}.", file=sys.stderr)

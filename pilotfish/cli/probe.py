@@ -12,8 +12,9 @@ from rich.table import Table
 from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
 from pilotfish.device_runtime.device import connect
 from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import CONNECT_S, SILENT_S
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.errors import EdgeLostError, UnsupportedError
 from pilotfish.wire.link.state import LinkState, Reading
 
 _SMALL_PINGS = 10
@@ -32,12 +33,23 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("edge", metavar="ADDRESS", help="tcp://HOST:PORT")
     keys_option(parser, "the folder with device.key and edge.pub; needed beyond loopback")
     parser.add_argument(
-        "--pings", type=between(1), default=_SMALL_PINGS, metavar="N", help="(%(default)s)"
+        "--pings",
+        type=between(1),
+        default=_SMALL_PINGS,
+        metavar="N",
+        help="small pings (%(default)s)",
     )
     parser.add_argument(
         "--no-rates",
         action="store_true",
         help=f"RTT alone: without pings of {PROBE_BYTES:,} bytes each way",
+    )
+    parser.add_argument(
+        "--patience",
+        type=positive,
+        metavar="S",
+        help="seconds that the edge may be away, or take for an answer: more for a satellite, or a "
+        f"path whose queues are full (away {CONNECT_S:g}, an answer {SILENT_S:g})",
     )
     parser.add_argument("--watch", action="store_true", help="go on until Ctrl-C, a line each time")
     parser.add_argument(
@@ -50,11 +62,16 @@ def add_to(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.watch and args.json:
         raise UnsupportedError("--watch goes on for ever, and --json is written at the end.")
-    link = connect(args.edge, args.keys)
+    link = connect(args.edge, args.keys, args.patience)
+    small_only: EdgeLostError | None = None
     try:
         if args.watch:
             return _watch(link, args)
-        _measure(link, args.pings, 0 if args.no_rates else _LARGE_PINGS)
+        _measure(link, args.pings, 0)
+        try:
+            _measure(link, 0, 0 if args.no_rates else _LARGE_PINGS)
+        except EdgeLostError as error:
+            small_only = error
         state, probing = link.state(), link.gauge.probing
     finally:
         link.close()
@@ -67,14 +84,26 @@ def _run(args: argparse.Namespace) -> int:
             f"{probing.downlink_bytes:,} down",
             file=sys.stderr,
         )
+    if small_only is not None:
+        raise small_only
     return 0
 
 
 def _measure(link: EdgeLink, small: int, large: int) -> None:
+    """Send so many pings; `EdgeLostError` says so if it is only the large ones that get lost."""
     for _ in range(small):
         ping(link)
     for _ in range(large):
-        ping(link, PROBE_BYTES)
+        try:
+            ping(link, PROBE_BYTES)
+        except EdgeLostError as error:
+            raise EdgeLostError(
+                f"Large messages do not arrive: small pings were answered, one of {PROBE_BYTES:,} "
+                "bytes was not. If that stays so, something on the path drops large packets "
+                "without saying so (an MTU black hole): run `sysctl -w net.ipv4.tcp_mtu_probing=1` "
+                "on both ends, or lower the MTU of the interface (`ip link set DEVICE mtu 1280`). "
+                "On a very slow link, give it more --patience."
+            ) from error
 
 
 def _watch(link: EdgeLink, args: argparse.Namespace) -> int:

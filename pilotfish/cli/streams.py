@@ -4,6 +4,9 @@ import io
 import os
 import sys
 from contextlib import suppress
+from logging import ERROR
+
+from pilotfish.cli.logs import is_journal, prefixed
 
 _STREAMS = ("stdin", "stdout", "stderr")
 
@@ -32,9 +35,10 @@ def repair() -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print a line on stderr, if anybody reads it."""
+    """Print a line on stderr, if anybody reads it; to the journal it is an error."""
+    line = f"pilotfish: {sentence}"
     try:
-        print(f"pilotfish: {sentence}", file=sys.stderr, flush=True)
+        print(prefixed(line, ERROR) if is_journal() else line, file=sys.stderr, flush=True)
     except OSError:
         abandon_unread()
 

@@ -93,6 +93,8 @@ class TrainableDrafter:
                 raise OSError(f"{folder} cannot be written: {error}") from error
             source = self.source
             (partial / "tokenizer.json").write_text(source.tokenizer_json, encoding="utf-8")
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", **source.special_tokens}
+            (partial / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
             ends = {"bos_token_id": source.bos_id, "eos_token_id": source.eos_ids}
             (partial / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
             if source.chat_template is not None:

@@ -22,6 +22,7 @@ from pilotfish.engines.sandbox import Sandbox
 
 MAX_SECONDS = 5.0
 MAX_CHARACTERS = 1 << 24
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the first that a message has counts
 _DATE_CHARACTERS = 1000  # of how a date is to be written
 
 
@@ -30,7 +31,7 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        bos_token, eos_token: the strings of these tokens, which templates may print.
+        tokens: tokens that the template may write by a name, such as {"bos_token": "<s>"}.
         max_seconds, max_characters: bounds of one rendering; seconds of CPU time.
 
     Raises:
@@ -40,18 +41,21 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
+        tokens: Mapping[str, str] = {},
         *,
-        bos_token: str = "",
-        eos_token: str = "",
         max_seconds: float = MAX_SECONDS,
         max_characters: int = MAX_CHARACTERS,
     ) -> None:
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = dict(tokens)
         self._environment = Sandbox(max_seconds, max_characters)
         self._environment.add_filter("tojson", _to_json)
         self._environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         try:
             self._template = self._environment.compile_bounded(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the chat template does not compile: line {error.lineno}: {error.message}"
+            ) from None
         except Exception as error:  # the compiler can raise whatever Python's can
             raise TemplateError(f"the chat template does not compile: {error}") from None
 
@@ -65,7 +69,8 @@ class ChatTemplate:
         """Render the prompt for `messages`.
 
         Args:
-            messages: each with "role" and "content".
+            messages: each with "role" and "content"; as transformers does, fields that are None
+                are left out, since templates would print them, and a thought has both its names.
             add_generation_prompt: end with the header of the assistant's answer.
             variables: other variables of this template, such as `enable_thinking`.
 
@@ -73,16 +78,22 @@ class ChatTemplate:
             TemplateError: if the template refuses the messages, fails, or exceeds its bounds.
         """
         self._environment.start()
-        known = {"tools": None, "documents": None, **self._tokens, **variables}
+        said = [_with_thought(message) for message in messages]
+        known = {**self._tokens, "tools": None, "documents": None, **variables}
+        known |= {"messages": said, "add_generation_prompt": add_generation_prompt}
         try:
-            pieces = self._template.generate(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **known
-            )
-            return "".join(pieces)
+            return "".join(self._template.generate(known))
         except TemplateError:
             raise
         except Exception as error:  # a template can raise whatever its expressions can
             raise TemplateError(f"the chat template failed: {error}") from None
+
+
+def _with_thought(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as templates expect it: nothing is None; some call a thought `thinking`."""
+    plain = {name: value for name, value in message.items() if value is not None}
+    thought = next((plain[name] for name in _THOUGHTS if name in plain), None)
+    return plain if thought is None else {"thinking": thought, **plain, _THOUGHTS[0]: thought}
 
 
 def _raise(message: str) -> NoReturn:

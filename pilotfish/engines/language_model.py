@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,18 @@ class Output:
     hidden: NDArray[np.float32]
 
 
+class Execution(NamedTuple):
+    """How a model is run: on what, with weights of which precision, with how many threads."""
+
+    provider: str
+    precision: str
+    threads: int
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        return f"provider {self.provider}, precision {self.precision}, {threads}"
+
+
 class LanguageModel(ABC):
     """Runs one model with `slots` sequences. Not thread-safe: one owner.
 
@@ -54,6 +66,7 @@ class LanguageModel(ABC):
         context: positions of each.
         vocab_size: number of tokens that it reads, and width of the logits of a whole head.
         provider: what it runs on, for people.
+        threads: of the CPU, of one pass.
     """
 
     artifact: Artifact
@@ -61,6 +74,12 @@ class LanguageModel(ABC):
     context: int
     vocab_size: int
     provider: str
+    threads: int
+
+    @property
+    def execution(self) -> Execution:
+        """How it is run, for people."""
+        return Execution(self.provider, self.artifact.manifest.precision, self.threads)
 
     @property
     @abstractmethod

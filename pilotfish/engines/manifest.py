@@ -120,10 +120,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
     artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
     of the output projection, None where it is `precision`. `chat_templates` are further templates
-    by their names; "tool_use" takes the place of `chat_template` where there are tools. Without a
-    graph, under the dialect llamacpp, `opset` is None and `kv_dtype` has no effect. `stage` is None
-    for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
-    the smallest number of positions that a token of some layer sees; None where all layers see all.
+    by their names; "tool_use" takes the place of `chat_template` where there are tools.
+    `special_tokens` are tokens that templates may write by a name, such as bos_token; None where
+    the exporter did not keep them: then they follow from `bos_id` and `eos_ids`. `warnings` are
+    what the export warned of, a sentence each. Without a graph, under the dialect llamacpp, `opset`
+    is None and `kv_dtype` has no effect. `stage` is None for a whole model; in a stage all other
+    fields but `files` describe the whole model. `window` is the smallest number of positions that a
+    token of some layer sees; None where all layers see all.
     `states` describes layers that keep something else than keys and values; None without any.
     `caches` are the layers with keys and values of their own, where they differ in shape, others
     read theirs, or layers have neither these nor states, or both; None where all layers without
@@ -150,6 +153,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     eos_ids: list[TokenId]
     chat_template: str | None
     chat_templates: dict[str, str] = {}
+    special_tokens: dict[str, str] | None = None
+    warnings: list[str] = []
     tokenizer_fingerprint: Sha256
     files: dict[str, Sha256]
     stage: Cut | None = None
@@ -226,14 +231,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             del fields["stage"]  # whole models are written as they were before there were stages
         if self.head is None:
             del fields["head"]  # likewise
-        if not self.chat_templates:
-            del fields["chat_templates"]  # likewise
+        for name in ("chat_templates", "warnings"):
+            if not fields[name]:
+                del fields[name]  # likewise
         if self.source.first_layers is None:
             del fields["source"]["first_layers"]  # likewise
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
                 del fields["source"][name]  # likewise
-        for name in ("window", "states", "caches", "cost", "head_tokens"):
+        for name in ("window", "states", "caches", "cost", "head_tokens", "special_tokens"):
             if fields[name] is None:
                 del fields[name]  # likewise
         for name in ("trees", "hidden_states"):
@@ -248,8 +254,12 @@ def read_manifest(directory: Path) -> Manifest:
     with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
         try:
             data = content(path)
-        except FileNotFoundError:
-            state = "holds no manifest.json" if directory.is_dir() else "does not exist"
+        except (FileNotFoundError, NotADirectoryError):
+            state = (
+                "holds no manifest.json" if directory.is_dir()
+                else "is no folder" if directory.exists()
+                else "does not exist"
+            )  # fmt: skip
             raise ArtifactError(
                 f"{directory} is not an artifact: it {state}. "
                 "Make one with `pilotfish export model SOURCE --out DIR`"

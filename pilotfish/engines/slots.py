@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pilotfish.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
 from pilotfish.engines.errors import ProviderError, TreeError
@@ -65,6 +66,7 @@ class Slots(ABC):
             threads=threads,
             build=provider != "auto",
         )
+        self.threads = threads or usable_cpus()
         self._backend, self.provider = self._open(load, provider)
         self.context = min(self.context, self._backend.context)
         # Tokens of each slot that may have to be read again, i64 [slots, context].

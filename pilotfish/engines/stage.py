@@ -24,6 +24,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Binding, nothing_runs
 from pilotfish.engines.cut import Cut
 from pilotfish.engines.errors import ArtifactError, ProviderError
+from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
 from pilotfish.engines.runtime import open_session
 from pilotfish.engines.slots import Slots
@@ -216,6 +217,8 @@ class Head:
                 reasons.append(f"{name}: {str(error).strip() or type(error).__name__}")
                 log.info("provider %s cannot run the head: %s", name, reasons[-1])
                 continue
+            if (provider, name) == ("auto", "cpu"):
+                warn_of_idle_gpu("; ".join(reasons))
             return session, name
         raise nothing_runs(artifact, artifact.head_path, wanted, reasons)
 

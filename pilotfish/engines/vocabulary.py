@@ -28,15 +28,18 @@ if TYPE_CHECKING:
 
 _Template = Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)]
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
+_Token = Annotated[str, msgspec.Meta(max_length=1024)]
 TOOL_USE = "tool_use"
+_ANSWER = "0f3a9c"  # no template writes it by itself
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defaults=True):
     """Tokenizer, chat templates and end tokens of a model.
 
     tokenizer_json: the content of its `tokenizer.json`. vocab_size: true, without padding.
-    chat_templates: those besides the usual one, by their names; without any, the bytes are those
-    of releases that knew none.
+    chat_templates: those besides the usual one, by their names. special_tokens: what templates may
+    write by a name, such as bos_token; None: an older release did not keep them, and the two that
+    it knew follow from the ids. Without either, the bytes are those of releases that knew none.
     """
 
     model: Annotated[str, msgspec.Meta(max_length=1024)]
@@ -46,6 +49,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
     eos_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)]
     chat_template: _Template | None
     chat_templates: Annotated[dict[_Name, _Template], msgspec.Meta(max_length=8)] = {}
+    special_tokens: Annotated[dict[_Name, _Token], msgspec.Meta(max_length=1024)] | None = None
 
     @classmethod
     def of(cls, artifact: Artifact) -> Vocabulary:
@@ -58,7 +62,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
             bos_id=manifest.bos_id,
             eos_ids=manifest.eos_ids,
             chat_template=manifest.chat_template,
-            chat_templates=_used(manifest.chat_templates),
+            chat_templates=used_templates(manifest.chat_templates),
+            special_tokens=manifest.special_tokens,
         )
         vocabulary.__dict__["fingerprint"] = manifest.tokenizer_fingerprint  # known without reading
         vocabulary.__dict__["_place"] = str(path)
@@ -130,12 +135,18 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
             return None
         from pilotfish.engines.chat import ChatTemplate  # Jinja takes a while, and no edge needs it
 
+        return ChatTemplate(self.chat_template, self._named_tokens)
+
+    @property
+    def _named_tokens(self) -> dict[str, str]:
+        """The tokens that templates may write by a name."""
+        if self.special_tokens is not None:
+            return self.special_tokens
         piece = self.tokenizer.piece
-        return ChatTemplate(
-            self.chat_template,
-            bos_token="" if self.bos_id is None else piece(self.bos_id),
-            eos_token=piece(self.eos_ids[0]) if self.eos_ids else "",
-        )
+        return {
+            "bos_token": "" if self.bos_id is None else piece(self.bos_id),
+            "eos_token": piece(self.eos_ids[0]) if self.eos_ids else "",
+        }
 
     @cached_property
     def dialogue(self) -> Dialogue | None:
@@ -159,15 +170,26 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         """
         if not self.eos_ids:
             return None
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        try:
-            text = self.template.render(turns, add_generation_prompt=False) if self.template else ""
-        except TemplateError:
-            text = ""
-        ends = [id for id in self.tokenizer.encode(text, special=True) if id in self.eos_ids]
+        ends = [id for id in self.tokenizer.encode(self._turns, special=True) if id in self.eos_ids]
         return ends[-1] if ends else self.eos_ids[0]
 
+    @cached_property
+    def turn_mark(self) -> int | None:
+        """The control token that the chat template puts after an answer, an end or not."""
+        _, answer, rest = self._turns.rpartition(_ANSWER)
+        ids = self.tokenizer.encode(rest, special=True) if answer else []
+        return next((id for id in ids if self.tokenizer.is_special(id)), None)
 
-def _used(templates: dict[str, str]) -> dict[str, str]:
+    @cached_property
+    def _turns(self) -> str:
+        """A question and an answer in the chat template; "" without one, or if it refuses them."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            return self.template.render(turns, add_generation_prompt=False) if self.template else ""
+        except TemplateError:
+            return ""
+
+
+def used_templates(templates: dict[str, str]) -> dict[str, str]:
     """Return those of the templates that are of use here; the others need not cross a link."""
     return {name: source for name, source in templates.items() if name == TOOL_USE}

@@ -37,7 +37,7 @@ def tools(path: Path) -> Any:
 
 
 FILES: dict[str, tuple[Callable[[Path], Any], bytes]] = {
-    "settings.toml": (configuration._table, b'draft = "d"\n'),
+    "settings.toml": (configuration.read_settings, b'draft = "d"\n'),
     "nodes.toml": (
         lambda path: read_list(path, Federation),
         b'[[worker]]\naddress = "tcp://127.0.0.1:1"\n',

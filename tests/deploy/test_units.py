@@ -170,10 +170,11 @@ def test_key_that_is_missing_counts_as_missing(
 ) -> None:
     """Without a default for its credential the unit would not start at all (243/CREDENTIALS)."""
     service = section(name, "Service")
-    (loaded,), (default,) = service["LoadCredential"], service["SetCredential"]
-    credential, _, path = loaded.partition(":")
-    assert path == f"/etc/pilotfish/keys/{credential}"
-    assert default == f"{credential}:\\n"
+    for loaded, default in zip(service["LoadCredential"], service["SetCredential"], strict=True):
+        credential, _, path = loaded.partition(":")
+        assert path == f"/etc/pilotfish/keys/{credential}"
+        assert default == f"{credential}:\\n"
+    credential = service["LoadCredential"][0].partition(":")[0]
     (tmp_path / credential).write_text("\n")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     load = EdgeKeys.load if credential == "edge.key" else DeviceKeys.load

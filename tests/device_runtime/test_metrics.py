@@ -14,8 +14,9 @@ pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish import Device
+from pilotfish import Device, wire
 from pilotfish.device_runtime.energy import Watch, rails
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import (
     STAGES,
     Choice,
@@ -27,10 +28,15 @@ from pilotfish.device_runtime.record import (
 )
 from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.engines.language_model import Execution
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import names
 from tests.field.test_host import sensor
 
+UP, DOWN = (
+    LinkStatus.of(state, "tcp://edge.example:7077", keys=True)
+    for state in (Connectivity.CONNECTED, Connectivity.KEY_REFUSED)
+)
 STATE = LinkState(
     rtt=Reading(value=0.05, age_s=0.5, samples=5),
     up=Reading(value=2e6, age_s=1.0, samples=3),
@@ -94,8 +100,8 @@ def everything(metrics: Metrics) -> None:
         recovery = Recovery(at=3, lost_s=1.5, local_tokens=2)
         choice = Choice(policy="model", protocol=protocol, window=4, token_s=None, reason="")
         metrics.generation(an_answer([one, a_round()], recoveries=[recovery], choice=choice))
-    for up in (True, False):
-        metrics.link(up, LinkState(**dict.fromkeys(LinkState.__annotations__, STATE.rtt)))
+    for link in (UP, DOWN):
+        metrics.link(link, LinkState(**dict.fromkeys(LinkState.__annotations__, STATE.rtt)))
     metrics.request("/v1/models", 200, 0.01)
     metrics.refused("busy")
     metrics.queue(2, 1)
@@ -234,20 +240,25 @@ def test_an_answer_tells_its_times_and_its_recoveries(metrics):
 
 def test_the_link_is_told_as_far_as_it_is_known(metrics):
     assert not any(name.startswith("pilotfish_link_up") for name in samples(metrics))
-    metrics.link(True, None)
+    metrics.link(UP, None)
     assert samples(metrics)["pilotfish_link_up"] == 1
     assert "pilotfish_link_rtt_seconds" not in samples(metrics)
-    metrics.link(True, STATE)
+    metrics.link(UP, STATE)
     found = samples(metrics)
     assert found["pilotfish_link_rtt_seconds"] == 0.05
     assert found["pilotfish_link_goodput_up_bytes_per_second"] == 2e6 / 8
     assert found["pilotfish_link_signal_dbm"] == -71
     assert found['pilotfish_link_reading_age_seconds{reading="up"}'] >= 1.0
     assert "pilotfish_link_goodput_down_bytes_per_second" not in found
-    for up in (False, False, True, False):
-        metrics.link(up, STATE)
+    for link in (DOWN, DOWN, UP, DOWN):
+        metrics.link(link, STATE)
     found = samples(metrics)
     assert (found["pilotfish_link_up"], found["pilotfish_link_losses_total"]) == (0, 2)
+    states = {name: value for name, value in found.items() if name.startswith("pilotfish_link_st")}
+    assert [name for name, value in states.items() if value] == [
+        'pilotfish_link_state{state="refused: key"}'
+    ]
+    assert len(states) == len(Connectivity)
 
 
 def test_what_clients_ask_for_does_not_grow_the_metrics(metrics):
@@ -280,7 +291,17 @@ def test_the_process_is_told(metrics):
     found = samples(metrics)
     assert found["process_resident_memory_bytes"] > 1e6
     assert found["process_open_fds"] > 0
-    assert any(name.startswith("pilotfish_build_info{") for name in found)
+    [build] = [name for name in found if name.startswith("pilotfish_build_info{")]
+    assert wire.SOFTWARE in build
+    assert 'provider="none"' in build
+
+
+def test_how_the_drafter_is_run_is_told():
+    metrics = Metrics([], "tiny", Execution("cuda", "int4", 4))
+    [build] = [name for name in samples(metrics) if name.startswith("pilotfish_build_info{")]
+    for label in ('model="tiny"', 'provider="cuda"', 'precision="int4"', 'threads="4"'):
+        assert label in build
+    metrics.close()
 
 
 # Energy
@@ -356,13 +377,15 @@ def test_a_new_service_knows_little_and_says_so(status):
 
 
 def test_status_tells_of_the_link_since_when_and_how_old(status):
-    status.link(True, STATE)
+    status.link(UP, STATE)
     time.sleep(0.2)
-    status.link(False, STATE)
+    status.link(DOWN, STATE)
     time.sleep(0.1)
-    status.link(False, STATE)
+    status.link(DOWN, STATE)
     told = status.snapshot(edge="tcp://127.0.0.1:7077", target="big")
     assert told["link"]["up"] is False
+    assert told["link"]["state"] == "refused: key"
+    assert "pilotfish keys allow" in told["link"]["remedy"]
     assert 0.1 <= told["link"]["since_s"] < told["uptime_s"]
     assert told["link"]["rtt"]["value"] == 0.05
     assert told["link"]["rtt"]["age_s"] >= 0.5
@@ -420,8 +443,8 @@ def test_a_device_feeds_both(metrics, status, pair, edge):
         answer = device.generate([3, 1, 4], protocol="auto", max_tokens=12, seed=1)
         status.generation(answer)
         metrics.generation(answer)
-        metrics.link(device.link_up, device.link_state())
-        status.link(device.link_up, device.link_state())
+        metrics.link(device.link_status, device.link_state())
+        status.link(device.link_status, device.link_state())
     found, told = samples(metrics), status.snapshot()
     assert told["protocol"]["name"] == answer.protocol
     assert told["protocol"]["reason"]

@@ -21,6 +21,7 @@ from pilotfish import Device
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
 from pilotfish.edge_runtime.tally import Tally
+from pilotfish.extras import installing
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.errors import AccessDeniedError, KeysError
@@ -372,6 +373,14 @@ def test_figures_are_those_of_what_was_done(pair: Pair) -> None:
             assert figures["batch_sessions_count"] >= len(rounds)
             assert figures["sessions"] == figures["devices"] == figures["connections"] == 1
             assert figures["received_bytes_total"] > 20 * len(rounds)
+            device.generate(PROMPT, max_tokens=5, protocol="stream")
+            await_sample(port, "verify_seconds_count", len(rounds) + 5)
+            figures = scrape(port)
+            assert figures["verify_seconds_count"] == figures["queue_seconds_count"]
+            [build] = [name for name in figures if name.startswith("build_info{")]
+            assert 'provider="cpu"' in build
+            assert 'precision="fp32"' in build
+            assert 'threads="1"' in build
             await_sample(port, 'sessions_ended_total{reason="expired"}', 1)
             assert scrape(port)["sessions"] == 0
             device.generate(
@@ -397,7 +406,7 @@ def test_no_library_no_figures(pair: Pair) -> None:
     )  # fmt: skip
     assert done.returncode == 64
     (line,) = done.stderr.splitlines()
-    assert "pilotfish[serve]" in line
+    assert installing("serve") in line
 
 
 # Keys

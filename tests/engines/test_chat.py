@@ -18,7 +18,7 @@ CHAT = [USER, {"role": "assistant", "content": "Hello"}, {"role": "user", "conte
 
 
 def template(name: str, **tokens: str) -> ChatTemplate:
-    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text("utf-8"), **tokens)
+    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text("utf-8"), tokens)
 
 
 def render(source: str, **bounds: Any) -> str:
@@ -60,6 +60,29 @@ def test_functions_that_templates_use() -> None:
     assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
     loop = "{% for x in 'abc' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% endfor %}"
     assert render(loop) == "1/3False 2/3False 3/3True "
+
+
+def test_tokens_by_their_names() -> None:
+    tokens = {"bos_token": "<s>", "image_token": "<i>", "messages": "no", "tools": "no"}
+    source = "{{ bos_token }}{{ image_token }}{{ pad_token }}{{ eos_token is defined }}"
+    written = ChatTemplate(source + "{{ messages | length }}{{ tools is none }}", tokens)
+    assert written.render([USER]) == "<s><i>False1True"
+    assert written.render([USER], bos_token="other").startswith("other<i>")
+
+
+def test_messages_are_as_transformers_gives_them() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [], "name": None}
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "a"}
+    source = "{% for m in messages %}{{ m.content is defined }} {{ m | length }};{% endfor %}"
+    assert ChatTemplate(source).render([called, USER]) == "False 2;True 2;"
+    both = ChatTemplate("{{ messages[0].thinking }}{{ messages[0].reasoning_content }}")
+    assert both.render([thought]) == "aa"
+    assert both.render([{"role": "assistant", "thinking": "c"}]) == "cc"
+
+
+def test_a_template_that_does_not_compile_is_told_by_its_line() -> None:
+    with pytest.raises(TemplateError, match=r"does not compile: line 3: .*'endfor'"):
+        ChatTemplate("a\n{% if b %}\n{% endfor %}")
 
 
 @pytest.mark.parametrize(

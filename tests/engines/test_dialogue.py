@@ -70,7 +70,7 @@ def template(name: str, vocabulary: str) -> ChatTemplate:
     assert source is not None
     kind = "smollm2" if vocabulary in ("smollm2", "stripping") else "sentencepiece"
     bos, eos = SPECIAL[kind]
-    return ChatTemplate(source, bos_token=bos, eos_token=eos)
+    return ChatTemplate(source, {"bos_token": bos, "eos_token": eos})
 
 
 def made(name: str, vocabulary: str) -> tuple[Dialogue, ChatTemplate, Tokenizer]:

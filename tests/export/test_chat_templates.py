@@ -49,12 +49,18 @@ def test_files_of_their_own_come_first(tmp_path: Path) -> None:
     (folder / "rag.jinja").write_text("newer sources")
     (folder / "thinking.jinja").write_text("think")
     (folder / "readme.md").write_text("no template")
-    assert read_templates(tmp_path) == (
-        "newer", {"tool_use": TOOLS, "rag": "newer sources", "thinking": "think"},
-    )  # fmt: skip
+    # the list does not count then, nor does what it names besides: so transformers does
+    assert read_templates(tmp_path) == ("newer", {"rag": "newer sources", "thinking": "think"})
     (folder / "rag.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(ExportError, match=r"rag\.jinja"):
         read_templates(tmp_path)
+
+
+def test_templates_may_be_listed_by_name(tmp_path: Path) -> None:
+    listed = {each["name"]: each["template"] for each in SEVERAL}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "a processor's"}))
+    assert read_templates(tmp_path) == ("usual", NAMED)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_chat_templates_as_transformers_renders_them(name: str, tmp_path: Path) 
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     text = GgufVocabulary(smollm2_metadata(), HERE).tokenizer_json
     theirs = transformers_tokenizer(text, tmp_path, chat_template=source, **tokens)
-    ours = ChatTemplate(source, **tokens)
+    ours = ChatTemplate(source, tokens)
     for chat in CHATS[:1] if name == "mistral" else CHATS:  # Mistral knows no system
         for prompt in (False, True):
             for tools in (None, [TOOL]):

@@ -1,8 +1,11 @@
 """Find the dialects and providers that the installed onnxruntime can run."""
 
+from pathlib import Path
+
 import onnxruntime
 import pytest
 
+from pilotfish.engines import gpus
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.export.dialects import DIALECTS
 
@@ -21,3 +24,4 @@ def needs(dialect):
 def hide_gpus(monkeypatch):
     """Leave onnxruntime the CPU alone, as where there is no GPU."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(gpus, "_DEV", Path("/no-devices"))

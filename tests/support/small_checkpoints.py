@@ -130,6 +130,7 @@ def write_gguf(
     extra: Mapping[str, NDArray[np.float32]] | None = None,
     say: Mapping[str, Any] | None = None,
     vocabulary: bool = True,
+    ends: bool = True,
 ) -> Path:
     """Write a GGUF file, with names and permutations as by llama.cpp's converter.
 
@@ -154,7 +155,7 @@ def write_gguf(
     for key, value in (settings or {}).items():
         add_setting(writer, key.format(architecture), value)
     if vocabulary:
-        add_byte_vocabulary(writer)
+        add_byte_vocabulary(writer, ends=ends)
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"]
     )
@@ -174,7 +175,9 @@ def write_gguf(
     return path
 
 
-def add_byte_vocabulary(writer: gguf.GGUFWriter, pretokenizer: str = "gpt-2") -> None:
+def add_byte_vocabulary(
+    writer: gguf.GGUFWriter, pretokenizer: str = "gpt-2", *, ends: bool = True
+) -> None:
     """Add the vocabulary of `tokenizer_json`, and the padding that converters add."""
     padding = [f"[PAD{id}]" for id in range(len(TOKENS), VOCAB)]
     writer.add_tokenizer_model("gpt2")
@@ -183,7 +186,8 @@ def add_byte_vocabulary(writer: gguf.GGUFWriter, pretokenizer: str = "gpt-2") ->
     writer.add_token_types([1] * (len(TOKENS) - 1) + [3] + [5] * len(padding))
     writer.add_token_merges([" ".join(pair) for pair in MERGES])
     writer.add_bos_token_id(0)
-    writer.add_eos_token_id(TOKENS.index(SPECIAL))
+    if ends:
+        writer.add_eos_token_id(TOKENS.index(SPECIAL))
 
 
 def interleave(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

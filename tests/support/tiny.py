@@ -273,6 +273,7 @@ class RandomSource:
         self.chat_template, self.chat_templates = template, dict(templates or {})
         self.vocab_size = vocab or config.vocab_size
         self.eos_ids = [self.vocab_size - 1]
+        self.special_tokens = {"eos_token": eos}
         self.tokenizer_json = tiny_tokenizer(self.vocab_size, tokens, eos)
         self.description = Source(kind="random", location=f"seed {seed}")
         self._seed = seed

@@ -192,5 +192,6 @@ def test_figures_that_cannot_be_written(
     path = tmp_path / "nowhere" / "figures.json"
     arguments = ["device", "run", "abc", "--draft", pair.draft, "--protocol", "local"]
     assert main([*map(str, arguments), "--max-tokens", "3", "--json", str(path)]) == 74
-    (line,) = capsys.readouterr().err.splitlines()
+    cut, line = capsys.readouterr().err.splitlines()
+    assert cut.startswith("the answer was cut")
     assert str(path) in line

@@ -15,8 +15,9 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
-from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
+from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.pending import Sent
 from pilotfish.device_runtime.plan import Auto, Options, alternatives, plan
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact

@@ -15,8 +15,9 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
+from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.pending import Sent
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.link import edge_link
+from pilotfish.device_runtime.link import pending
 from pilotfish.device_runtime.link.line import Line
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
@@ -190,7 +190,7 @@ def test_a_reply_that_is_overdue(
     kind: type[m.Reply],
 ) -> None:
     """The connection stands: the very same bytes go out again, and are answered from memory."""
-    monkeypatch.setattr(edge_link, "RESEND_S", 0.3)
+    monkeypatch.setattr(pending, "RESEND_S", 0.3)
     device, _ = relayed
     wanted = device.generate(PROMPT, protocol="wisv-selective", **WISH)
     journal.told.clear()

@@ -75,7 +75,7 @@ def test_who_is_let_in(case: str) -> None:
         gate.answer()
         version, request, answer, *_ = asking.recv_multipart()
     assert (version, request, answer) == (b"1.0", b"7", status)
-    assert gate.refused == (status != b"200")
+    assert gate.refused.total == (status != b"200")
     gate.close()
     context.term()
 

@@ -11,6 +11,7 @@ import hashlib
 import random
 import socket
 import statistics
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -166,6 +167,46 @@ def test_connections_share_the_rate():
             time.sleep(0.002)
         assert time.monotonic() - start == pytest.approx(0.5, rel=0.1)
     assert set(totals.values()) == {625_000}
+
+
+# -- the buffer ------------------------------------------------------------------------------------
+
+
+def acknowledged_over_time(client, size):
+    """Sample the sender's TCP: (seconds, payload bytes acknowledged) until all are."""
+    begun, seen = time.monotonic(), []
+    while not seen or seen[-1][1] < size:
+        info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+        seen.append((time.monotonic() - begun, struct.unpack_from("Q", info, 120)[0]))
+        assert seen[-1][0] < 20
+        time.sleep(0.01)
+    return seen
+
+
+def test_a_sender_sees_the_rate_of_a_slow_link_in_what_is_acknowledged():
+    """As over a real one: acknowledgements move on all the time, little ahead of the link."""
+    rate_bps, size = 256e3, 48_000  # 1.5 s
+    with (
+        serving(echo) as endpoint,
+        Emulator(endpoint, Conditions(rtt_s=0.1, up_bps=rate_bps)) as link,
+        connected(link.endpoint) as client,
+    ):
+        client.sendall(bytes(size))
+        seen = acknowledged_over_time(client, size)
+    ahead = [count - at * rate_bps / 8 for at, count in seen]
+    assert max(ahead) <= 8000 + 2 * 4000 + 1500  # the buffer, the kernel's, a segment
+    moved = [at for (at, count), (_, after) in pairwise(seen) if after > count]
+    assert max(b - a for a, b in pairwise(moved)) < 0.5
+
+
+def test_a_larger_buffer_takes_a_message_at_once():
+    with (
+        serving(echo) as endpoint,
+        Emulator(endpoint, Conditions(up_bps=256e3, buffer_bytes=60_000)) as link,
+        connected(link.endpoint) as client,
+    ):
+        client.sendall(bytes(48_000))
+        assert acknowledged_over_time(client, 48_000)[-1][0] < 0.75
 
 
 # -- traces ----------------------------------------------------------------------------------------

@@ -256,6 +256,7 @@ def test_a_killed_proxy_is_told():
         ({"down_bps": float("inf")}, "down_bps is inf"),
         ({"loss": 1.0}, "loss is 1.0"),
         ({"loss": -0.1}, "loss is -0.1"),
+        ({"buffer_bytes": 0}, "buffer_bytes is 0"),
         ({"up_bps": 1e6, "trace_up": "x"}, "both a rate and a trace for up"),
     ],
 )

@@ -59,8 +59,10 @@ def test_new_list_and_allow(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     for name in ("edge", "device"):
         assert run("new", name, "--keys", folder) == 0
     assert run("allow", "device", "--keys", folder) == 0
-    assert run("allow", folder / "device.pub", "--name", "kitchen", "--keys", folder) == 0
     assert run("allow", "device", "--keys", folder) == 0  # again is no harm
+    keys.create(folder / "other", keys.DEVICE)
+    other = folder / "other" / "device.pub"
+    assert run("allow", other, "--name", "kitchen", "--keys", folder) == 0
     capsys.readouterr()
     assert run("list", "--json", "--keys", folder) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -68,10 +70,10 @@ def test_new_list_and_allow(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [(row["name"], row["kind"]) for row in rows] == [
         ("device", "pair"), ("edge", "pair"), ("device", "allowed"), ("kitchen", "allowed"),
     ]  # fmt: skip
-    assert [row["public"] == public for row in rows] == [True, False, True, True]
+    assert [row["public"] == public for row in rows] == [True, False, True, False]
     assert run("list", "--keys", folder) == 0
     assert "kitchen" in capsys.readouterr().out
-    assert EdgeKeys.load(folder).allowed.keys() == {public.encode()}
+    assert EdgeKeys.load(folder).allowed.keys() == {public.encode(), read_public(other)}
     loaded = DeviceKeys.load(folder)
     assert zmq.curve_public(loaded.secret) == loaded.public == public.encode()
 

@@ -216,6 +216,37 @@ def test_what_waits_and_what_is_under_way_are_bounded():
     assert not free.full
 
 
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ({}, WAITING_BYTES),
+        ({"up_bps": 1e6}, 31_250),
+        ({"up_bps": 64e3}, 2 * SEGMENT_BYTES),
+        ({"up_bps": 1e9}, WAITING_BYTES),
+        ({"up_bps": 64e3, "buffer_bytes": 20_000}, 20_000),
+    ],
+)
+def test_a_quarter_of_a_second_may_wait_unless_told_otherwise(link, expected):
+    line, flow = shaper(**link), Flow()
+    line.put(flow, FIN, 0.0)
+    assert line.room == line.buffer_bytes == expected
+
+
+def test_room_comes_back_as_the_link_takes_what_waits():
+    line, flow = shaper(up_bps=12e3, buffer_bytes=4000), Flow()  # a second a segment
+    line.put(flow, bytes(3000), 0.0)
+    assert line.room == 1000
+    assert line.full
+    line.advance(1.0)
+    assert line.room == 2500
+    assert not line.full
+
+
+def test_a_trace_has_the_buffer_of_its_mean_rate():
+    trace = Trace(array("Q", [1, 2, 3, 50]))  # 4 packets in 50 ms
+    assert shaper(trace).buffer_bytes == 20 * SEGMENT_BYTES
+
+
 def test_the_end_comes_after_all_that_was_sent():
     line, flow = shaper(up_bps=12e6, rtt_s=0.02), Flow()
     line.put(flow, bytes(2 * SEGMENT_BYTES), 0.0)

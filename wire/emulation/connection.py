@@ -7,7 +7,9 @@ from contextlib import suppress
 
 from pilotfish.wire.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, LinkShaper
 
-BUFFER_BYTES = 256 * 1024  # of the kernel, per socket: the emulated queue holds the rest
+# What the kernel receives ahead of the emulated queue, per socket. With little room it tells the
+# sender so at once, which then sees the link's rate in what is acknowledged.
+_LEAST_RECEIVED, _MOST_RECEIVED = 2304, 256 * 1024
 _READ_BYTES = 43 * SEGMENT_BYTES
 _SEND_BYTES = 256 * 1024
 _SEND_PARTS = 1024  # IOV_MAX
@@ -90,10 +92,19 @@ class SocketEnd:
         """Whether epoll reports readable bytes."""
         return bool((self._watched or 0) & select.EPOLLIN)
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether the link takes no more from this end, as its queue or the peer is full."""
+        shaper, held = self.out.shaper, self.out.held_bytes
+        stuck = self.peer.blocked and held >= shaper.buffer_bytes
+        return shaper.full or self.out.full or stuck
+
     def receive(self) -> bytes | None:
         """Read bytes, FIN or RESET. Raises BlockingIOError if there are none yet."""
+        room = self.out.shaper.room
+        size = max(SEGMENT_BYTES, min(_READ_BYTES, room - room % SEGMENT_BYTES))
         try:
-            data = self.socket.recv(_READ_BYTES)
+            data = self.socket.recv(size)
         except BlockingIOError:
             raise
         except OSError:  # a reset, or the kernel gave up on the other side
@@ -124,6 +135,17 @@ class SocketEnd:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
 
 
+def limit_received(sock: socket.socket, shaper: LinkShaper[Way]) -> None:
+    """Bound what the kernel takes from a sender on its own, by what may wait for the link.
+
+    A listener hands this on to its connections. Segments are as short as the emulated ones: with
+    loopback's of 64 KiB a sender would wait for room for a whole one.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+    size = max(_LEAST_RECEIVED, min(shaper.buffer_bytes // 2, _MOST_RECEIVED))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
 def reset(sock: socket.socket) -> None:
     """Close a socket with a reset."""
     with suppress(OSError):
@@ -138,6 +160,6 @@ def joined(
     outward, inward = Way(up), Way(down)
     outward.source = inward.sink = SocketEnd(near, outward, inward)
     outward.sink = inward.source = SocketEnd(far, inward, outward)
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    limit_received(far, down)
     outward.sink.connecting = True
     return outward.source, outward.sink

@@ -23,6 +23,7 @@ from pilotfish.wire.settings import setting
 from pilotfish.wire.tie import TiedProcess
 
 _ANSWER_S = 30.0
+MAX_BUFFER_BYTES = 16 * 1024 * 1024
 
 
 _UP, _DOWN = (
@@ -52,7 +53,9 @@ class Conditions(Struct, frozen=True, kw_only=True):
     segment's share is drawn evenly from [0, jitter_s/2] each way, and none overtakes another.
     up_bps, down_bps: bit/s of TCP payload; None is no limit. trace_up, trace_down: paths of
     Mahimahi traces, instead of a rate. loss: share of the segments (≤ 1500 bytes) that are lost on
-    the way; TCP sends them again, so loss shows as stalls. seed: of jitter and loss.
+    the way; TCP sends them again, so loss shows as stalls. seed: of jitter and loss. buffer_bytes:
+    how many bytes of payload may wait for the link, each way, before the sender must; None: what
+    crosses in 0.25 s, 3,000 at least and 512 KiB at most.
     """
 
     rtt_s: Annotated[float, setting("round trip, as 50ms", form="duration", metavar="TIME")] = 0.0
@@ -77,6 +80,17 @@ class Conditions(Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
     seed: Annotated[int, setting("of jitter and loss")] = 0
+    buffer_bytes: (
+        Annotated[
+            int,
+            setting(
+                "what may wait for the link each way before the sender must (default: a quarter of "
+                "a second's worth, and never more than 512 KiB)",
+                metavar="BYTES",
+            ),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         for name, value in (("rtt_s", self.rtt_s), ("jitter_s", self.jitter_s)):
@@ -84,6 +98,10 @@ class Conditions(Struct, frozen=True, kw_only=True):
                 raise UnsupportedError(f"{name} is {value}; a link needs a time of 0 s or more.")
         if not 0.0 <= self.loss < 1.0:
             raise UnsupportedError(f"loss is {self.loss}; give a share of 0 or more, below 1.")
+        if self.buffer_bytes is not None and not 0 < self.buffer_bytes <= MAX_BUFFER_BYTES:
+            raise UnsupportedError(
+                f"buffer_bytes is {self.buffer_bytes}; a link needs 1 to {MAX_BUFFER_BYTES:,}."
+            )
         for way, rate, trace in (
             ("up", self.up_bps, self.trace_up),
             ("down", self.down_bps, self.trace_down),

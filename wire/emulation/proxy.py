@@ -22,7 +22,13 @@ from contextlib import suppress
 from time import monotonic
 
 from pilotfish.wire.emulation.addresses import address_of, endpoint_of, listen_on
-from pilotfish.wire.emulation.connection import BUFFER_BYTES, SocketEnd, Way, joined, reset
+from pilotfish.wire.emulation.connection import (
+    SocketEnd,
+    Way,
+    joined,
+    limit_received,
+    reset,
+)
 from pilotfish.wire.emulation.emulator import Conditions, Traffic
 from pilotfish.wire.emulation.shaper import RESET, LinkShaper, shapes
 
@@ -64,7 +70,8 @@ class Proxy:
         self._crowded = False
         self._late_s = 0.00015  # this machine's mean delay in waking
         self._running = True
-        self._listener = listen_on(listen, BUFFER_BYTES)
+        self._listener = listen_on(listen)
+        limit_received(self._listener, self._up)
         self.endpoint = endpoint_of(self._listener)
         self._epoll = select.epoll()
         self._others: dict[int, Callable[[], None]] = {}
@@ -78,6 +85,9 @@ class Proxy:
         self.since_s = monotonic()
         self._up.change(up, self.since_s)
         self._down.change(down, self.since_s)
+        limit_received(self._listener, self._up)
+        for end in self._ends.values():
+            limit_received(end.socket, end.out.shaper)
 
     def cut(self, for_s: float, *, silent: bool) -> None:
         """Break the link for so long; see `Emulator.cut`."""
@@ -250,7 +260,7 @@ class Proxy:
             self._break(end)
         elif not way.dead:
             way.shaper.put(way, data, monotonic())
-            if way.full or way.shaper.full:
+            if end.must_wait:
                 self._paused.add(end)
 
     def _break(self, end: SocketEnd) -> None:
@@ -279,7 +289,7 @@ class Proxy:
         for way in list(self._active):
             wake_s = min(wake_s, self._hand_on(way, now))
         for end in list(self._paused):
-            if not (end.out.full or end.out.shaper.full):
+            if not end.must_wait:
                 self._paused.remove(end)
                 self._watch(end)
         return wake_s

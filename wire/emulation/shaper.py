@@ -27,7 +27,9 @@ SEGMENT_BYTES = OPPORTUNITY_BYTES
 FOLLOWERS = 3
 RETRANSMISSION_VARIANCE_S = 0.2
 
-WAITING_BYTES = 512 * 1024  # of a direction; a longer queue would wait in the sender's kernel
+WAITING_BYTES = 512 * 1024  # of a direction, unless `Conditions.buffer_bytes` says more
+BUFFER_S = 0.25  # of a direction's rate may wait, as in a modem of moderate size
+_LEAST_BUFFER = 2 * SEGMENT_BYTES  # with less the link would idle between two segments
 MAX_HELD_BYTES = 32 * 1024 * 1024  # of a flow; so much is under way at 1 Gbit/s in 250 ms
 _OBJECT_BYTES = 256  # what a segment takes here besides its bytes
 
@@ -97,6 +99,16 @@ class LinkShape(NamedTuple):
     trace: Trace | None
     loss: float
     random: Random
+    buffer_bytes: int | None
+
+    def queue_bytes(self) -> int:
+        """Return how many payload bytes may wait for the link."""
+        if self.buffer_bytes is not None:
+            return self.buffer_bytes
+        rate_bps = self.rate_bps if self.trace is None else self.trace.mean_bps
+        if rate_bps is None:
+            return WAITING_BYTES
+        return min(max(_LEAST_BUFFER, int(rate_bps / 8 * BUFFER_S)), WAITING_BYTES)
 
 
 def shapes(conditions: Conditions) -> tuple[LinkShape, LinkShape]:
@@ -109,6 +121,7 @@ def shapes(conditions: Conditions) -> tuple[LinkShape, LinkShape]:
             None if trace is None else Trace.load(trace),
             conditions.loss,
             Random(f"{conditions.seed} {way}"),
+            conditions.buffer_bytes,
         )
         for way, rate_bps, trace in (
             ("up", conditions.up_bps, conditions.trace_up),
@@ -129,7 +142,8 @@ class LinkShaper(Generic[F]):
         self._left_s = now  # when the last segment left
         self._next_s = math.inf  # when the first that waits will have left
         self._shape(shape, now)
-        self.waiting_bytes = 0
+        self.waiting_bytes = 0  # of memory
+        self._queued_bytes = 0  # of payload
         self.lost = 0
         self.moved: set[F] = set()  # flows on which something has left; the owner empties it
 
@@ -137,6 +151,7 @@ class LinkShaper(Generic[F]):
         self._rules = shape
         self._trace = None if shape.trace is None else TraceClock(shape.trace, now)
         self._unlimited = shape.rate_bps is None and shape.trace is None
+        self.buffer_bytes = shape.queue_bytes()
 
     def change(self, shape: LinkShape, now: float) -> None:
         """Change the link from ``now`` on; the segment that is leaving starts again."""
@@ -148,7 +163,13 @@ class LinkShaper(Generic[F]):
     @property
     def full(self) -> bool:
         """Whether senders have to wait."""
-        return self.waiting_bytes >= WAITING_BYTES
+        most = max(WAITING_BYTES, 2 * self.buffer_bytes)
+        return self.waiting_bytes >= most or self.room < min(SEGMENT_BYTES, self.buffer_bytes)
+
+    @property
+    def room(self) -> int:
+        """Payload bytes that the queue can take; may be below 0."""
+        return self.buffer_bytes - self._queued_bytes
 
     def wake_s(self) -> float:
         """Return when `advance` should be called at the latest; inf if nothing waits."""
@@ -173,6 +194,7 @@ class LinkShaper(Generic[F]):
         cost = _cost(data)
         flow.held_bytes += cost
         self.waiting_bytes += cost
+        self._queued_bytes += len(data or b"")
         self._waiting.append((flow, data, now))
 
     def _schedule(self) -> None:
@@ -192,10 +214,11 @@ class LinkShaper(Generic[F]):
 
     def advance(self, now: float) -> None:
         """Move on what has left by ``now``."""
-        rtt_s, jitter_s, _, _, loss, random = self._rules
+        rtt_s, jitter_s, _, _, loss, random, _ = self._rules
         while self._next_s <= now:
             flow, data, _ = self._waiting.popleft()
             self.waiting_bytes -= _cost(data)
+            self._queued_bytes -= len(data or b"")
             self._left_s = self._next_s
             if not flow.dead:
                 lost = bool(data) and loss > 0.0 and random.random() < loss

@@ -89,10 +89,13 @@ function showLink(link, edge) {
     pill("unknown", edge ? "link unknown" : "no edge");
     put(at("link-state"), edge ? "unknown" : "no edge: the drafter is alone");
   } else {
-    const since = `${link.up ? "up" : "down"} for ${span(link.since_s)}`;
+    const since = `${link.state} for ${span(link.since_s)}`;
     pill(link.up ? "up" : "down", `link ${since}`);
     put(at("link-state"), since);
   }
+  optional("link-mend", link.up ? null : link.message, (message) =>
+    link.remedy ? `${message} To mend it: ${link.remedy}.` : message,
+  );
   const jitter = link.jitter ? ` ± ${seconds(link.jitter.value)}` : "";
   put(at("rtt"), reading(link.rtt, (value) => seconds(value) + jitter));
   put(at("up"), reading(link.goodput_up, rate));

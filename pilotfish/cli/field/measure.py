@@ -172,6 +172,8 @@ def _ends(
         edge = resumed.edge
         keys = keys or (Path(resumed.keys_path) if resumed.keys_path else None)
     if draft is None:
+        if told.resume and not begun(told.out):
+            raise UnsupportedError(f"There is no run file {told.out} to go on with.")
         raise UnsupportedError("Which drafter? Name the folder of its artifact by --draft.")
     if edge is None and matrix.needs_edge(settings):
         raise UnsupportedError("Which edge? Name its address by --edge tcp://HOST:PORT.")

@@ -14,6 +14,7 @@ from pathlib import Path
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.gpus import warn_of_idle_gpu
 
 __all__ = [
     "AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "nothing_runs",
@@ -63,6 +64,8 @@ def open_backend(
             reasons.append(f"{name}: {reason}")
             log.info("provider %s cannot be used: %s", name, reason)
             continue
+        if (provider, name) == ("auto", "cpu"):
+            warn_of_idle_gpu("; ".join(reasons) or "a graph of this kind runs there only")
         log.info("provider %s: it ran the model%s", name, _because(reasons))
         return backend, name
     raise nothing_runs(load.artifact, load.artifact.graph_path, wanted, reasons)

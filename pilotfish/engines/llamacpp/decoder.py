@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pilotfish.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.language_model import LanguageModel, Output
 from pilotfish.engines.llamacpp.branches import Branches, Growth
 from pilotfish.engines.llamacpp.native import (
@@ -63,15 +64,14 @@ class LlamaDecoder(LanguageModel):
         self.vocab_size = manifest.vocab_size
         longest = manifest.dimensions.context
         self.context = min(context or longest, longest)
-        self.provider = "llamacpp"
         self._model = self._load(provider)
         self._leaves = leaves = min(LEAVES, MOST_SEQUENCES // slots)
         if not leaves:
             raise ProviderError(
                 f"llama.cpp has {MOST_SEQUENCES} sequences, which are too few for {slots} sessions"
             )
-        threads = threads or usable_cpus()
-        self._cells = Cells(self._model, slots * leaves, slots * self.context, threads)
+        self.threads = threads or usable_cpus()
+        self._cells = Cells(self._model, slots * leaves, slots * self.context, self.threads)
         self._slots = [
             Branches(self._cells, range(slot * leaves, (slot + 1) * leaves))
             for slot in range(slots)
@@ -224,6 +224,11 @@ class LlamaDecoder(LanguageModel):
         if model.vocabulary < self.vocab_size:
             raise self.artifact.altered(self.artifact.gguf_path.name)
         log.info("llama.cpp: all layers on the %s", "GPU" if gpu else "CPU")
+        if provider == "auto" and not gpu:
+            warn_of_idle_gpu(
+                "llama-cpp-python finds none: install it with CMAKE_ARGS=-DGGML_CUDA=on"
+            )
+        self.provider = f"llamacpp-{'gpu' if gpu else 'cpu'}"
         return model
 
     def _try_out(self) -> None:

@@ -354,7 +354,7 @@ def test_what_systemd_is_told(pair: Pair, edge: EdgeServer, tmp_path: Path) -> N
             chat(service.client())
             told.clear()
             until("last protocol: ")
-            assert "edge up at tcp://" in told[-1]
+            assert f"edge at {edge.endpoint}: connected" in told[-1]
             told.clear()
             service.tell(signal.SIGHUP)
             until("RELOADING=1")

@@ -275,6 +275,29 @@ def test_log_probabilities_of_a_prompt(service: Serving, device: Device) -> None
     assert refused["error"]["param"] == "prompt_logprobs"
 
 
+def test_every_token_of_an_echoed_prompt_has_an_entry(service: Serving, device: Device) -> None:
+    def ask(prompt: Any) -> Any:
+        told = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        answer = httpx.post(f"{service.url}/v1/completions", json=told, timeout=60.0).json()
+        return answer["choices"][0], answer["usage"]
+
+    mark, words = device.vocabulary.eos_ids[0], device.tokenizer.encode("onceupon")
+    wanted = device.generate([mark, *words], max_tokens=1, prompt_logprobs=0).prompt_logprobs
+    for prompt in ([mark, *words], [*words[:2], mark, *words[2:]], [mark, mark], [*words, mark]):
+        choice, used = ask(prompt)
+        logprobs, text = choice["logprobs"], choice["text"]
+        tokens, offsets = logprobs["tokens"], logprobs["text_offset"]
+        assert len(tokens) == used["prompt_tokens"] + used["completion_tokens"] == len(prompt) + 1
+        assert [at for at, one in enumerate(logprobs["token_logprobs"]) if one is None] == [0]
+        assert [device.tokenizer.piece(id) for id in prompt] == tokens[:-1]
+        for begin, token in zip(offsets[:-1], tokens[:-1], strict=True):
+            assert text[begin:].startswith(token)
+    # as harnesses count: what follows the first tokens, without the token that was drawn
+    choice, _ = ask([mark, *words])
+    told = [one.logprob for one in wanted if one is not None]
+    assert np.allclose(choice["logprobs"]["token_logprobs"][1:-1], told, atol=1e-5)
+
+
 def test_the_best_of_several_answers(service: Serving) -> None:
     def ask(**told: Any) -> dict[str, Any]:
         body = {"prompt": "once", "max_tokens": 6, "temperature": 1.0, "seed": 3, **told}

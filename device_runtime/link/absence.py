@@ -1,0 +1,87 @@
+"""How long the edge has been away, whatever breaks in between.
+
+The policies promise times (`device_runtime.link.loss`), and a connection that is made anew is not
+yet a link: over some paths the handshake passes and a prompt never does. So seconds without the
+edge add up until it gets on with this device's work.
+"""
+
+import enum
+
+from pilotfish.device_runtime.link.loss import Patience
+
+_CONNECTING_S = 15.0  # that handshakes may take in all: at most four round trips of three seconds
+
+
+class Standing(enum.Enum):
+    """What the link to the edge does at the moment.
+
+    AWAY: there is no connection, or it is quiet. CONNECTING: a handshake makes progress.
+    CARRYING: a message is crossing, however slowly. HERE: the connection lives.
+    """
+
+    AWAY = enum.auto()
+    CONNECTING = enum.auto()
+    CARRYING = enum.auto()
+    HERE = enum.auto()
+
+
+class Absence:
+    """Adds up the seconds for which the edge is away, or owes a reply.
+
+    away_s: away, since it last got on with our work. owed_s: here without the reply that is waited
+    for.
+    """
+
+    def __init__(self, patience: Patience, now_s: float) -> None:
+        self._patience = patience
+        self._noted_s = now_s
+        self._standing = Standing.AWAY  # until it has been met
+        self.away_s = self.owed_s = self._connecting_s = 0.0
+
+    def note(self, standing: Standing, now_s: float, stood_s: float = 0.0) -> None:
+        """Note how the link stands; what passed since the last note counts as that.
+
+        stood_s: for which this process stood still: then nobody could come.
+        """
+        passed_s = max(0.0, now_s - self._noted_s - stood_s)
+        before, self._standing, self._noted_s = self._standing, standing, now_s
+        if standing is Standing.CONNECTING:
+            self._connecting_s += passed_s
+            if self._connecting_s > _CONNECTING_S:
+                self.away_s += passed_s
+        elif standing is Standing.AWAY and before is not Standing.HERE:
+            self.away_s += passed_s
+        elif standing is Standing.HERE:
+            self.owed_s += passed_s
+
+    def expect(self, now_s: float) -> None:
+        """Wait for a reply from now on."""
+        self.owed_s, self._noted_s = 0.0, now_s
+        if self._patience.policy != "local":
+            self._standing = Standing.HERE
+
+    def progress(self) -> None:
+        """Note that the edge got on with our work: a reply, or more of a message than ever."""
+        self.away_s = self._connecting_s = 0.0
+
+    @property
+    def doubted(self) -> bool:
+        """Whether the edge was away and has not got on with our work since."""
+        return self.away_s > 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether the edge was away at the last note."""
+        connecting = self._standing is Standing.CONNECTING
+        too_long = connecting and self._connecting_s > _CONNECTING_S
+        return too_long or self._standing is Standing.AWAY
+
+    @property
+    def over(self) -> bool:
+        """Whether the edge is away, and has been for longer than the policy allows."""
+        return self.away and self.away_s > self._patience.absent_s
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the edge has owed its reply for longer than the policy allows."""
+        return self.owed_s > self._patience.silent_s

@@ -1,0 +1,186 @@
+"""The state of the link to the edge: one word, a sentence, and what mends it.
+
+All that tells of the link takes it from here: `/health`, `/status`, the status line of systemd, the
+page, the journal, metrics, and the error that a request gets.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from pilotfish.wire.errors import (
+    AccessDeniedError,
+    BusyError,
+    DrainingError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    PairMismatchError,
+    PilotfishError,
+    TargetLostError,
+    VersionMismatchError,
+)
+from pilotfish.wire.link.attempts import Attempts, Failure
+from pilotfish.wire.link.diagnosis import Finding
+
+
+class Connectivity(Enum):
+    """The states; of several links the one that stands first here is the device's."""
+
+    CONNECTED = "connected"
+    DRAINING = "draining"
+    BUSY = "busy"
+    OTHER_VOCABULARY = "other vocabulary"
+    OTHER_VERSION = "other version"
+    KEY_REFUSED = "refused: key"
+    WRONG_EDGE_KEY = "refused: edge.pub"
+    KEYS_DIFFER = "refused: keys on one end only"
+    NO_HANDSHAKE = "no handshake"
+    NO_EDGE = "no edge there"
+    CONNECTION_REFUSED = "connection refused"
+    NO_NAME = "name not found"
+    NO_ROUTE = "no route"
+    QUIET = "quiet"
+    LOST = "lost"
+    CONNECTING = "connecting"
+
+
+# They last until somebody does something, so that no request can succeed before.
+REFUSALS = {
+    Connectivity.OTHER_VERSION: VersionMismatchError,
+    Connectivity.KEY_REFUSED: AccessDeniedError,
+    Connectivity.WRONG_EDGE_KEY: AccessDeniedError,
+    Connectivity.KEYS_DIFFER: AccessDeniedError,
+}
+_OF_ERRORS: dict[type[PilotfishError], Connectivity] = {
+    AccessDeniedError: Connectivity.KEY_REFUSED,
+    VersionMismatchError: Connectivity.OTHER_VERSION,
+    PairMismatchError: Connectivity.OTHER_VOCABULARY,
+    DrainingError: Connectivity.DRAINING,
+    BusyError: Connectivity.BUSY,
+    TargetLostError: Connectivity.BUSY,
+}
+_OF_FAILURES = {
+    Failure.KEY: Connectivity.KEY_REFUSED,
+    Failure.MECHANISM: Connectivity.KEYS_DIFFER,
+    Failure.TIMEOUT: Connectivity.NO_HANDSHAKE,
+    Failure.OTHER: Connectivity.NO_EDGE,
+}
+_OF_FINDINGS = {
+    Finding.NO_NAME: Connectivity.NO_NAME,
+    Finding.REFUSED: Connectivity.CONNECTION_REFUSED,
+    Finding.NO_ROUTE: Connectivity.NO_ROUTE,
+    Finding.MUTE: Connectivity.NO_HANDSHAKE,
+    Finding.NO_EDGE: Connectivity.NO_EDGE,
+    Finding.TURNED_AWAY: Connectivity.BUSY,
+}
+_RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
+# What is the matter, and what mends it.
+_WORDS = {
+    Connectivity.CONNECTED: ("The edge at {at} is connected.", ""),
+    Connectivity.DRAINING: ("The edge at {at} is about to stop, and begins nothing new.", ""),
+    Connectivity.BUSY: (
+        "The edge at {at} takes no work now: it is about to stop, or has no room.",
+        "",
+    ),
+    Connectivity.OTHER_VOCABULARY: (
+        "The edge at {at} serves a model of another vocabulary.",
+        "ask again, or name an edge whose model suits this drafter",
+    ),
+    Connectivity.OTHER_VERSION: (
+        "The edge at {at} speaks another version of the wire.",
+        "install the same Pilotfish release on both ends",
+    ),
+    Connectivity.KEY_REFUSED: (
+        "The edge at {at} refused this device's key.",
+        "on the edge run `pilotfish keys allow device.pub` with this device's device.pub, then "
+        "`systemctl reload pilotfish-edge`, or send it SIGHUP",
+    ),
+    Connectivity.WRONG_EDGE_KEY: (
+        "The edge at {at} answers, but not to our handshake: this device's edge.pub is not its "
+        "present public key.",
+        f"copy the edge's edge.pub into this device's key folder, then {_RELOAD}",
+    ),
+    Connectivity.KEYS_DIFFER: (
+        "The edge at {at} answers, but not to our handshake: {keys}.",
+        "{mend}",
+    ),
+    Connectivity.NO_HANDSHAKE: (
+        "At {at} connections are taken, but the handshake gets no answer: the path is slow, or the "
+        "edge hangs.",
+        "wait longer (--on-link-loss wait; `pilotfish probe --patience`), or look at the edge",
+    ),
+    Connectivity.NO_EDGE: (
+        "At {at} something answers that is no edge, or a proxy with no edge behind it.",
+        "look whether `pilotfish edge serve` runs there, and whether the port is right",
+    ),
+    Connectivity.CONNECTION_REFUSED: (
+        "The machine at {at} refuses the connection: nothing listens there.",
+        "start `pilotfish edge serve` there, or correct the port",
+    ),
+    Connectivity.NO_NAME: (
+        "The name in {at} is not found.",
+        "correct the address, or look at this machine's DNS",
+    ),
+    Connectivity.NO_ROUTE: (
+        "No machine answers at {at}.",
+        "look at this machine's network, the address and firewalls between",
+    ),
+    Connectivity.QUIET: (
+        "The edge at {at} is connected, but nothing gets across.",
+        "if it stays so, measure the path with `pilotfish probe`; one that loses large packets "
+        "needs `sysctl net.ipv4.tcp_mtu_probing=1` on both ends, or a lower MTU",
+    ),
+    Connectivity.LOST: ("The connection to the edge at {at} is lost; it is tried again.", ""),
+    Connectivity.CONNECTING: ("The edge at {at} is being connected to.", ""),
+}
+
+
+class LinkStatus(NamedTuple):
+    """A state with its sentence. remedy: what mends it, as half a sentence; "" if time does."""
+
+    state: Connectivity
+    message: str
+    remedy: str
+
+    @classmethod
+    def of(cls, state: Connectivity, endpoint: str, *, keys: bool) -> LinkStatus:
+        """Return a state in words. keys: this device has some."""
+        keys_are, mend = (
+            ("it uses no keys, and this device does", "give the edge keys (--keys)")
+            if keys
+            else ("it demands keys, and this device has none", "name the folder of keys (--keys)")
+        )
+        message, remedy = _WORDS[state]
+        return cls(state, message.format(at=endpoint, keys=keys_are), remedy.format(mend=mend))
+
+    def __str__(self) -> str:
+        """The sentence, and the remedy as another one."""
+        if not self.remedy:
+            return self.message
+        return f"{self.message} To mend it: {self.remedy}."
+
+    def error(self, *, was_met: bool, waited_s: float) -> PilotfishError:
+        """Return what a request gets that has waited in vain. was_met: the edge has been there."""
+        if self.state in REFUSALS:
+            return REFUSALS[self.state](str(self))
+        if was_met:
+            gone = f"The edge did not come back within {waited_s:g} s."
+            return EdgeLostError(f"{gone} {self}")
+        return EdgeUnreachableError(f"No edge answers. {self}")
+
+
+def of_error(error: PilotfishError) -> Connectivity | None:
+    """Return the state of an edge that says this; None: it says nothing of the link."""
+    return next((state for kind, state in _OF_ERRORS.items() if isinstance(error, kind)), None)
+
+
+def unconnected(attempts: Attempts, finding: Finding | None, *, was_met: bool) -> Connectivity:
+    """Return the state of a link without a connection. finding: what is at the address."""
+    if attempts.failure in _OF_FAILURES:
+        return _OF_FAILURES[attempts.failure]
+    if attempts.surely_wrong_key:
+        return Connectivity.WRONG_EDGE_KEY
+    if attempts.failure is not None and finding in _OF_FINDINGS:
+        return _OF_FINDINGS[finding]
+    return Connectivity.LOST if was_met else Connectivity.CONNECTING

@@ -1,0 +1,77 @@
+"""What an export checks of a model's chat templates and end tokens, before it writes anything.
+
+In: the model's vocabulary. Out: sentences to warn of; a template that cannot be used is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.vocabulary import Vocabulary, used_templates
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
+from pilotfish.export.sources.source import WeightSource
+
+log = logging.getLogger("pilotfish.export")
+
+
+def vocabulary_of(source: WeightSource) -> Vocabulary:
+    """Return the vocabulary that an artifact of this source would have."""
+    return Vocabulary(
+        model=source.config.name,
+        tokenizer_json=source.tokenizer_json,
+        vocab_size=source.vocab_size,
+        bos_id=source.bos_id,
+        eos_ids=source.eos_ids,
+        chat_template=source.chat_template,
+        chat_templates=used_templates(source.chat_templates),
+        special_tokens=source.special_tokens,
+    )
+
+
+def check_chat(vocabulary: Vocabulary) -> list[str]:
+    """Return what is to be warned of, a sentence each, and log it.
+
+    Raises:
+        ExportError: if a chat template that would be used does not compile, with its line.
+    """
+    for name, source in vocabulary.chat_templates.items():
+        _expect_usable(msgspec.structs.replace(vocabulary, chat_template=source), f" {name}")
+    _expect_usable(vocabulary, "")
+    warnings = list(_end_warnings(vocabulary))
+    for warning in warnings:
+        log.warning("%s: %s", vocabulary.model, warning)
+    return warnings
+
+
+def _expect_usable(vocabulary: Vocabulary, name: str) -> None:
+    try:
+        _ = vocabulary.template
+    except TemplateError as error:
+        problem = str(error).replace("the chat template", f"the chat template{name}", 1)
+        raise ExportError(
+            f"{vocabulary.model}: {problem}. Mend it, or export the model without chats by "
+            f"--ignore-key {TEMPLATE_KEY}"
+        ) from None
+
+
+def _end_warnings(vocabulary: Vocabulary) -> list[str]:
+    """Say where answers would not end by themselves."""
+    spelled = vocabulary.tokenizer.piece
+    mark = vocabulary.turn_mark
+    if not vocabulary.eos_ids:
+        meant = "" if mark is None else f" (the chat template puts {spelled(mark)} after an answer)"
+        return [
+            f"no file names an end token{meant}, so that answers end at their largest length "
+            "alone: state eos_token_id in generation_config.json"
+        ]
+    if mark is None or mark in vocabulary.eos_ids:
+        return []
+    ends = ", ".join(map(spelled, vocabulary.eos_ids))
+    return [
+        f"the chat template puts {spelled(mark)} after an answer, which is no end token ({ends}), "
+        "so that answers may go on behind it: add it to eos_token_id in generation_config.json"
+    ]

@@ -1,0 +1,134 @@
+"""The tokens that a Hugging Face directory gives its chat template by a name, as bos_token.
+
+In: tokenizer_config.json and special_tokens_map.json, and for the tokenizer's class config.json.
+Out: name → token, as in transformers' `special_tokens_map`, which its templates get. A name that is
+stated as null has no token; of one that is not stated at all the class may have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the first that is there counts
+_TYPE = "AddedToken"
+_BEGIN_END = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+_GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}
+_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_QWEN = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>")
+
+# Classes with tokens of their own, as transformers calls them.
+CLASSES: dict[str, dict[str, str]] = {
+    "CohereTokenizer": {
+        "bos_token": "<BOS_TOKEN>",
+        "eos_token": "<|END_OF_TURN_TOKEN|>",
+        "unk_token": "<UNK>",
+        "sep_token": "<SEP>",
+        "pad_token": "<PAD>",
+        "cls_token": "<CLS>",
+        "mask_token": "<MASK_TOKEN>",
+    },
+    "CodeGenTokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
+    "CodeLlamaTokenizer": {
+        **_LLAMA,
+        "prefix_token": "▁<PRE>",
+        "middle_token": "▁<MID>",
+        "suffix_token": "▁<SUF>",
+        "eot_token": "▁<EOT>",
+        "fill_token": "<FILL_ME>",
+    },
+    "GPT2Tokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
+    "GPTNeoXTokenizer": {
+        **_BEGIN_END,
+        "unk_token": "<|endoftext|>",
+        "pad_token": "<|padding|>",
+    },
+    "GemmaTokenizer": {**_GEMMA, "unk_token": "<unk>"},
+    "LlamaTokenizer": _LLAMA,
+    "Qwen2Tokenizer": _QWEN,
+    "Qwen3_5Tokenizer": _QWEN,
+}
+# Of a config.json's model_type. "": none of the classes, whatever tokenizer_config.json says.
+_ANY = ""
+OF_MODEL: dict[str, str] = {
+    **dict.fromkeys(("mistral", "ministral", "ministral3", "mixtral", "phi3", "stablelm"), _ANY),
+    **dict.fromkeys(("olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared"), _ANY),
+    **dict.fromkeys(("granitemoehybrid", "ernie4_5", "glm", "glm4", "nemotron"), _ANY),
+    **dict.fromkeys(("llava", "llava_next", "mistral3", "smolvlm"), _ANY),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "Qwen3_5Tokenizer"),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("olmo", "olmoe", "gpt_neox"), "GPTNeoXTokenizer"),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), "GPTNeoXTokenizer"),
+    **dict.fromkeys(("gpt2", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
+    **dict.fromkeys(("cohere", "cohere2", "aya_vision"), "CohereTokenizer"),
+}
+# Those whose tokenizer_config.json is known to name another class than they have.
+MISNAMED = frozenset({"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"})
+
+
+def tokenizer_class(
+    settings: Mapping[str, Any], config: Mapping[str, Any], *, byte_level: bool
+) -> str:
+    """Return the class that transformers reads a tokenizer with; "" for the general one.
+
+    settings: tokenizer_config.json. byte_level: whether its tokenizer.json is a byte-level BPE.
+    """
+    model_type = config.get("model_type")
+    of_model = OF_MODEL.get(model_type) if isinstance(model_type, str) else None
+    if of_model == _ANY or (of_model is not None and model_type in MISNAMED):
+        return of_model
+    stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if not isinstance(stated, str):
+        return of_model or ""
+    name = stated.removesuffix("Fast")
+    return "" if name == "LlamaTokenizer" and byte_level else name
+
+
+def named_tokens(
+    settings: Mapping[str, Any],
+    roles: Mapping[str, Any],
+    class_name: str,
+    padding: str | None = None,
+) -> dict[str, str]:
+    """Return the tokens by their names.
+
+    Args:
+        settings: tokenizer_config.json.
+        roles: special_tokens_map.json, which only counts beside older settings, without
+            added_tokens_decoder.
+        class_name: of the tokenizer, as `tokenizer_class` returns it.
+        padding: what tokenizer.json pads with, if it does.
+    """
+    stated = dict(_named(settings))
+    if "added_tokens_decoder" not in settings:
+        stated |= dict(_named(roles))
+    found = {**CLASSES.get(class_name, {}), **stated}
+    found.setdefault("pad_token", padding)
+    return {name: token for name, token in found.items() if token is not None}
+
+
+def _named(source: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield the names that a file states, and their tokens; None for a token that is not there."""
+    extra = next((source[key] for key in EXTRA if source.get(key)), None)
+    if isinstance(extra, dict):
+        yield from ((name, content(token)) for name, token in extra.items())
+    for name, token in source.items():
+        if name in ROLES or (name.endswith("_token") and _is_token(token)):
+            yield name, content(token)
+
+
+def _is_token(value: object) -> bool:
+    """Whether the value of a key that is no role is a token: an object must say that it is one."""
+    return isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == _TYPE)
+
+
+def content(token: object) -> str | None:
+    """Return a token's string: it stands alone, or is the `content` of an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

@@ -1,0 +1,71 @@
+"""Where the log goes: to people on stderr, or to systemd's journal, each line with its priority.
+
+The journal takes a line's priority from a prefix ``<N>`` (sd-daemon(3)), and has the time already.
+There the program's own entries are kept from INFO on, but those of each answer, for the journal
+filters when it is read: ``journalctl -p warning``.
+"""
+
+import logging
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import Final
+
+_OURS: Final = "pilotfish"
+_ANSWERS: Final = f"{_OURS}.answers"
+_FOR_PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_SYSLOG: Final = {  # syslog(3)
+    logging.DEBUG: 7,
+    logging.INFO: 6,
+    logging.WARNING: 4,
+    logging.ERROR: 3,
+    logging.CRITICAL: 2,
+}
+
+
+def set_up(*, verbose: bool) -> None:
+    """Send the log to stderr, from WARNING on, or from INFO on if ``verbose``."""
+    journal = is_journal()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JournalFormatter() if journal else logging.Formatter(_FOR_PEOPLE))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    if journal:
+        logging.getLogger(_OURS).setLevel(logging.INFO)
+        sys.excepthook = _log_crash
+        threading.excepthook = lambda crash: _log_crash(
+            crash.exc_type, crash.exc_value, crash.exc_traceback
+        )
+        if not verbose:
+            logging.getLogger(_ANSWERS).setLevel(logging.WARNING)
+
+
+def is_journal() -> bool:
+    """Whether stderr leads to systemd's journal (``JOURNAL_STREAM``, systemd.exec(5))."""
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # it is closed, or no file
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def prefixed(text: str, level: int) -> str:
+    """Return each line with the prefix that tells the journal its priority."""
+    return "\n".join(f"<{_SYSLOG.get(level, 6)}>{line}" for line in text.splitlines() or [""])
+
+
+class _JournalFormatter(logging.Formatter):
+    """Without the time, which the journal has; a traceback's lines are of one priority, too."""
+
+    def __init__(self) -> None:
+        super().__init__("%(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return prefixed(super().format(record), record.levelno)
+
+
+def _log_crash(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    crash = None if error is None else (kind, error, trace)
+    logging.getLogger(_OURS).critical("ended by an error (%s)", kind.__name__, exc_info=crash)

@@ -1,0 +1,140 @@
+"""Keys of installed services: `pilotfish keys` as root, a rotation in mid-stream, the journal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pilotfish import Device
+from pilotfish.wire import keys
+from pilotfish.wire.errors import PilotfishError
+from tests.deploy.booted.asking import is_undisturbed, link_losses, stream
+from tests.deploy.booted.conftest import DEVICE, EDGE, ETC, Prepared
+from tests.deploy.booted.machine import Machine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+_KEYS = "/etc/pilotfish/keys"
+
+
+@pytest.fixture
+def own(machine: Machine, prepared: Prepared) -> Iterator[Path]:
+    """The machine's folder of keys; afterwards it is again as other tests expect it."""
+    folder = machine.root / ETC / "keys"
+    yield folder
+    for left in folder.glob("edge.old.*"):
+        left.unlink()
+    for name in ("edge.key", "edge.pub"):
+        shutil.copy(prepared.edge_keys / name, folder / name)
+    machine.run("systemd-tmpfiles", "--create", "pilotfish.conf")
+    machine.run("systemctl", "restart", EDGE)
+    machine.run("systemctl", "reload", DEVICE)
+
+
+@pytest.fixture
+def newcomer(prepared: Prepared, own: Path, tmp_path: Path) -> Path:
+    """A device's folder, with the edge.pub of before."""
+    keys.create(tmp_path, keys.DEVICE)
+    shutil.copy(own / "edge.pub", tmp_path)
+    return tmp_path
+
+
+def comes_in(machine: Machine, prepared: Prepared, folder: Path) -> bool:
+    def ask() -> bool:
+        try:
+            with Device(prepared.pair.draft, "tcp://127.0.0.1:7077", folder, threads=1) as device:
+                return bool(device.generate("abc", max_tokens=4).tokens)
+        except PilotfishError:
+            return False
+
+    return machine.on_network(ask)
+
+
+def entries(machine: Machine, unit: str, *flags: str) -> list[tuple[int, str]]:
+    """The journal's entries of a unit: priority and text."""
+    said = machine.run("journalctl", "--no-pager", "-o", "json", "-u", unit, *flags)
+    found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return [(int(each["PRIORITY"]), str(each["MESSAGE"])) for each in found]
+
+
+def test_a_rotation_in_mid_stream(
+    machine: Machine, prepared: Prepared, own: Path, newcomer: Path
+) -> None:
+    """As docs/keys.md has it, by the commands alone; nobody restarts anything."""
+    shutil.copy(newcomer / "device.pub", machine.root / "root" / "newcomer.pub")
+    said = machine.run("pilotfish", "keys", "allow", "/root/newcomer.pub")
+    assert f"{_KEYS}/allowed/newcomer.pub" in said
+    assert "sudo systemctl reload pilotfish-edge" in said
+    machine.run("systemctl", "reload", EDGE)
+    pids, losses = [machine.show(unit, "MainPID") for unit in (EDGE, DEVICE)], link_losses(machine)
+
+    def rotate() -> None:
+        assert "--finish" in machine.run("pilotfish", "keys", "rotate")
+        machine.run("systemctl", "reload", EDGE)
+        assert "two keys are answered to" in machine.show(EDGE, "StatusText")
+        assert comes_in(machine, prepared, newcomer)  # with the edge.pub of before
+        machine.run("systemctl", "reload", DEVICE)  # its folder is the same one
+        shutil.copy(own / "edge.pub", newcomer)
+        assert comes_in(machine, prepared, newcomer)
+        machine.until(
+            lambda: "0 devices came by the former one" in machine.show(EDGE, "StatusText"),
+            "the device has the new edge.pub",
+        )
+        machine.run("pilotfish", "keys", "rotate", "--finish")
+        machine.run("systemctl", "reload", EDGE)
+        assert "two keys" not in machine.show(EDGE, "StatusText")
+
+    answer = stream(machine, rotate, seed=21)
+    assert is_undisturbed(machine, answer, seed=21)
+    assert [machine.show(unit, "MainPID") for unit in (EDGE, DEVICE)] == pids
+    assert link_losses(machine) <= losses + 1  # the device's own reload connects anew
+    assert comes_in(machine, prepared, newcomer)
+    machine.run("pilotfish", "keys", "deny", "newcomer")
+    machine.run("systemctl", "reload", EDGE)
+    assert not comes_in(machine, prepared, newcomer)
+
+
+def test_an_edge_that_starts_within_a_rotation_answers_to_both_keys(
+    machine: Machine, prepared: Prepared, own: Path, newcomer: Path
+) -> None:
+    """Also after a boot, which makes both secret keys root's alone again."""
+    shutil.copy(newcomer / "device.pub", own / "allowed" / "newcomer.pub")
+    try:
+        machine.run("pilotfish", "keys", "rotate")
+        machine.run("systemd-tmpfiles", "--create", "pilotfish.conf")
+        assert (own / "edge.old.key").stat().st_mode & 0o777 == 0o600
+        machine.run("systemctl", "restart", EDGE)
+        assert "not in force" not in machine.show(EDGE, "StatusText")
+        assert comes_in(machine, prepared, newcomer)
+        machine.run("systemctl", "reload", EDGE)  # which cannot read them; nothing has changed
+        assert comes_in(machine, prepared, newcomer)
+        shutil.copy(own / "edge.pub", newcomer)
+        assert comes_in(machine, prepared, newcomer)
+    finally:
+        (own / "allowed" / "newcomer.pub").unlink()
+
+
+def test_the_journal_knows_what_is_serious_and_how_a_service_runs(machine: Machine) -> None:
+    allowed = machine.root / ETC / "keys/allowed"
+    (allowed / "empty.pub").touch()
+    try:
+        machine.run("systemctl", "reload", EDGE, check=False)
+    finally:
+        (allowed / "empty.pub").unlink()
+        machine.run("systemctl", "reload", EDGE)
+    serious = entries(machine, EDGE, "-p", "warning")
+    assert (3, True) in {(priority, "empty.pub" in text) for priority, text in serious}
+    for unit in (EDGE, DEVICE):
+        own = [text for _, text in entries(machine, unit) if text.startswith("pilotfish.")]
+        [start] = [text for text in own if re.search(r": serving .*provider cpu", text)][-1:]
+        assert "precision fp32" in start
+        assert "1 thread" in start
+        assert any("edge.pub" in text for text in own)
+        # the journal has the time
+        assert not [text for text in own if re.search(r"\d\d:\d\d:\d\d", text)]
+        assert not [text for text in own if text.startswith("<")]
+    assert any("connected: board" in text for _, text in entries(machine, EDGE))

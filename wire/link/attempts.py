@@ -1,0 +1,148 @@
+"""Attempts to connect to an edge: what ended the last one, and when the next one may begin.
+
+In: the events of ZeroMQ's monitor. ZeroMQ tries again by itself, every 0.1 to 1 s, where no
+connection comes about, or one has broken. After a handshake that failed it stops (`stop_at`), and
+its owner begins the next attempt when `due` says so: soon, since the edge may just be starting, and
+ever later where the two ends will not agree before somebody changes a key.
+"""
+
+import errno
+import random
+import time
+from contextlib import suppress
+from enum import Enum, auto
+
+import zmq
+
+SURE = 8  # handshakes: an edge that answers to two keys by turns breaks half of them
+_RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # libzmq's, for which pyzmq has no names
+_MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+_RETRIED_S = 0.2  # in which ZeroMQ says that it tries again, if it does
+_BETWEEN_S = 0.25  # two attempts for the sake of requests
+_FIRST_S, _SOON_S, _LATEST_S = 0.1, 1.0, 30.0
+_JITTER = 0.25  # so that a fleet does not come in step
+
+
+class Failure(Enum):
+    """What ended an attempt: there was no connection, or the handshake over it failed."""
+
+    CONNECT = auto()  # nothing took the connection, or its name is unknown
+    KEY = auto()  # the edge's allow-list
+    MECHANISM = auto()  # one end has keys, the other has none
+    CLOSED = auto()  # the other end hung up: the edge for a wrong edge.pub, or what is no edge
+    TIMEOUT = auto()  # it said nothing for too long
+    OTHER = auto()  # it does not speak ZMTP, or a longer message than is allowed came
+
+
+# They last until somebody changes a key.
+_LASTING = {Failure.KEY, Failure.MECHANISM}
+
+
+def stop_at(socket: "zmq.Socket[bytes]") -> None:
+    """Have ZeroMQ stop at a handshake that fails; an older one goes on every 0.1 s."""
+    with suppress(zmq.ZMQError):
+        socket.setsockopt(_RECONNECT_STOP, _HANDSHAKE_FAILED)
+
+
+class Attempts:
+    """The attempts of one socket. Its owner writes; any thread may read, and call `hurry`.
+
+    failure: of the last attempt, until one succeeds; None: there was none. hung_up: handshakes that
+    the other end broke off, since one succeeded. wrong_key: somebody has seen that an edge is there
+    which hangs up on handshakes alone.
+    """
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self.hung_up = 0
+        self.wrong_key = False
+        self.handshakes_failed = 0
+        self.began_s = time.monotonic()
+        self._stopped_s: float | None = None  # since when ZeroMQ may have stopped
+        self._stopped = False  # it has, for sure
+        self._pause_s = _FIRST_S
+        self._due_s = 0.0
+        self._resolved = False  # the last attempt had an address
+
+    def note(self, event: int, value: int) -> None:
+        """Note an event of the socket's monitor."""
+        match event:
+            case zmq.Event.CONNECT_DELAYED:
+                self.began()
+                self._resolved = True
+            case zmq.Event.CONNECTED:
+                self._stopped_s, self._resolved = None, True
+            case zmq.Event.CONNECT_RETRIED:
+                self._stopped_s = None
+                if not self._resolved:
+                    self.failure = Failure.CONNECT
+                self._resolved = False
+            case zmq.Event.CLOSED:
+                self.failure = Failure.CONNECT
+            case zmq.Event.HANDSHAKE_SUCCEEDED:
+                self.failure, self.hung_up, self.wrong_key = None, 0, False
+                self._pause_s = _FIRST_S
+            case zmq.Event.DISCONNECTED:
+                self._stopped_s = time.monotonic()
+            case zmq.Event.HANDSHAKE_FAILED_AUTH:
+                self._halted(Failure.KEY)
+            case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                mismatch = value == _MECHANISM_MISMATCH
+                self._halted(Failure.MECHANISM if mismatch else Failure.OTHER)
+            case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+                late = value in (errno.EAGAIN, errno.ETIMEDOUT)
+                self._halted(Failure.TIMEOUT if late else Failure.CLOSED)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ZeroMQ tries no more by itself.
+
+        It stops after a handshake that failed, and after a longer message than is allowed.
+        """
+        since_s = self._stopped_s
+        return since_s is not None and (self._stopped or time.monotonic() - since_s > _RETRIED_S)
+
+    @property
+    def due(self) -> bool:
+        """Whether its owner ought to connect anew now."""
+        return self._stopped_s is not None and self.stopped and time.monotonic() >= self._due_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the next attempt is due; 0 where ZeroMQ tries by itself."""
+        return max(0.0, self._due_s - time.monotonic()) if self.stopped else 0.0
+
+    @property
+    def refuses_key(self) -> bool:
+        """Whether the edge's allow-list said no."""
+        return self.failure is Failure.KEY
+
+    @property
+    def surely_wrong_key(self) -> bool:
+        """Whether an edge is there that does not take our handshake: edge.pub is not its key."""
+        return self.failure is Failure.CLOSED and self.wrong_key and self.hung_up >= SURE
+
+    def failed_since(self, since_s: float) -> bool:
+        """Whether an attempt that began since then (monotonic) has failed and is over."""
+        return self.failure is not None and self._stopped_s is not None and self.began_s > since_s
+
+    def hurry(self) -> None:
+        """Make the next attempt due, since somebody waits for it; not more than four a second."""
+        self._due_s = min(self._due_s, self.began_s + _BETWEEN_S)
+
+    def began(self) -> None:
+        """Note that an attempt begins; the owner's own ones show no other way."""
+        self.began_s = time.monotonic()
+        self._stopped_s, self._stopped, self._resolved = None, False, False
+
+    def _halted(self, failure: Failure) -> None:
+        self.failure = failure
+        self.handshakes_failed += 1
+        self.hung_up += failure is Failure.CLOSED
+        now_s = time.monotonic()
+        self._stopped_s, self._stopped = now_s, True
+        lasting = failure in _LASTING or self.surely_wrong_key
+        most_s = _LATEST_S if lasting else _SOON_S
+        self._due_s = now_s + min(self._pause_s, most_s) * random.uniform(1 - _JITTER, 1 + _JITTER)
+        if failure is not Failure.CLOSED or self.hung_up >= SURE:
+            self._pause_s = min(2 * self._pause_s, most_s)

@@ -1,0 +1,163 @@
+"""Whether a connection is alive, by what the kernel counts of it.
+
+ZeroMQ's heartbeats keep bytes moving on an idle connection, but do not judge it: a ping waits
+behind a large message, and on a slow link its answer is late although all is well. What tells is
+bytes that move. A connection is quiet once
+
+- nothing has come, and nothing large was acknowledged either (the kernel of a process that hangs
+  acknowledges pings: that alone is no life), or
+- what was sent is not acknowledged at all (a path that swallows large segments),
+
+for longer than the path explains: two retransmissions by TCP's own reckoning, or the pauses that
+this connection has had lately.
+"""
+
+import math
+import time
+from socket import socket
+from typing import Final
+
+from pilotfish.wire.link.tcp import Volume, retry_often, volume
+
+HEARTBEAT_S: Final = 0.3
+_MARGIN_S: Final = 0.25  # of both ends' scheduling
+_LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out is an RTT, and no less than this
+_LONGEST_LIMIT_S: Final = 10.0
+_PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_KEPT_S = 1.25, 4.0, 60.0
+_DENSE_S: Final = 0.6  # looks further apart than this do not tell how long a pause was
+# The longest pause between the kernel's retransmissions: ours, up to which time-out, and its own.
+_RETRY_S, _RETRY_RTO_S, _KERNELS_RETRY_S = 1.0, 0.5, 120.0
+LARGE_BYTES: Final = 4096  # outstanding bytes that are no heartbeats
+# Bytes a second that are no heartbeats: these are 80, encrypted 400.
+_MESSAGES_BPS: Final = 800.0
+_WINDOW_S: Final = 0.5
+# A handshake's next step is due after so many RTT, or so many times what steps took before; and
+# whatever these say, it is waited for at least so long before the connection is ended.
+_STEP_RTTS, _STEP_TIMES, HANDSHAKE_STEP_S = 3.0, 2.0, 5.0
+
+
+class Liveness:
+    """Judges one connection by successive looks at its counters. Times are monotonic seconds.
+
+    looked_s: when it was last looked. outstanding: bytes not acknowledged then.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.looked_s = now_s
+        self.outstanding = 0
+        self.acknowledged = 0
+        self._received = 0
+        # when bytes last came (or something large was acknowledged), the same without
+        # acknowledgements, when all was acknowledged or some of it was, when a message moved
+        self._heard_s = self._came_s = self._taken_s = now_s
+        self._carried_s = -math.inf
+        self._counted, self._counted_s = 0, now_s
+        self._rto_s, self._rtt_s = _LEAST_RTO_S, 0.0
+        self._pause_s, self._paused_s = 0.0, now_s  # the longest lately, and when it was
+        self._longest_step_s = 0.0
+        self._retry_s = 0.0
+
+    def look_at(self, connection: socket | None) -> Volume | None:
+        """Read the counters of the connection, and note them; None if there are none."""
+        crossed = volume(connection)
+        if crossed is not None:
+            self.look(crossed, time.monotonic())
+            # what takes long to be acknowledged must not be sent again before that
+            retry_s = _RETRY_S if self._rto_s < _RETRY_RTO_S else _KERNELS_RETRY_S
+            if retry_s != self._retry_s:
+                self._retry_s = retry_s
+                retry_often(connection, retry_s)
+        return crossed
+
+    def look(self, crossed: Volume, now_s: float) -> None:
+        """Note what has crossed by now."""
+        since_s, self.looked_s = now_s - self.looked_s, now_s
+        self._rtt_s = crossed.rtt_s
+        self._rto_s = crossed.rtt_s + max(_LEAST_RTO_S, 4.0 * crossed.deviation_s)
+        if crossed.received > self._received:
+            self._hear(max(self._came_s, now_s - crossed.idle_s), since_s)
+        self._count(crossed.received, now_s)
+        if crossed.acknowledged > self.acknowledged:
+            self._taken_s = now_s
+            if self.outstanding > LARGE_BYTES:
+                self._heard_s = self._carried_s = now_s
+        if not crossed.outstanding:
+            self._taken_s = now_s
+        self._received, self.acknowledged = crossed.received, crossed.acknowledged
+        self.outstanding = crossed.outstanding
+
+    def _count(self, received: int, now_s: float) -> None:
+        """Note whether more comes than heartbeats."""
+        came, since_s = received - self._counted, now_s - self._counted_s
+        if came > LARGE_BYTES or since_s > _WINDOW_S:
+            if came > _MESSAGES_BPS * since_s:
+                self._carried_s = now_s
+            self._counted, self._counted_s = received, now_s
+
+    def _hear(self, came_s: float, since_s: float) -> None:
+        pause_s = came_s - self._came_s
+        self._longest_step_s = max(self._longest_step_s, pause_s)
+        forgotten = came_s - self._paused_s > _PAUSE_KEPT_S
+        if since_s < _DENSE_S and (forgotten or pause_s > self._pause_s):
+            self._pause_s, self._paused_s = min(pause_s, _LONGEST_PAUSE_S), came_s
+        self._came_s = came_s
+        self._heard_s = max(self._heard_s, came_s)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds from the last sign of life to the last look."""
+        return self.looked_s - min(self._heard_s, self._taken_s)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds without a sign of life that this path explains."""
+        limit_s = HEARTBEAT_S + _MARGIN_S + 2.0 * self._rto_s
+        return min(_LONGEST_LIMIT_S, max(limit_s, _PAUSE_TIMES * self._pause_s))
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the last sign of life is too long ago."""
+        return self.quiet_s > self.limit_s
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a sign of life is overdue, where there is reason to doubt the path."""
+        unheard_s = self.looked_s - self._heard_s
+        return unheard_s > HEARTBEAT_S + self._rto_s or self.looked_s - self._taken_s > self._rto_s
+
+    @property
+    def carries(self) -> bool:
+        """Whether a message is crossing: bytes move that are no heartbeats, or are about to."""
+        return self.looked_s - self._carried_s < self.limit_s
+
+    @property
+    def only_heard(self) -> bool:
+        """Whether the peer is heard, but what is sent does not arrive."""
+        return self._one_way(self._came_s, self._taken_s)
+
+    @property
+    def only_taken(self) -> bool:
+        """Whether what is sent arrives, but the peer is not heard."""
+        return self._one_way(self._taken_s, self._came_s)
+
+    def _one_way(self, works_s: float, fails_s: float) -> bool:
+        return self.looked_s - works_s < self.limit_s < self.looked_s - fails_s
+
+    @property
+    def heard(self) -> bool:
+        """Whether the peer has sent anything."""
+        return self._received > 0
+
+    @property
+    def progresses(self) -> bool:
+        """Whether a handshake's next step may still come, by the RTT and the steps before it."""
+        return self.looked_s - self._came_s < self._step_s
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a handshake has not gone on for so long that the connection is to be ended."""
+        return self.quiet_s > max(HANDSHAKE_STEP_S, self._step_s)
+
+    @property
+    def _step_s(self) -> float:
+        return _STEP_RTTS * self._rtt_s + _STEP_TIMES * self._longest_step_s

@@ -1,0 +1,131 @@
+"""Listening sockets that share a port, and which of them the kernel gives a connection (Linux).
+
+A program in the kernel's classic packet language (`SO_ATTACH_REUSEPORT_CBPF`, socket(7)) reads the
+source address of a connection's first packet. It is replaced as a whole, at any time. Only sockets
+of one user may share a port.
+"""
+
+import ctypes
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import IPv4Address, ip_address
+from itertools import islice
+from typing import Final
+
+from pilotfish.wire.errors import ListenError
+
+_ATTACH: Final = 51  # SO_ATTACH_REUSEPORT_CBPF, which the socket module lacks
+MOST_ADDRESSES: Final = 200  # with routes of their own: a program fits in 20 kB, `optmem_max`
+# linux/filter.h: load a word or a byte, X = A, A ^= X, A >>= k, jumps, and the result
+_LOAD, _LOAD_BYTE, _COPY, _XOR, _SHIFT = 0x20, 0x30, 0x07, 0xAC, 0x74
+_SKIP, _IF_EQUAL, _IF_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
+_HEADER: Final = 0xFFF00000  # of the packet's network layer
+_RANDOM: Final = 0xFFFFF038
+_V4_SOURCE, _V6_SOURCE = 12, 8  # in a header
+
+_Step = tuple[int, int, int, int]  # operation, steps to skip if true and if false, operand
+Route = tuple[int] | tuple[int, int]  # a socket's number, or two of which chance takes one
+
+
+class SharedPort:
+    """The sockets on one port, numbered from 0 in the order in which they began to listen.
+
+    first: the descriptor of number 0. It stays its owner's, as the others' do.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+
+    def another(self, backlog: int) -> int:
+        """Open a further socket that listens; returns its descriptor, which is the caller's.
+
+        Raises `ListenError`, for instance where another user opened the first one.
+        """
+        try:
+            with _lent(self._first) as listening:
+                sharing = socket.socket(listening.family, socket.SOCK_STREAM)
+                with sharing:
+                    if listening.family == socket.AF_INET6:
+                        only = listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+                        sharing.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+                    for each in (listening, sharing):
+                        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                    sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    sharing.setblocking(False)
+                    sharing.bind(listening.getsockname())
+                    sharing.listen(backlog)
+                    return sharing.detach()
+        except OSError as error:
+            raise ListenError(f"A second socket cannot listen there: {error.strerror}.") from error
+
+    def steer(self, usual: Route, routes: Mapping[str, Route]) -> None:
+        """Give connections to ``usual``, but those of some addresses as ``routes`` says.
+
+        Of more than `MOST_ADDRESSES` the last ones count. Raises `ListenError`.
+        """
+        program = [*_source(), *_choice(usual, routes)]
+        held = ctypes.create_string_buffer(
+            b"".join(struct.pack("=HBBI", *step) for step in program)
+        )
+        described = struct.pack("@HP", len(program), ctypes.addressof(held))  # struct sock_fprog
+        try:
+            with _lent(self._first) as listening:
+                listening.setsockopt(socket.SOL_SOCKET, _ATTACH, described)
+        except OSError as error:
+            raise ListenError(f"The kernel does not share a port: {error.strerror}.") from error
+
+
+def _source() -> Iterator[_Step]:
+    """Load a word that stands for the source address: as it is, or of IPv6 its four words' xor."""
+    yield _LOAD_BYTE, 0, 0, _HEADER
+    yield _SHIFT, 0, 0, 4
+    yield _IF_EQUAL, 11, 0, 4  # then to the last step
+    yield _LOAD, 0, 0, _HEADER + _V6_SOURCE
+    for word in (1, 2, 3):
+        yield _COPY, 0, 0, 0
+        yield _LOAD, 0, 0, _HEADER + _V6_SOURCE + 4 * word
+        yield _XOR, 0, 0, 0
+    yield _SKIP, 0, 0, 1
+    yield _LOAD, 0, 0, _HEADER + _V4_SOURCE
+
+
+def _choice(usual: Route, routes: Mapping[str, Route]) -> Iterator[_Step]:
+    """Return the number of the socket for the address that was loaded."""
+    for address, route in islice(routes.items(), max(0, len(routes) - MOST_ADDRESSES), None):
+        if (word := _word(address)) is not None:
+            steps = [*_number(route)]
+            yield _IF_EQUAL, 0, len(steps), word
+            yield from steps
+    yield from _number(usual)
+
+
+def _number(route: Route) -> Iterator[_Step]:
+    if len(route) > 1:
+        yield _LOAD, 0, 0, _RANDOM
+        yield _IF_BIT, 1, 0, 1
+    yield from ((_RETURN, 0, 0, number) for number in route)
+
+
+def _word(address: str) -> int | None:
+    """Return what `_source` loads for an address; None for what is none."""
+    try:
+        read = ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = getattr(read, "ipv4_mapped", None) or read
+    if isinstance(mapped, IPv4Address):
+        return int(mapped)
+    first, second, third, fourth = struct.unpack("!4I", mapped.packed)
+    return int(first ^ second ^ third ^ fourth)
+
+
+@contextmanager
+def _lent(descriptor: int) -> Iterator[socket.socket]:
+    """Lend a socket that ZeroMQ closes."""
+    lent = socket.socket(fileno=descriptor)
+    try:
+        yield lent
+    finally:
+        lent.detach()

@@ -1,0 +1,80 @@
+"""Replace the edge's key in its folder, with a time in which the edge answers to both.
+
+    begin    edge.key and edge.pub are new; edge.old.key and edge.old.pub are what they were
+    finish   edge.old.key and edge.old.pub are removed
+
+An edge that serves takes up each step when it reloads. Each can be repeated after a kill or a full
+disk: every file is written whole, and the former key is safe before the new one takes its place.
+"""
+
+import os
+from pathlib import Path
+
+import zmq
+
+from pilotfish.wire.errors import KeysError
+from pilotfish.wire.files import write_whole
+from pilotfish.wire.keys import (
+    EDGE,
+    FORMER,
+    PUBLIC_MODE,
+    SECRET_MODE,
+    edge_secret,
+    former_secret,
+    holds,
+    writing,
+)
+
+_SHARED_MODE = 0o640  # of secret keys that a service reads while it runs
+
+
+def begin(directory: Path) -> Path:
+    """Make the edge's new pair beside the former one; return the new ``edge.pub``.
+
+    Raises `KeysError` if a rotation has begun, or the edge has no key yet.
+    """
+    public = directory / f"{EDGE}.pub"
+    with writing(directory / f"{EDGE}.key", 0o700):
+        secret, former = edge_secret(directory), former_secret(directory)
+        if former is not None and former != secret:
+            if holds(public, zmq.curve_public(secret)):
+                raise KeysError(
+                    f"{directory} is within a rotation already: `pilotfish keys rotate --finish` "
+                    "ends it, once every device has the new edge.pub."
+                )
+        else:
+            write_whole(directory / f"{FORMER}.pub", zmq.curve_public(secret) + b"\n", PUBLIC_MODE)
+            _write_secret(directory / f"{FORMER}.key", secret)
+            _, secret = zmq.curve_keypair()
+            _write_secret(directory / f"{EDGE}.key", secret)
+        write_whole(public, zmq.curve_public(secret) + b"\n", PUBLIC_MODE)
+    return public
+
+
+def finish(directory: Path) -> list[Path]:
+    """Remove the former pair; return the files. Raises `KeysError` if there is none."""
+    files = [directory / f"{FORMER}.key", directory / f"{FORMER}.pub"]
+    with writing(files[0], 0o700):
+        if not any(map(os.path.lexists, files)):
+            raise KeysError(f"{directory} is not within a rotation: there is no {FORMER}.key.")
+        public = zmq.curve_public(edge_secret(directory))
+        if not holds(directory / f"{EDGE}.pub", public) or holds(files[1], public):
+            raise KeysError(
+                f"The rotation in {directory} was cut off: run `pilotfish keys rotate` again."
+            )
+        for path in files:
+            path.unlink(missing_ok=True)
+    return files
+
+
+def _write_secret(path: Path, secret: bytes) -> None:
+    """Write a secret key; where root keeps a folder for a service's group, readable to that group.
+
+    A credential of systemd's, by which the service has its key otherwise, does not change before
+    it is started again.
+    """
+    group = path.parent.stat().st_gid
+    write_whole(path, secret + b"\n", SECRET_MODE)
+    if os.geteuid() == 0 and group != 0:
+        os.chown(path, -1, group)
+        path.chmod(_SHARED_MODE)
