@@ -14,7 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
@@ -111,7 +111,7 @@ class DeviceTurns:
 
     def _forget(self, turn: Turn) -> None:
         """Let a turn wait no longer."""
-        with suppress(ValueError):
+        if turn in self._waiting:
             self._waiting.remove(turn)
         self._changed.notify_all()
 

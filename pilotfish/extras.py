@@ -27,11 +27,11 @@ def installing(extra: str) -> str:
 @cache
 def _origin() -> tuple[str, bool]:
     """Return the URL to install from ("": unknown) and whether that is editable: PEP 610."""
-    for found in metadata.distributions(name=_PACKAGE):
-        if text := found.read_text("direct_url.json"):
+    for distribution in metadata.distributions(name=_PACKAGE):
+        if text := distribution.read_text("direct_url.json"):
             try:
-                known = json.loads(text)
-                return _location(known), bool(known.get("dir_info", {}).get("editable"))
+                record = json.loads(text)
+                return _location(record), bool(record.get("dir_info", {}).get("editable"))
             except (ValueError, LookupError, TypeError, AttributeError):
                 continue
     return "", False

@@ -103,15 +103,17 @@ def interrupted_at(line: int, work: Callable[[], object]) -> bool:
     """Do some work, and press Ctrl-C before this line of a turn's; whether there is such a line.
 
     Not before the line of a lock, by which a block is also left, and not at a bare "try": no signal
-    is handled there.
+    is handled there. Not while an answer is ended, either: a second Ctrl-C would have to be.
     """
     files = {turn_module.__file__, device_module.__file__}
     seen = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
-        if frame.f_code.co_filename not in files or frame.f_code.co_name == "end":
-            return None if frame.f_code.co_name == "end" else trace
+        if frame.f_code.co_name in ("end", "__del__"):
+            return None
+        if frame.f_code.co_filename not in files:
+            return trace
         text = getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if event == "line" and text not in ("with self._changed:", "try:"):
             seen += 1
