@@ -263,6 +263,8 @@ class AnswerStream(Iterator[Piece]):
         self.close()
 
     def __del__(self) -> None:
+        if not hasattr(self, "_turn"):
+            return  # a Ctrl-C came before it had one
         # The collector stops a thread at any line, where it may hold a lock that ending needs: the
         # next caller ends the answer then.
         self._turn.dropped = True
