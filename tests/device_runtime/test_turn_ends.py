@@ -110,7 +110,8 @@ def interrupted_at(line: int, work: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
-        if frame.f_code.co_name in ("end", "__del__"):
+        caller = frame.f_back.f_code.co_name if frame.f_back is not None else ""
+        if "end" in (frame.f_code.co_name, caller) or frame.f_code.co_name == "__del__":
             return None
         if frame.f_code.co_filename not in files:
             return trace
