@@ -49,7 +49,7 @@ class Relaxed(NamedTuple):
         return cls(schemas.compact(schema), tuple(left_out[:_LISTED]), len(left_out))
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was left out, in words."""
         if not self.left_out:
             return ""
@@ -121,11 +121,11 @@ def obstacle(outline: Outline) -> tuple[str, str] | None:
     until_s = TRIAL.cpu_s + _MOST_TOGETHER_S
     try:
         for name, text in parts:
-            told = relax(text, until_s).told
+            summary = relax(text, until_s).summary
             if TRIAL.cpu_s > until_s:
                 break
-            if told:
-                return name, told
+            if summary:
+                return name, summary
     except (GrammarBusyError, ValueError):
         pass  # the error that has come says what there is to say
     return None
@@ -148,7 +148,7 @@ def relaxed(name: str, text: str, until_s: float = math.inf) -> Relaxed:
         places = schemas.lacking(schema)
         return Relaxed.of(schemas.without(schema, places), places)
     if result.left_out:
-        NOTICES.warn(f"tool {name!r}: not enforced of its schema: {result.told}")
+        NOTICES.warn(f"tool {name!r}: not enforced of its schema: {result.summary}")
     return result
 
 

@@ -15,7 +15,6 @@ from pilotfish.engines import relaxation, schemas
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families import FAMILIES, Tools
 from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.tools import Tool
 from pilotfish.engines.notices import Notices
 from pilotfish.engines.relaxation import (
     ANYTHING,
@@ -137,14 +136,14 @@ def test_a_schema_that_costs_too_much_becomes_any_object() -> None:
     hard = {f"p{n}": {"type": "string", "pattern": f"a{{{n}}}(?=x)"} for n in range(60)}
     found = relax(assertions(json.dumps({"type": "object", "properties": hard})))
     assert found.text == ANYTHING
-    assert found.told == "all of it"
+    assert found.summary == "all of it"
 
 
 def test_many_faults_that_say_the_same_take_few_trials() -> None:
     properties = {f"p{n}": {"type": "number", "maximum": 3.5e38} for n in range(300)}
     found = relax(assertions(json.dumps({"type": "object", "properties": properties})))
     assert found.total == 300
-    assert found.told.endswith("and 297 more")
+    assert found.summary.endswith("and 297 more")
 
 
 @pytest.mark.parametrize(("name", "schema"), tool_schemas().items())
@@ -284,44 +283,6 @@ def test_descriptions_do_not_count() -> None:
     assert compiles(told)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "arguments"),
-    [
-        # a function has no arguments that it does not name, but it has those that it requires
-        ({"required": ["a"]}, {"properties": {"a": True}, "additionalProperties": False}),
-        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}),
-        ({"properties": None}, {"properties": {}, "additionalProperties": False}),
-        ({"type": None}, {"properties": {}, "additionalProperties": False}),
-        ({"type": ["object", "null"]}, {"properties": {}, "additionalProperties": False}),
-        (True, {"additionalProperties": True}),
-        ({"additionalProperties": True}, {"additionalProperties": True}),
-        (None, {"properties": {}, "additionalProperties": False}),
-    ],
-    ids=str,
-)
-def test_the_top_of_a_tools_schema(parameters: Any, arguments: dict[str, Any]) -> None:
-    tool = Tool.read({"function": {"name": "f", "parameters": parameters}})
-    told = parameters if isinstance(parameters, dict) else {}
-    assert tool.arguments == {**told, "type": "object", **arguments}
-    assert relax(assertions(json.dumps(tool.arguments))).text != ANYTHING
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{"dependencies": {"a": {"properties": {"b": {}}}}}, {"const": {"a": 1}}, {"enum": [{"a": 1}]}],
-)
-def test_a_schema_that_names_properties_elsewhere_is_not_closed(parameters: Any) -> None:
-    tool = Tool.read({"function": {"name": "f", "parameters": parameters}})
-    assert tool.arguments == {"type": "object", **parameters}
-
-
-def test_a_tool_is_strict_where_it_says_so() -> None:
-    for strict in (True, False, None):
-        assert Tool.read({"function": {"name": "f", "strict": strict}}).strict is bool(strict)
-    with pytest.raises(ValueError, match="strict is true or false"):
-        Tool.read({"function": {"name": "f", "strict": "yes"}})
-
-
 # Alone each compiles; so many of them are too large for the parser.
 MANY = {
     "oneOf": [
@@ -345,7 +306,7 @@ def test_a_schema_that_cannot_be_sent_is_not_tried(monkeypatch: pytest.MonkeyPat
     schema = {"properties": {"a": {"enum": [f"{at:06}" for at in range(MAX_GRAMMAR // 8)]}}}
     monkeypatch.setattr(TRIAL, "attempt", None)
     found = relax(assertions(json.dumps(schema)))
-    assert (found.text, found.told) == (ANYTHING, "all of it")
+    assert (found.text, found.summary) == (ANYTHING, "all of it")
 
 
 def costly(name: str) -> str:
@@ -431,6 +392,6 @@ def test_a_machine_that_is_too_busy_leaves_out_what_is_known(
     monkeypatch.setattr(TRIAL, "attempt", busy)
     told = {"type": "object", "properties": {"busy": {"uniqueItems": True, "pattern": "(?=a)"}}}
     found = relaxed("f", assertions(json.dumps(told)))
-    assert found.told == '"uniqueItems" (at /properties/busy/uniqueItems)'
+    assert found.summary == '"uniqueItems" (at /properties/busy/uniqueItems)'
     monkeypatch.undo()
     assert len(relaxed("f", assertions(json.dumps(told))).left_out) == 2

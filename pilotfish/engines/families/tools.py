@@ -14,6 +14,7 @@ from pilotfish.engines.notices import NOTICES
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
+_MOST_DEPTH = 512  # levels of a schema: half of what Python reads, whoever calls it from where
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
 # With these a schema names properties elsewhere.
@@ -98,11 +99,30 @@ def _schema(name: str, parameters: object) -> dict[str, Any]:
     kind = parameters.get("type")
     if "object" not in (kind if isinstance(kind, list) else [kind or "object"]):
         raise ValueError(f"{name}: parameters are of type object")
+    if _is_deeper(parameters, _MOST_DEPTH):
+        raise ValueError(f"{name}: parameters have more than {_MOST_DEPTH} levels")
     try:
         json.dumps(parameters, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: parameters are no JSON: {error}") from None
     return {"type": "object", **parameters, **({"type": "object"} if kind != "object" else {})}
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether JSON has more levels than that; what holds itself has."""
+    layer = [value]
+    for _ in range(levels):
+        if not layer:
+            return False
+        layer = [
+            below
+            for one in layer
+            for below in (
+                one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+            )
+            if isinstance(below, Mapping | list)
+        ]
+    return bool(layer)
 
 
 @dataclass(frozen=True)
