@@ -16,6 +16,10 @@ from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import WeightSource
 
 log = logging.getLogger("pilotfish.export")
+_PLACES = (
+    "name it by eos_token_id in generation_config.json (genai_config.json, or a GGUF file's "
+    "tokenizer.ggml.eot_token_id)"
+)
 
 
 def vocabulary_of(source: WeightSource) -> Vocabulary:
@@ -66,12 +70,12 @@ def _end_warnings(vocabulary: Vocabulary) -> list[str]:
         meant = "" if mark is None else f" (the chat template puts {spelled(mark)} after an answer)"
         return [
             f"no file names an end token{meant}, so that answers end at their largest length "
-            "alone: state eos_token_id in generation_config.json"
+            f"alone: {_PLACES}"
         ]
     if mark is None or mark in vocabulary.eos_ids:
         return []
     ends = ", ".join(map(spelled, vocabulary.eos_ids))
     return [
         f"the chat template puts {spelled(mark)} after an answer, which is no end token ({ends}), "
-        "so that answers may go on behind it: add it to eos_token_id in generation_config.json"
+        f"so that answers may go on behind it: {_PLACES}"
     ]

@@ -55,14 +55,14 @@ class _AddedToken(msgspec.Struct):
     special: bool = False
 
 
-class _Words(msgspec.Struct):
+class _Vocabulary(msgspec.Struct):
     vocab: dict[str, int]
 
 
-class _Stated(msgspec.Struct):
+class _Tables(msgspec.Struct):
     """What a tokenizer.json says of its tokens, of those kinds that have a table of ids."""
 
-    model: _Words
+    model: _Vocabulary
     added_tokens: list[_AddedToken] = []
 
 
@@ -153,7 +153,7 @@ def _unlisted(
     if not isinstance(listed, dict) or _class(path, settings, parsed) not in CLASSES:
         return set()
     try:
-        vocabulary = msgspec.convert(parsed, _Stated)
+        vocabulary = msgspec.convert(parsed, _Tables)
     except msgspec.ValidationError:
         return set()  # Unigram, which no such class reads here, or damaged
     added = {token.content for token in vocabulary.added_tokens}
@@ -249,7 +249,7 @@ def within(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[
     A token that a template writes stays: without it, prompts would be others.
     """
     try:
-        values = msgspec.json.decode(text, type=_Stated)
+        values = msgspec.json.decode(text, type=_Tables)
     except (msgspec.MsgspecError, RecursionError):
         return text, []  # damaged, or of another kind: the tokenizer's own reader says how
     beyond = {token.content for token in values.added_tokens if token.id >= rows}

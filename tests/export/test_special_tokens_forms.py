@@ -13,16 +13,26 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from pilotfish.engines.tokenizer import Tokenizer as ModelTokenizer
 from pilotfish.export.chat_check import vocabulary_of
 from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_tokenizer
+from pilotfish.export.tokenizers.gguf import CONTROL, USER_DEFINED, GgufVocabulary
 from pilotfish.export.tokenizers.roles import named_tokens, tokenizer_class
 from tests.export.test_special_tokens import (
     ONE,
     PLAIN,
     TEXT,
+    silent,
     source_of,
     token,
 )
-from tests.support.small_checkpoints import MERGES, TOKENS
+from tests.support.small_checkpoints import (
+    LLAMA,
+    MERGES,
+    SPECIAL,
+    TOKENS,
+    tiny_weights,
+    write_directory,
+)
 
 
 @pytest.mark.parametrize("name", ["bos_token", "pad_token"])
@@ -166,3 +176,54 @@ def test_readers_that_differ_in_spaces_are_told_of(
     said = [record.getMessage() for record in caplog.records]
     assert bool(said) == told
     assert all("behind a control token" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("outer", [None, 258])
+def test_ends_and_begins_that_only_the_text_model_names(tmp_path: Path, outer: int | None) -> None:
+    inner = LLAMA | {"eos_token_id": [257, 256], "bos_token_id": 3}
+    config = {"model_type": "llava", "text_config": inner, "tie_word_embeddings": False}
+    weights = {f"language_model.{name}": value for name, value in tiny_weights(LLAMA).items()}
+    whole = {} if outer is None else {"eos_token_id": outer}
+    path = write_directory(
+        tmp_path / "model",
+        config | whole,
+        weights=weights,
+        files={"tokenizer_config.json": {"eos_token": SPECIAL}},
+    )
+    source = DirectorySource(path, silent)
+    assert source.eos_ids == ([257, 256, 259] if outer is None else [outer, 259])
+    assert source.bos_id == 3
+
+
+@pytest.mark.parametrize(
+    ("mark", "kind", "others", "written", "ends"),
+    [
+        ("<|eot_id|>", CONTROL, (), "<|eot_id|>", [259, 260]),
+        ("<end_of_turn>", CONTROL, (), "<end_of_turn>", [259, 260]),
+        ("<|eot_id|>", CONTROL, (), "<|end|>", [259]),  # not in the template
+        ("<|eot_id|>", USER_DEFINED, (), "<|eot_id|>", [259]),  # text, as the file has it
+        ("<|x|>", CONTROL, (), "<|x|>", [259]),
+        ("<|im_end|>", CONTROL, ("<|return|>",), "<|im_end|>", [259, 260]),
+    ],
+)
+def test_a_gguf_ends_where_llama_cpp_ends_by_name(
+    mark: str, kind: int, others: tuple[str, ...], written: str, ends: list[int]
+) -> None:
+    tokens = [*TOKENS, mark, *others]
+    assert gguf_vocabulary(tokens, kind, written).eos_ids == ends
+
+
+def test_a_part_of_an_answer_of_gpt_oss_is_no_end() -> None:
+    tokens = [*(token for token in TOKENS if token != SPECIAL), "<|return|>", SPECIAL]
+    assert gguf_vocabulary(tokens, CONTROL, SPECIAL).eos_ids == [259]
+
+
+def gguf_vocabulary(tokens: list[str], last: int, template: str) -> GgufVocabulary:
+    """A GGUF's vocabulary, with the end 259 and a kind for tokens behind it."""
+    kinds = [1] * 259 + [CONTROL] + [last] * (len(tokens) - 260)
+    metadata = {
+        "model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": kinds, "eos_token_id": 259,
+        "merges": [" ".join(pair) for pair in MERGES],
+    }  # fmt: skip
+    prefixed = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
+    return GgufVocabulary(prefixed | {"tokenizer.chat_template": template}, Path("a.gguf"))
