@@ -101,10 +101,12 @@ class DeviceService:
         """List the lanes that hang."""
         return self.lanes.stuck(STUCK_S)
 
-    def health(self) -> tuple[bool, Body]:
+    def health(self, *, stranger: bool) -> tuple[bool, Body]:
         """Return whether requests can be answered now, and a body that says why not.
 
         Without the edge they can under the policy `local` alone: the drafter answers them.
+        stranger: a client without the API key that this service asks for; the edge's address, which
+        is in the sentences, is not for such.
         """
         link = self.link_status
         edge_up = link is not None and link.state is Connectivity.CONNECTED
@@ -121,7 +123,7 @@ class DeviceService:
         return state == "ok", {
             "status": state,
             "edge_up": edge_up,
-            "edge": link and link_body(link),
+            "edge": link and ({"state": link.state.value} if stranger else link_body(link)),
             "lanes": {"all": len(lanes.lanes), "busy": lanes.running},
             "waiting": max(0, lanes.waiting),
         }
