@@ -79,7 +79,10 @@ _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 _WORDS = {
     Connectivity.CONNECTED: ("The edge at {at} is connected.", ""),
     Connectivity.DRAINING: ("The edge at {at} is about to stop, and begins nothing new.", ""),
-    Connectivity.BUSY: ("The edge at {at} takes no work now: it is about to stop, or has no room.", ""),
+    Connectivity.BUSY: (
+        "The edge at {at} takes no work now: it is about to stop, or has no room.",
+        "",
+    ),
     Connectivity.OTHER_VOCABULARY: (
         "The edge at {at} serves a model of another vocabulary.",
         "ask again, or name an edge whose model suits this drafter",

@@ -38,7 +38,7 @@ def add_to(commands: Commands) -> None:
         type=Path,
         metavar="DIR",
         help="the key folder (default: $PILOTFISH_KEYS; for root, where a service is installed, "
-        f"the folder that its file in {SETTINGS} names; else {_own_folder()})",
+        f"the folder that its file in {SETTINGS} names, and none if two name different ones; else {_own_folder()})",
     )
     new = actions.add_parser(
         "new",
@@ -156,29 +156,39 @@ def _own_folder() -> Path:
 
 
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
-    """Return the folder that is named, else the first of these services', else the user's own.
+    """Return the folder that is named, else these services', else the user's own.
 
-    `KeysError`: that service's file cannot be read, or names none.
+    `KeysError`: a service's file cannot be read, or none names one, or they name different ones.
     """
     if named is not None:
         return named
-    service = next((each for each in services if _settings(each).exists()), None)
-    if "PILOTFISH_KEYS" in os.environ or service is None:
+    installed = [each for each in services if _settings(each).exists()]
+    if "PILOTFISH_KEYS" in os.environ or not installed:
         return _own_folder()
     if os.geteuid() != 0:
         print(
-            f"pilotfish: the service here has keys of its own ({_settings(service)} says where): "
-            "for these use sudo.",
+            f"pilotfish: the service here has keys of its own ({_settings(installed[0])} says "
+            "where): for these use sudo.",
             file=sys.stderr,
         )
         return _own_folder()
-    folder = _service_folder(service)
-    if folder is None:
+    folders = {service: folder for service in installed if (folder := _service_folder(service))}
+    if not folders:
         raise KeysError(
-            f"{_settings(service)} names no folder of keys: write one there "
+            f"{_settings(installed[0])} names no folder of keys: write one there "
             f'(keys = "{SETTINGS}/keys"), or name one with --keys.'
         )
-    return folder
+    first, *others = folders.values()
+    if any(not _same(first, other) for other in others):
+        whose = ", ".join(f"{service}: {folder}" for service, folder in folders.items())
+        raise KeysError(
+            f"The services here have different folders of keys ({whose}): name one with --keys."
+        )
+    return first
+
+
+def _same(folder: Path, other: Path) -> bool:
+    return folder.resolve() == other.resolve()
 
 
 def _settings(service: str) -> Path:
@@ -196,10 +206,11 @@ def _service_folder(service: str) -> Path | None:
 
 def _advise(folder: Path, what: str) -> None:
     """Say on stderr what has the edge read its keys again."""
-    how = "send it SIGHUP"
+    units = []
     for service in _EDGES:
         with suppress(KeysError):  # it is not installed, or has other troubles
-            if _service_folder(service) == folder:
-                how = f"`sudo systemctl reload pilotfish-{service}`"
-                break
+            theirs = _service_folder(service)
+            if theirs is not None and _same(theirs, folder):
+                units.append(f"pilotfish-{service}")
+    how = f"`sudo systemctl reload {' '.join(units)}`" if units else "send it SIGHUP"
     print(f"pilotfish: {what}: {how}.", file=sys.stderr)

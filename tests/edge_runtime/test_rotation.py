@@ -224,9 +224,10 @@ def test_another_key_without_a_rotation_needs_a_restart(
         assert refused.returncode != 0  # the operator takes the new edge.pub to the devices
         assert "needs a restart" in refused.stderr
         daemon.await_line("edge.key has changed without a rotation")
-        assert "edge.key has changed" in [
-            told["STATUS"] for _, told in systemd.received if "STATUS" in told
-        ][-1]
+        assert (
+            "edge.key has changed"
+            in [told["STATUS"] for _, told in systemd.received if "STATUS" in told][-1]
+        )
         with RawClient(daemon.endpoint, DeviceKeys.load(key_folders["bob"])) as client:
             client.say(m.Ping(nonce=1))
             assert isinstance(client.receive(), m.Pong)
