@@ -115,7 +115,8 @@ class AllowList:
             if key in names:
                 broken.append(
                     f"{path} holds the key of {names[key]}.pub beside it: `pilotfish keys deny "
-                    f"{quote(names[key])}` takes off both, and `pilotfish keys allow` lists it once."
+                    f"{quote(names[key])}` takes off both, and `pilotfish keys allow` lists it "
+                    "once."
                 )
             else:
                 names[key] = one_line(path.stem)

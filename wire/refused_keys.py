@@ -88,6 +88,6 @@ def _sentence(key: bytes, name: str, peer: str, before: int) -> str:
     times = f", and {before} times before," if before else ""
     return (
         f"refused key {key.decode()}{whose} from {peer}{times}: to let it in, run `pilotfish keys "
-        f"allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and the edge's "
-        "--keys, and reload the edge"
+        f"allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and the "
+        "edge's --keys, and reload the edge"
     )

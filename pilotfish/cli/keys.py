@@ -38,7 +38,7 @@ def add_to(commands: Commands) -> None:
         type=Path,
         metavar="DIR",
         help="the key folder (default: $PILOTFISH_KEYS; for root, where a service is installed, "
-        f"the folder that its file in {SETTINGS} names, and none if two name different ones; else {_own_folder()})",
+        f"the folder that its file in {SETTINGS} names; else {_own_folder()})",
     )
     new = actions.add_parser(
         "new",
