@@ -60,6 +60,7 @@ class Attempts:
         self.began_s = time.monotonic()
         self._stopped_s: float | None = None  # since when ZeroMQ may have stopped
         self._stopped = False  # it has, for sure
+        self._shaking = False  # there is a connection, and no outcome of its handshake
         self._pause_s = _FIRST_S
         self._due_s = 0.0
         self._resolved = True  # the last attempt had an address
@@ -70,7 +71,7 @@ class Attempts:
             case zmq.Event.CONNECT_DELAYED:
                 self._began(resolved=True)
             case zmq.Event.CONNECTED:
-                self._stopped_s = None
+                self._stopped_s, self._shaking = None, True
             case zmq.Event.CONNECT_RETRIED:
                 self._stopped_s = None
                 if not self._resolved:
@@ -80,7 +81,9 @@ class Attempts:
                 self.failure = Failure.CONNECT
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.failure, self.hung_up, self.wrong_key = None, 0, False
-                self._pause_s = _FIRST_S
+                self._pause_s, self._shaking = _FIRST_S, False
+            case zmq.Event.DISCONNECTED if self._shaking:  # taken for ZMTP 1.0: no other event
+                self._halted(Failure.OTHER)
             case zmq.Event.DISCONNECTED:
                 self._stopped_s = time.monotonic()
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
@@ -138,7 +141,7 @@ class Attempts:
         self._stopped_s, self._stopped, self._resolved = None, False, resolved
 
     def _halted(self, failure: Failure) -> None:
-        self.failure = failure
+        self.failure, self._shaking = failure, False
         self.handshakes_failed += 1
         self.hung_up += failure is Failure.CLOSED
         now_s = time.monotonic()
