@@ -66,6 +66,7 @@ class Rollover:
             self._present, self._former = map(self._secrets.index, wanted)
             self._gate.present = domain(self._present)
             self._routes.clear()
+            self._since_s.clear()
             self._steer()
 
     def _bind(self, first: int | None, secret: bytes) -> None:

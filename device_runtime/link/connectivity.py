@@ -72,7 +72,7 @@ _OF_FINDINGS = {
     Finding.NO_ROUTE: Connectivity.NO_ROUTE,
     Finding.MUTE: Connectivity.NO_HANDSHAKE,
     Finding.NO_EDGE: Connectivity.NO_EDGE,
-    Finding.TURNED_AWAY: Connectivity.BUSY,
+    Finding.HANGS_UP: Connectivity.BUSY,
 }
 _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 # What is the matter, and what mends it.

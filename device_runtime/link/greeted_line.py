@@ -43,7 +43,7 @@ class GreetedLine(SlicedLine):
         self._ask_again_s = 0.0
         # what the edge said of itself over which connection, instead of a welcome
         self._said: tuple[int, Connectivity] | None = None
-        self._logged = ""  # of what edges said since one welcomed us
+        self._last_news = ""  # of what edges said since one welcomed us
 
     def introduce(self, hello: Hello) -> None:
         """Greet edges with what this says of the drafter."""
@@ -109,8 +109,8 @@ class GreetedLine(SlicedLine):
 
     def _log_news(self, level: int, form: str, error: PilotfishError) -> None:
         """Log what an edge says, unless it has just said the same."""
-        if str(error) != self._logged:
-            self._logged = str(error)
+        if str(error) != self._last_news:
+            self._last_news = str(error)
             _log.log(level, form, error)
 
     def _say_hello(self, wait_s: float) -> None:
@@ -159,7 +159,7 @@ class GreetedLine(SlicedLine):
                     "this answer's: ask again."
                 )
             )
-        self._greeted, self._said, self._logged = self._asked, None, ""
+        self._greeted, self._said, self._last_news = self._asked, None, ""
         self._diagnosis.forget()
         self.changed()
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):

@@ -156,9 +156,10 @@ def _own_folder() -> Path:
 
 
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
-    """Return the folder that is named, else these services', else the user's own.
+    """Return the folder that is named, else the first of these services', else the user's own.
 
-    `KeysError`: a service's file cannot be read, or none names one, or they name different ones.
+    Says on stderr where another service has another. `KeysError`: a service's file cannot be read,
+    or none names a folder.
     """
     if named is not None:
         return named
@@ -178,12 +179,14 @@ def _folder(named: Path | None, services: Sequence[str]) -> Path:
             f"{_settings(installed[0])} names no folder of keys: write one there "
             f'(keys = "{SETTINGS}/keys"), or name one with --keys.'
         )
-    first, *others = folders.values()
-    if any(not _same(first, other) for other in others):
-        whose = ", ".join(f"{service}: {folder}" for service, folder in folders.items())
-        raise KeysError(
-            f"The services here have different folders of keys ({whose}): name one with --keys."
-        )
+    chosen, first = next(iter(folders.items()))
+    for service, folder in folders.items():
+        if not _same(first, folder):
+            print(
+                f"pilotfish: these are the keys of pilotfish-{chosen}; those of "
+                f"pilotfish-{service} are in {folder} (--keys).",
+                file=sys.stderr,
+            )
     return first
 
 
@@ -212,5 +215,8 @@ def _advise(folder: Path, what: str) -> None:
             theirs = _service_folder(service)
             if theirs is not None and _same(theirs, folder):
                 units.append(f"pilotfish-{service}")
-    how = f"`sudo systemctl reload {' '.join(units)}`" if units else "send it SIGHUP"
+    first, *others = units or [""]
+    how = f"`sudo systemctl reload {first}`" if first else "send it SIGHUP"
+    if others:  # the package brings both services' files; systemd reloads only what runs
+        how += f", and {', '.join(others)} likewise if it runs here"
     print(f"pilotfish: {what}: {how}.", file=sys.stderr)

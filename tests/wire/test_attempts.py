@@ -206,8 +206,8 @@ def drip(connection: socket.socket) -> None:
         (web, Finding.NO_EDGE),
         (mute, Finding.MUTE),
         (drip, Finding.NO_EDGE),
-        (full(10), Finding.TURNED_AWAY),
-        (full(64), Finding.TURNED_AWAY),
+        (full(10), Finding.HANGS_UP),
+        (full(64), Finding.HANGS_UP),
     ],
     ids=["hangs-up", "web", "mute", "drip", "full-early", "full-late"],
 )
