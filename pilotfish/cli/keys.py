@@ -158,8 +158,8 @@ def _own_folder() -> Path:
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
     """Return the folder that is named, else the first of these services', else the user's own.
 
-    Says on stderr where another service has another. `KeysError`: a service's file cannot be read,
-    or none names a folder.
+    Says on stderr where another service has another. `KeysError`: the first service's file cannot
+    be read, or none names a folder.
     """
     if named is not None:
         return named
@@ -173,14 +173,18 @@ def _folder(named: Path | None, services: Sequence[str]) -> Path:
             file=sys.stderr,
         )
         return _own_folder()
-    folders = {service: folder for service in installed if (folder := _service_folder(service))}
-    if not folders:
+    folders = {installed[0]: _service_folder(installed[0])}
+    for service in installed[1:]:
+        with suppress(KeysError):  # it has other troubles
+            folders[service] = _service_folder(service)
+    named_folders = [(service, folder) for service, folder in folders.items() if folder is not None]
+    if not named_folders:
         raise KeysError(
             f"{_settings(installed[0])} names no folder of keys: write one there "
             f'(keys = "{SETTINGS}/keys"), or name one with --keys.'
         )
-    chosen, first = next(iter(folders.items()))
-    for service, folder in folders.items():
+    chosen, first = named_folders[0]
+    for service, folder in named_folders:
         if not _same(first, folder):
             print(
                 f"pilotfish: these are the keys of pilotfish-{chosen}; those of "

@@ -165,13 +165,15 @@ def test_of_two_services_with_folders_of_their_own_the_other_is_named(
     assert "reload pilotfish-worker`" in said(capsys)[1]
 
 
-def test_a_service_without_keys_is_no_matter(
+def test_a_service_without_keys_and_another_that_is_broken_are_no_matter(
     etc: Path, device: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(etc, "edge", "")
     folder = install(etc, "worker")
+    install(etc, "device", "sessions = [[\n")
     assert run("allow", device) == 0
     assert said(capsys)[0] == str(folder / "allowed/device.pub")
+    assert run("list") == 0
 
 
 def test_two_services_of_one_folder_are_both_reloaded(
