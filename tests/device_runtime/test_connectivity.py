@@ -159,6 +159,14 @@ def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
         context.destroy(linger=0)
 
 
+@pytest.mark.parametrize("policy", ["fail", "wait", "local"])
+def test_what_becomes_of_requests_is_said_as_it_is(policy: str) -> None:
+    patience = Patience.under(policy, 7.0)
+    away, refused = (patience.consequence(refused=each) for each in (False, True))
+    assert ("7 s" in away) == (policy == "wait")
+    assert ("requests fail" in refused) == (policy != "local")
+
+
 PLACES = {
     "tcp://no-such-machine.invalid:7077": Connectivity.NO_NAME,
     NOWHERE: Connectivity.CONNECTION_REFUSED,
