@@ -14,10 +14,10 @@ PRIVATE = 0o600
 _PARTIAL = ".pilotfish-partial"
 
 
-def write_whole(path: Path, content: bytes, mode: int, *, group: int = -1) -> None:
+def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = None) -> None:
     """Replace a file's content; only its owner can read it before it has its ``mode``.
 
-    group: whose it becomes; -1: the writer's. One writer at a time. Raises `OSError`; then the old
+    group: whose it becomes; None: the writer's. One writer at a time. Raises `OSError`; then the old
     content is intact, and nothing is left beside it.
     """
     partial = beside(path)
@@ -26,7 +26,8 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int = -1) -> No
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fchown(descriptor, -1, group)
+            if group is not None:  # our units' services may not even call this
+                os.fchown(descriptor, -1, group)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
         take_place(partial, path)

@@ -113,6 +113,19 @@ def test_no_kill_leaves_a_key_that_a_services_group_cannot_read(
     assert seen == [(12345, 0o640)] * 2
 
 
+def test_a_file_of_no_group_is_given_to_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under our units' system call filter every chown fails, whatever it asks for."""
+
+    def filtered(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchown", filtered)
+    write_whole(tmp_path / "reload", b"1\n", 0o644)
+    assert (tmp_path / "reload").read_bytes() == b"1\n"
+
+
 def test_a_former_key_that_cannot_be_read_stops_no_edge(folder: Path) -> None:
     rotation.begin(folder)
     present = EdgeKeys.load(folder).secret
