@@ -17,8 +17,8 @@ _PARTIAL = ".pilotfish-partial"
 def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = None) -> None:
     """Replace a file's content; only its owner can read it before it has its ``mode``.
 
-    group: whose it becomes; None: the writer's. One writer at a time. Raises `OSError`; then the old
-    content is intact, and nothing is left beside it.
+    group: whose it becomes; None: the writer's. One writer at a time. Raises `OSError`; then the
+    old content is intact, and nothing is left beside it.
     """
     partial = beside(path)
     try:
