@@ -48,16 +48,25 @@ class KeyRotation:
             secret = reread_secret(folder, EDGE)
             if not rotates(folder):
                 self._finish(listener, allowed)
-            elif secret is not None and secret != self.secret:
+            elif secret is not None and (secret != self.secret or self.former is None):
                 former = reread_secret(folder, FORMER)
-                if former == self.secret:
+                # also where it could not be read before
+                if former not in (None, secret) and self.secret in (secret, former):
                     self._overlap(listener, secret, former)
         except KeysError as error:
             return [str(error)]
         except ListenError as error:
             return [_one_key(error)]
+        if secret is None and rotates(folder) and self.former is None:
+            return [
+                f"This service may not read {folder}/{EDGE}.key, so it knows nothing of the "
+                "rotation: that needs a restart."
+            ]
         if secret not in (None, self.secret):
-            _log.warning("edge.key has changed without a rotation; that needs a restart")
+            return [
+                f"{folder}/{EDGE}.key has changed without a rotation, or by more than one: that "
+                "needs a restart."
+            ]
         return []
 
     def _overlap(self, listener: Listener, secret: bytes, former: bytes) -> None:

@@ -85,7 +85,8 @@ class Gate:
         if welcome:
             self._came_by[key] = asked_for
         if not welcome:
-            self.refused.note(key, address.decode(errors="replace"))
+            peer = address.decode(errors="replace")
+            self.refused.note(key, peer, listed=key in self.allowed)
         status = (b"200", b"OK") if welcome else (b"400", b"key not on the allow-list")
         self.socket.send_multipart([b"1.0", request, *status, key, b""])
 

@@ -14,11 +14,11 @@ PRIVATE = 0o600
 _PARTIAL = ".pilotfish-partial"
 
 
-def write_whole(path: Path, content: bytes, mode: int) -> None:
+def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = None) -> None:
     """Replace a file's content; only its owner can read it before it has its ``mode``.
 
-    One writer at a time. Raises `OSError`; then the old content is intact, and nothing is left
-    beside it.
+    group: whose it becomes; None: the writer's. One writer at a time. Raises `OSError`; then the
+    old content is intact, and nothing is left beside it.
     """
     partial = beside(path)
     try:
@@ -26,6 +26,8 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
+            if group is not None:  # our units' services may not even call this
+                os.fchown(descriptor, -1, group)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
         take_place(partial, path)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import zmq
 from zmq.utils import z85
@@ -113,8 +114,9 @@ class AllowList:
                 continue
             if key in names:
                 broken.append(
-                    f"{path} holds the key of {names[key]}.pub beside it: `pilotfish keys deny` "
-                    "takes off both, and `pilotfish keys allow` lists it once."
+                    f"{path} holds the key of {names[key]}.pub beside it: `pilotfish keys deny "
+                    f"{quote(names[key])}` takes off both, and `pilotfish keys allow` lists it "
+                    "once."
                 )
             else:
                 names[key] = one_line(path.stem)
@@ -212,7 +214,8 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
             if other != target and holds(other, key):
                 raise KeysError(
                     f"{other} allows this key already, under the name {one_line(other.stem)}: to "
-                    f"call it {chosen}, run `pilotfish keys deny {one_line(other.stem)}` first."
+                    f"call it {chosen}, run `pilotfish keys deny {quote(one_line(other.stem))}` "
+                    "first."
                 )
         write_whole(target, key + b"\n", PUBLIC_MODE)
     return target
@@ -297,7 +300,9 @@ def writing(path: Path, mode: int) -> Iterator[None]:
     """Lock the file's folder for writing; create it with this mode if need be."""
     _require_home(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
+            path.parent.chmod(mode)  # a service, another user, reads what is for it
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

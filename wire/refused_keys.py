@@ -9,44 +9,78 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
+from shlex import quote
 
 _log = logging.getLogger("pilotfish.wire")
 
 _AGAIN_S = 600.0  # between two lines about one key
 _BETWEEN_S = 1.0  # between any two
-_MOST = 1024  # keys that are remembered; beyond these the one silent longest is forgotten
+_STRANGERS_S = 60.0  # between any two of strangers, in the end: doubling while there is another one
+_MOST = 1024  # strangers' keys that are remembered; beyond, the one silent longest is forgotten
+
+
+class _Journal:
+    """Which keys of a kind were logged when, and how often they have come since.
+
+    most_s: how rare its lines become.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._met: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._logged_s, self._between_s = -math.inf, _BETWEEN_S
+
+    def __len__(self) -> int:
+        return len(self._met)
+
+    def note(self, key: bytes, name: str, peer: str, most: int) -> None:
+        """Log a key if it is time for that; of ``most`` keys the rest is forgotten."""
+        now_s = time.monotonic()
+        logged_s, unlogged = self._met.pop(key, (-math.inf, 0))
+        since_s = now_s - self._logged_s
+        if now_s - logged_s >= _AGAIN_S and since_s >= self._between_s:
+            calm = since_s >= _AGAIN_S
+            self._between_s = _BETWEEN_S if calm else min(2 * self._between_s, self._most_s)
+            self._logged_s = logged_s = now_s
+            _log.warning("%s", _sentence(key, name, peer, unlogged))
+            unlogged = -1
+        self._met[key] = logged_s, unlogged + 1
+        if len(self._met) > most:
+            self._met.popitem(last=False)
 
 
 class RefusedKeys:
-    """Counts refused handshakes. by_name: of keys that have been on the list, by their names."""
+    """Counts refused handshakes. by_name: of keys that have been on the list, by their names.
+
+    Strangers, who may come with endless keys, hide none of these in the log.
+    """
 
     def __init__(self) -> None:
         self.total = 0
         self.by_name: Counter[str] = Counter()
         self._names: dict[bytes, str] = {}  # of all keys that have been on the list
-        self._met: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # logged when; since then
-        self._logged_s = -math.inf
+        self._known, self._strangers = _Journal(_BETWEEN_S), _Journal(_STRANGERS_S)
 
     def learn(self, allowed: Collection[bytes]) -> None:
         """Remember the names of a list of keys, if it has names."""
         if isinstance(allowed, Mapping):
             self._names.update(allowed)
 
-    def note(self, key: bytes, peer: str) -> None:
-        """Count a handshake with this key (in Z85; b"": it had none) from this address."""
+    def note(self, key: bytes, peer: str, *, listed: bool = False) -> None:
+        """Count a handshake with this key (in Z85; b"": it had none) from this address.
+
+        listed: it is on the list, and shut out for a while; that is logged by whoever does it.
+        """
         self.total += 1
         name = self._names.get(key, "")
         if name:
             self.by_name[name] += 1
-        now_s = time.monotonic()
-        logged_s, unlogged = self._met.pop(key, (-math.inf, 0))
-        if now_s - logged_s >= _AGAIN_S and now_s - self._logged_s >= _BETWEEN_S:
-            self._logged_s = logged_s = now_s
-            _log.warning("%s", _sentence(key, name, peer, unlogged))
-            unlogged = -1
-        self._met[key] = logged_s, unlogged + 1
-        if len(self._met) > _MOST:
-            self._met.popitem(last=False)
+        if listed:
+            return
+        if name:
+            self._known.note(key, name, peer, len(self._names))
+        else:
+            self._strangers.note(key, name, peer, _MOST)
 
 
 def _sentence(key: bytes, name: str, peer: str, before: int) -> str:
@@ -54,6 +88,6 @@ def _sentence(key: bytes, name: str, peer: str, before: int) -> str:
     times = f", and {before} times before," if before else ""
     return (
         f"refused key {key.decode()}{whose} from {peer}{times}: to let it in, run `pilotfish keys "
-        f"allow device.pub --name {name or 'NAME'}` with that device's device.pub and the edge's "
-        "--keys, and reload the edge"
+        f"allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and the "
+        "edge's --keys, and reload the edge"
     )

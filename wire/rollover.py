@@ -66,6 +66,7 @@ class Rollover:
             self._present, self._former = map(self._secrets.index, wanted)
             self._gate.present = domain(self._present)
             self._routes.clear()
+            self._since_s.clear()
             self._steer()
 
     def _bind(self, first: int | None, secret: bytes) -> None:
@@ -92,9 +93,9 @@ class Rollover:
             now_s = monotonic()
             # one that came too early for another program comes again
             if self.overlaps and now_s - self._missed_s >= _STEER_S:
-                self._missed_s = now_s
-                self._reroute(address, now_s)
-                self._steer()
+                if self._reroute(address, now_s):
+                    self._missed_s = now_s
+                    self._steer()
             elif not self.overlaps and now_s - self._logged_s >= _LOG_S:
                 self._logged_s = now_s
                 _log.warning(
@@ -102,15 +103,19 @@ class Rollover:
                     f"a device at {address}" if address else "a device",
                 )
 
-    def _reroute(self, address: str, now_s: float) -> None:
+    def _reroute(self, address: str, now_s: float) -> bool:
+        """Lead an address to another key, or to either; False if it is led there already."""
         present, former = (self._present,), (self._former,)
-        route = self._routes.get(address, self._routes.get("", present))
+        before = self._routes.get(address)
+        route = before or self._routes.get("", present)
         if route == present:
-            self._route(address, former, now_s)
+            route = former
         elif route == former and now_s - self._since_s.get(address, -math.inf) > _SETTLED_S:
-            self._route(address, present, now_s)
+            route = present
         else:
-            self._route(address, (self._present, self._former), now_s)
+            route = self._present, self._former
+        self._route(address, route, now_s)
+        return route != before
 
     def _route(self, address: str, route: Route, now_s: float) -> None:
         self._routes.pop(address, None)  # the newest stands last

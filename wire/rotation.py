@@ -74,7 +74,7 @@ def _write_secret(path: Path, secret: bytes) -> None:
     it is started again.
     """
     group = path.parent.stat().st_gid
-    write_whole(path, secret + b"\n", SECRET_MODE)
     if os.geteuid() == 0 and group != 0:
-        os.chown(path, -1, group)
-        path.chmod(_SHARED_MODE)
+        write_whole(path, secret + b"\n", _SHARED_MODE, group=group)
+    else:
+        write_whole(path, secret + b"\n", SECRET_MODE)

@@ -72,7 +72,7 @@ _OF_FINDINGS = {
     Finding.NO_ROUTE: Connectivity.NO_ROUTE,
     Finding.MUTE: Connectivity.NO_HANDSHAKE,
     Finding.NO_EDGE: Connectivity.NO_EDGE,
-    Finding.TURNED_AWAY: Connectivity.BUSY,
+    Finding.HANGS_UP: Connectivity.BUSY,
 }
 _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 # What is the matter, and what mends it.
@@ -106,9 +106,10 @@ _WORDS = {
         "{mend}",
     ),
     Connectivity.NO_HANDSHAKE: (
-        "At {at} connections are taken, but the handshake gets no answer: the path is slow, or the "
-        "edge hangs.",
-        "wait longer (--on-link-loss wait; `pilotfish probe --patience`), or look at the edge",
+        "At {at} connections are taken, but the handshake gets no answer: the path is slow, the "
+        "edge hangs, or it is no edge.",
+        "wait longer (--on-link-loss wait; `pilotfish probe --patience`), or look at the edge and "
+        "whether the port is right",
     ),
     Connectivity.NO_EDGE: (
         "At {at} something answers that is no edge, or a proxy with no edge behind it.",

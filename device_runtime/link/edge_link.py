@@ -148,7 +148,7 @@ class EdgeLink(GreetedLine):
                 self._put_off()
             elif self._patience.policy != "local":
                 raise
-            _log.warning("the edge is of no use now: %s", error)
+            self._log_news(logging.WARNING, "the edge is of no use now: %s", error)
             return False
 
     def _look(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
+from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity, LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import Interrupt, Patience
 from pilotfish.wire.address import require_address
@@ -87,7 +87,8 @@ class Family:
             if status.state is not Connectivity.CONNECTED:
                 if before is Connectivity.CONNECTED:
                     self._away_s = time.monotonic()
-                _log.warning("%s: %s %s", status.state.value, status, patience.consequence)
+                then = patience.consequence(refused=status.state in REFUSALS)
+                _log.warning("%s: %s %s", status.state.value, status, then)
                 return
             away_s = time.monotonic() - self._away_s
             after = "" if first else f", {away_s:.1f} s after {before.value}"

@@ -43,6 +43,7 @@ class GreetedLine(SlicedLine):
         self._ask_again_s = 0.0
         # what the edge said of itself over which connection, instead of a welcome
         self._said: tuple[int, Connectivity] | None = None
+        self._last_news = ""  # of what edges said since one welcomed us
 
     def introduce(self, hello: Hello) -> None:
         """Greet edges with what this says of the drafter."""
@@ -103,8 +104,14 @@ class GreetedLine(SlicedLine):
             if self.channel.connected and self._unsuited != self.connection and not self._ready:
                 self._say_hello(0.0)
         except PilotfishError as error:
-            _log.info("%s", error)
+            self._log_news(logging.INFO, "%s", error)
         self.changed()
+
+    def _log_news(self, level: int, form: str, error: PilotfishError) -> None:
+        """Log what an edge says, unless it has just said the same."""
+        if str(error) != self._last_news:
+            self._last_news = str(error)
+            _log.log(level, form, error)
 
     def _say_hello(self, wait_s: float) -> None:
         """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
@@ -152,7 +159,7 @@ class GreetedLine(SlicedLine):
                     "this answer's: ask again."
                 )
             )
-        self._greeted, self._said = self._asked, None
+        self._greeted, self._said, self._last_news = self._asked, None, ""
         self._diagnosis.forget()
         self.changed()
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):

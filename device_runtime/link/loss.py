@@ -74,13 +74,12 @@ class Patience:
         """Whether the device may start without the edge."""
         return self.policy != "fail"
 
-    @property
-    def consequence(self) -> str:
-        """A sentence on what becomes of requests while the edge is away."""
+    def consequence(self, *, refused: bool) -> str:
+        """A sentence on what becomes of requests while the edge is away, or refuses the device."""
         if self.policy == "local":
             return "Meanwhile the drafter answers alone."
-        if self.policy == "wait":
-            return f"Meanwhile requests wait for up to {self.absent_s:g} s, unless it is a refusal."
+        if self.policy == "wait" and not refused:
+            return f"Meanwhile requests wait for up to {self.absent_s:g} s."
         return "Meanwhile requests fail."
 
     @classmethod

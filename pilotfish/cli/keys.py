@@ -158,27 +158,44 @@ def _own_folder() -> Path:
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
     """Return the folder that is named, else the first of these services', else the user's own.
 
-    `KeysError`: that service's file cannot be read, or names none.
+    Says on stderr where another service has another. `KeysError`: the first service's file cannot
+    be read, or none names a folder.
     """
     if named is not None:
         return named
-    service = next((each for each in services if _settings(each).exists()), None)
-    if "PILOTFISH_KEYS" in os.environ or service is None:
+    installed = [each for each in services if _settings(each).exists()]
+    if "PILOTFISH_KEYS" in os.environ or not installed:
         return _own_folder()
     if os.geteuid() != 0:
         print(
-            f"pilotfish: the service here has keys of its own ({_settings(service)} says where): "
-            "for these use sudo.",
+            f"pilotfish: the service here has keys of its own ({_settings(installed[0])} says "
+            "where): for these use sudo.",
             file=sys.stderr,
         )
         return _own_folder()
-    folder = _service_folder(service)
-    if folder is None:
+    folders = {installed[0]: _service_folder(installed[0])}
+    for service in installed[1:]:
+        with suppress(KeysError):  # it has other troubles
+            folders[service] = _service_folder(service)
+    named_folders = [(service, folder) for service, folder in folders.items() if folder is not None]
+    if not named_folders:
         raise KeysError(
-            f"{_settings(service)} names no folder of keys: write one there "
+            f"{_settings(installed[0])} names no folder of keys: write one there "
             f'(keys = "{SETTINGS}/keys"), or name one with --keys.'
         )
-    return folder
+    chosen, first = named_folders[0]
+    for service, folder in named_folders:
+        if not _same(first, folder):
+            print(
+                f"pilotfish: these are the keys of pilotfish-{chosen}; those of "
+                f"pilotfish-{service} are in {folder} (--keys).",
+                file=sys.stderr,
+            )
+    return first
+
+
+def _same(folder: Path, other: Path) -> bool:
+    return folder.resolve() == other.resolve()
 
 
 def _settings(service: str) -> Path:
@@ -196,10 +213,14 @@ def _service_folder(service: str) -> Path | None:
 
 def _advise(folder: Path, what: str) -> None:
     """Say on stderr what has the edge read its keys again."""
-    how = "send it SIGHUP"
+    units = []
     for service in _EDGES:
         with suppress(KeysError):  # it is not installed, or has other troubles
-            if _service_folder(service) == folder:
-                how = f"`sudo systemctl reload pilotfish-{service}`"
-                break
+            theirs = _service_folder(service)
+            if theirs is not None and _same(theirs, folder):
+                units.append(f"pilotfish-{service}")
+    first, *others = units or [""]
+    how = f"`sudo systemctl reload {first}`" if first else "send it SIGHUP"
+    if others:  # the package brings both services' files; systemd reloads only what runs
+        how += f", and {', '.join(others)} likewise if it runs here"
     print(f"pilotfish: {what}: {how}.", file=sys.stderr)

@@ -50,8 +50,12 @@ def is_journal() -> bool:
 
 
 def prefixed(text: str, level: int) -> str:
-    """Return each line with the prefix that tells the journal its priority."""
-    return "\n".join(f"<{_SYSLOG.get(level, 6)}>{line}" for line in text.splitlines() or [""])
+    """Return each line with the prefix that tells the journal its priority.
+
+    The journal ends a line at a NUL byte, too.
+    """
+    lines = text.replace("\0", "\n").splitlines() or [""]
+    return "\n".join(f"<{_SYSLOG.get(level, 6)}>{line}" for line in lines)
 
 
 class _JournalFormatter(logging.Formatter):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,58 @@ def test_a_key_has_one_name(tmp_path: Path, device: Path) -> None:
     with pytest.raises(KeysError, match=r"kitchen\.pub allows this key already.*deny kitchen"):
         keys.allow(folder, device, "hall")
     assert not (folder / "allowed" / "hall.pub").exists()
+
+
+def test_what_an_error_says_of_a_file_of_any_name_can_be_copied(
+    tmp_path: Path, device: Path
+) -> None:
+    folder = tmp_path / "edge"
+    by_hand = keys.allow(folder, device, "kitchen").rename(folder / "allowed" / "Bob's; board.pub")
+    with pytest.raises(KeysError, match="allows this key already") as refused:
+        keys.allow(folder, device, "hall")
+    command = shlex.split(re.findall("`([^`]*)`", str(refused.value))[0])
+    assert command[:3] == ["pilotfish", "keys", "deny"]
+    assert keys.deny(folder, command[3]) == [by_hand]
+
+
+def test_of_two_services_with_folders_of_their_own_the_other_is_named(
+    etc: Path, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key in the wrong list lets in a machine that nobody meant."""
+    folder = install(etc, "edge")
+    install(etc, "worker", f'keys = "{etc}/worker-keys"\n')
+    assert run("allow", device) == 0
+    out, advice = said(capsys)
+    assert out == str(folder / "allowed/device.pub")
+    assert f"those of pilotfish-worker are in {etc}/worker-keys" in advice
+    assert "reload pilotfish-edge`" in advice
+    assert run("allow", device, "--keys", etc / "worker-keys") == 0
+    assert "reload pilotfish-worker`" in said(capsys)[1]
+
+
+def test_a_service_without_keys_and_another_that_is_broken_are_no_matter(
+    etc: Path, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(etc, "edge", "")
+    folder = install(etc, "worker")
+    install(etc, "device", "sessions = [[\n")
+    assert run("allow", device) == 0
+    assert said(capsys)[0] == str(folder / "allowed/device.pub")
+    assert run("list") == 0
+
+
+def test_two_services_of_one_folder_are_both_reloaded(
+    etc: Path, device: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in ("edge", "worker", "device"):
+        folder = install(etc, service)
+    assert run("allow", device) == 0
+    out, advice = said(capsys)
+    assert out == str(folder / "allowed/device.pub")
+    assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker likewise" in advice
+    monkeypatch.chdir(etc)
+    assert run("deny", "device", "--keys", "keys") == 0
+    assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker" in said(capsys)[1]
 
 
 def test_a_key_under_two_names_counts_once_and_both_are_named(tmp_path: Path, device: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from pilotfish.cli.logs import prefixed
 
 # What a process logs, in each way that there is.
 _SAYS = """
@@ -76,6 +81,15 @@ def test_people_get_the_time_and_no_prefix() -> None:
 
 def test_verbose_in_the_journal_tells_of_each_answer() -> None:
     assert "<6>pilotfish.answers: an answer" in said("-v", journal=True)
+
+
+@pytest.mark.parametrize("end", ["\n", "\0", "\r", "\r\n", "\x0b", "\x0c", "\x85", "\u2028"])
+def test_foreign_text_cannot_choose_a_priority(end: str) -> None:
+    """The journal ends a line at a NUL byte as well."""
+    said = prefixed(f"it said: <1>a{end}<0>the system is down{end}{end}<2>b", logging.WARNING)
+    lines = re.split("[\n\0]", said)
+    assert len(lines) >= 3
+    assert all(line.startswith("<4>") for line in lines)
 
 
 def test_a_command_that_fails_is_an_error_in_the_journal(tmp_path: Path) -> None:

@@ -161,6 +161,14 @@ def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
         context.destroy(linger=0)
 
 
+@pytest.mark.parametrize("policy", ["fail", "wait", "local"])
+def test_what_becomes_of_requests_is_said_as_it_is(policy: str) -> None:
+    patience = Patience.under(policy, 7.0)
+    away, refused = (patience.consequence(refused=each) for each in (False, True))
+    assert ("7 s" in away) == (policy == "wait")
+    assert ("requests fail" in refused) == (policy != "local")
+
+
 PLACES = {
     "tcp://no-such-machine.invalid:7077": Connectivity.NO_NAME,
     NOWHERE: Connectivity.CONNECTION_REFUSED,
@@ -218,6 +226,39 @@ def test_lost_and_back_are_a_line_each_under_every_policy(
         assert other.generate("abc", max_tokens=2).tokens
         assert sum("connected" in line for line in lines(logging.INFO)) == 2
     relay.close()
+
+
+@pytest.mark.parametrize("policy", ["fail", "local"])
+def test_an_edge_that_says_the_same_again_and_again_is_a_line(
+    pair: Pair, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An idle lane greets it twice a second, and an answer that goes on alone at each token."""
+    caplog.set_level(logging.INFO, "pilotfish.device")
+    busy = m.Failure(code="busy", message="no room", session=None)
+    denied = m.Failure(code="access-denied", message="no", session=None)
+    said = [busy]
+    edge = LyingEdge(pair, lambda request: [[said[0]]] if isinstance(request, m.Hello) else [])
+    edge.start()
+    link = EdgeLink(edge.endpoint, None, Patience.under(policy, 1.0))
+    link.introduce(HELLO)
+    try:
+        eventually(link.up)
+
+        def heard(times: int) -> bool:
+            link.attend()
+            if policy == "local":
+                link.look()
+            time.sleep(0.001)
+            return len(edge.requests) >= times
+
+        eventually(lambda: heard(20))
+        assert sum("no room" in record.message for record in caplog.records) == 1
+        said[0] = denied
+        eventually(lambda: heard(40))
+        assert sum("refused this device" in record.message for record in caplog.records) == 1
+    finally:
+        link.close()
+        edge.stop()
 
 
 def test_a_device_is_as_well_off_as_its_best_lane(edge) -> None:

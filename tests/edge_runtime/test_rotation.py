@@ -6,13 +6,17 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from pilotfish import Device
+from pilotfish.edge_runtime import key_rotation
+from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.wire import keys, rotation
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.transport import Listener
 from tests.conftest import Pair
 from tests.support.daemons import (
     Systemd,
@@ -140,6 +144,75 @@ def test_who_still_has_the_former_key_is_known(
             daemon.await_line("another edge.pub than this edge's")
 
 
+class Answers:
+    """Stands in for a listener: the keys that it was asked to answer to, and nobody came."""
+
+    gate = None
+
+    def __init__(self) -> None:
+        self.to: list[tuple[bytes, bytes | None]] = []
+
+    def answer_to(self, secret: bytes, former: bytes | None) -> None:
+        self.to.append((secret, former))
+
+
+def reloaded(rotation: KeyRotation, folder: Path, listener: Answers) -> list[str]:
+    return rotation.reload(folder, cast("Listener", listener), {})
+
+
+def test_steps_between_two_reloads_are_taken_up_together_or_named(tmp_path: Path) -> None:
+    """Whoever forgets a reload learns of it at the next one, not from the devices."""
+    keys.create(tmp_path, keys.EDGE)
+    listener, held = Answers(), KeyRotation(keys.EdgeKeys.load(tmp_path))
+    first = held.secret
+    assert reloaded(held, tmp_path, listener) == []
+    rotation.begin(tmp_path)
+    assert reloaded(held, tmp_path, listener) == []
+    second = held.secret
+    rotation.finish(tmp_path)
+    rotation.begin(tmp_path)  # a second one; the first one's end was not read
+    assert reloaded(held, tmp_path, listener) == []
+    third = held.secret
+    assert listener.to == [(second, first), (third, second)]
+    rotation.finish(tmp_path)
+    rotation.begin(tmp_path)
+    rotation.finish(tmp_path)  # none of a third one's steps was read
+    [fault] = reloaded(held, tmp_path, listener)
+    assert "needs a restart" in fault
+    assert listener.to[2:] == [(third, None)]
+
+
+def test_a_former_key_that_was_not_read_at_the_start_is_taken_up_by_a_reload(
+    tmp_path: Path,
+) -> None:
+    keys.create(tmp_path, keys.EDGE)
+    first = keys.EdgeKeys.load(tmp_path).secret
+    rotation.begin(tmp_path)
+    (tmp_path / "edge.old.key").chmod(0o644)
+    listener, held = Answers(), KeyRotation(keys.EdgeKeys.load(tmp_path))
+    [fault] = held.start(cast("Listener", listener))
+    assert "chmod 600" in fault
+    assert "chmod 600" in reloaded(held, tmp_path, listener)[0]
+    assert listener.to == []
+    (tmp_path / "edge.old.key").chmod(0o600)  # as it says
+    assert reloaded(held, tmp_path, listener) == []
+    assert listener.to == [(held.secret, first)]
+
+
+def test_a_rotation_that_a_service_may_not_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between `keys rotate` and the reload its files were made root's alone again."""
+    keys.create(tmp_path, keys.EDGE)
+    held = KeyRotation(keys.EdgeKeys.load(tmp_path))
+    rotation.begin(tmp_path)
+    monkeypatch.setattr(key_rotation, "reread_secret", lambda *_: None)
+    [fault] = reloaded(held, tmp_path, Answers())
+    assert "needs a restart" in fault
+    started = KeyRotation(keys.EdgeKeys.load(tmp_path))  # within it, with both keys of systemd's
+    assert reloaded(started, tmp_path, Answers()) == []
+
+
 def test_another_key_without_a_rotation_needs_a_restart(
     pair: Pair, key_folders: dict[str, Path], systemd: Systemd, tmp_path: Path
 ) -> None:
@@ -147,8 +220,14 @@ def test_another_key_without_a_rotation_needs_a_restart(
     with running("--target", pair.target, "--keys", folder, systemd=systemd) as daemon:
         keys.create(tmp_path / "other", keys.EDGE)
         shutil.copy(tmp_path / "other" / "edge.key", folder / "edge.key")
-        reload_as_systemd(systemd, daemon.pid)
+        refused = reload_as_systemd(systemd, daemon.pid)
+        assert refused.returncode != 0  # the operator takes the new edge.pub to the devices
+        assert "needs a restart" in refused.stderr
         daemon.await_line("edge.key has changed without a rotation")
+        assert (
+            "edge.key has changed"
+            in [told["STATUS"] for _, told in systemd.received if "STATUS" in told][-1]
+        )
         with RawClient(daemon.endpoint, DeviceKeys.load(key_folders["bob"])) as client:
             client.say(m.Ping(nonce=1))
             assert isinstance(client.receive(), m.Pong)

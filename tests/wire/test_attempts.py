@@ -206,8 +206,8 @@ def drip(connection: socket.socket) -> None:
         (web, Finding.NO_EDGE),
         (mute, Finding.MUTE),
         (drip, Finding.NO_EDGE),
-        (full(10), Finding.TURNED_AWAY),
-        (full(64), Finding.TURNED_AWAY),
+        (full(10), Finding.HANGS_UP),
+        (full(64), Finding.HANGS_UP),
     ],
     ids=["hangs-up", "web", "mute", "drip", "full-early", "full-late"],
 )
@@ -216,6 +216,37 @@ def test_what_is_no_edge_is_not_taken_for_one(serve: Serve, finding: Finding) ->
         begun_s = time.monotonic()
         assert diagnose("127.0.0.1", port, 0.3) is finding
         assert time.monotonic() - begun_s < 1.5
+
+
+def banner(connection: socket.socket) -> None:
+    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+    connection.recv(100)
+
+
+def ends_at_once(connection: socket.socket) -> None:
+    connection.recv(1)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.mark.parametrize("curve", [False, True])
+@pytest.mark.parametrize("serve", [banner, ends_at_once, web])
+def test_what_speaks_another_protocol_is_a_failure_and_tried_ever_later(
+    serve: Serve, curve: bool
+) -> None:
+    """ZeroMQ names no failed handshake where a socket with keys hears ZMTP 1.0, as it thinks."""
+    public, secret = zmq.curve_keypair()
+    held = DeviceKeys(secret, public, public) if curve else None
+    with listening(serve) as port:
+        channel = EdgeChannel(f"tcp://127.0.0.1:{port}", held, 1000)
+        try:
+            end_s = time.monotonic() + 2.5
+            while time.monotonic() < end_s:
+                channel.take(0.02)
+            assert channel.attempts.failure in (Failure.OTHER, Failure.CLOSED)
+            assert 2 <= channel.attempts.handshakes_failed <= 13
+            assert not channel.connected
+        finally:
+            channel.close()
 
 
 def test_a_machine_without_descriptors_blames_no_address(monkeypatch: pytest.MonkeyPatch) -> None:

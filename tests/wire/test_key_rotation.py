@@ -57,12 +57,12 @@ def test_a_kill_in_between_is_mended_by_the_same_command(
     before = EdgeKeys.load(folder)
     done = 0
 
-    def dies(path: Path, content: bytes, mode: int) -> None:
+    def dies(path: Path, content: bytes, mode: int, **more: int) -> None:
         nonlocal done
         if done == writes:
             raise KeyboardInterrupt
         done += 1
-        write_whole(path, content, mode)
+        write_whole(path, content, mode, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(rotation, "write_whole", dies)
@@ -92,6 +92,38 @@ def test_in_a_services_folder_its_group_reads_both_keys(folder: Path) -> None:
     for name in (EDGE, FORMER):
         status = (folder / f"{name}.key").stat()
         assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, 12345, 0o640)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to a group")
+def test_no_kill_leaves_a_key_that_a_services_group_cannot_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would mend it: a second `keys rotate` writes no key that is there."""
+    os.chown(folder, 0, 12345)
+    seen = []
+
+    def look(path: Path, content: bytes, mode: int, **more: int) -> None:
+        write_whole(path, content, mode, **more)
+        status = path.stat()
+        if path.suffix == ".key":
+            seen.append((status.st_gid, stat.S_IMODE(status.st_mode)))
+
+    monkeypatch.setattr(rotation, "write_whole", look)
+    rotation.begin(folder)
+    assert seen == [(12345, 0o640)] * 2
+
+
+def test_a_file_of_no_group_is_given_to_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under our units' system call filter every chown fails, whatever it asks for."""
+
+    def filtered(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchown", filtered)
+    write_whole(tmp_path / "reload", b"1\n", 0o644)
+    assert (tmp_path / "reload").read_bytes() == b"1\n"
 
 
 def test_a_former_key_that_cannot_be_read_stops_no_edge(folder: Path) -> None:

@@ -278,6 +278,10 @@ def test_modes_do_not_depend_on_the_umask(folder: Path) -> None:
             os.umask(before)
         assert mode(public.with_suffix(".key")) == 0o600
         assert mode(public) == mode(listed) == 0o644  # the edge, another user, reads them
+        assert mode(listed.parent) == 0o755
+    listed.parent.chmod(0o750)  # somebody's choice stays
+    keys.allow(folder / str(umask), public)
+    assert mode(listed.parent) == 0o750
 
 
 def test_leftovers_of_a_kill_do_no_harm(folder: Path) -> None:

@@ -149,6 +149,8 @@ PRESENT, FORMER, EITHER = (1,), (0,), (1, 0)
         ([("", 0.0), ("", 0.1)], EITHER),
         ([("", 0.0), ("", 60.0)], PRESENT),
         ([("", 0.0), ("a", 0.1)], PRESENT),
+        # a stranger without pause, where nothing is to be changed any more, keeps nobody out
+        ([*(("b", 0.001 * n) for n in range(400)), ("a", 0.4)], FORMER),
         ([("a", 0.0), ("a", 0.001)], FORMER),  # no second program so soon; it comes again
     ],
 )

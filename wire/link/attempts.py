@@ -47,19 +47,20 @@ def stop_at(socket: "zmq.Socket[bytes]") -> None:
 class Attempts:
     """The attempts of one socket. Its owner writes; any thread may read, and call `hurry`.
 
-    failure: of the last attempt, until one succeeds; None: there was none. hung_up: handshakes that
-    the other end broke off, since one succeeded. wrong_key: somebody has seen that an edge is there
-    which hangs up on handshakes alone.
+    failure: of the last attempt, until one succeeds; None: there was none. hang_ups: handshakes
+    that the other end broke off, since one succeeded. wrong_key: somebody has seen that an edge is
+    there which hangs up on handshakes alone.
     """
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
-        self.hung_up = 0
+        self.hang_ups = 0
         self.wrong_key = False
         self.handshakes_failed = 0
         self.began_s = time.monotonic()
         self._stopped_s: float | None = None  # since when ZeroMQ may have stopped
         self._stopped = False  # it has, for sure
+        self._in_handshake = False  # there is a connection, and no outcome of its handshake
         self._pause_s = _FIRST_S
         self._due_s = 0.0
         self._resolved = False  # the last attempt had an address
@@ -71,7 +72,7 @@ class Attempts:
                 self.began()
                 self._resolved = True
             case zmq.Event.CONNECTED:
-                self._stopped_s, self._resolved = None, True
+                self._stopped_s, self._in_handshake, self._resolved = None, True, True
             case zmq.Event.CONNECT_RETRIED:
                 self._stopped_s = None
                 if not self._resolved:
@@ -80,8 +81,10 @@ class Attempts:
             case zmq.Event.CLOSED:
                 self.failure = Failure.CONNECT
             case zmq.Event.HANDSHAKE_SUCCEEDED:
-                self.failure, self.hung_up, self.wrong_key = None, 0, False
-                self._pause_s = _FIRST_S
+                self.failure, self.hang_ups, self.wrong_key = None, 0, False
+                self._pause_s, self._in_handshake = _FIRST_S, False
+            case zmq.Event.DISCONNECTED if self._in_handshake:  # taken for ZMTP 1.0: no other event
+                self._halted(Failure.OTHER)
             case zmq.Event.DISCONNECTED:
                 self._stopped_s = time.monotonic()
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
@@ -120,7 +123,7 @@ class Attempts:
     @property
     def surely_wrong_key(self) -> bool:
         """Whether an edge is there that does not take our handshake: edge.pub is not its key."""
-        return self.failure is Failure.CLOSED and self.wrong_key and self.hung_up >= SURE
+        return self.failure is Failure.CLOSED and self.wrong_key and self.hang_ups >= SURE
 
     def failed_since(self, since_s: float) -> bool:
         """Whether an attempt that began since then (monotonic) has failed and is over."""
@@ -136,13 +139,13 @@ class Attempts:
         self._stopped_s, self._stopped, self._resolved = None, False, False
 
     def _halted(self, failure: Failure) -> None:
-        self.failure = failure
+        self.failure, self._in_handshake = failure, False
         self.handshakes_failed += 1
-        self.hung_up += failure is Failure.CLOSED
+        self.hang_ups += failure is Failure.CLOSED
         now_s = time.monotonic()
         self._stopped_s, self._stopped = now_s, True
         lasting = failure in _LASTING or self.surely_wrong_key
         most_s = _LATEST_S if lasting else _SOON_S
         self._due_s = now_s + min(self._pause_s, most_s) * random.uniform(1 - _JITTER, 1 + _JITTER)
-        if failure is not Failure.CLOSED or self.hung_up >= SURE:
+        if failure is not Failure.CLOSED or self.hang_ups >= SURE:
             self._pause_s = min(2 * self._pause_s, most_s)

@@ -34,7 +34,7 @@ class Finding(Enum):
     NO_ROUTE = auto()  # no machine answers: the network, the address, a firewall
     MUTE = auto()  # something takes the connection, and says nothing
     NO_EDGE = auto()  # something says what no edge says, or hangs up
-    TURNED_AWAY = auto()  # an edge hangs up on whoever comes: it stops, or has no room
+    HANGS_UP = auto()  # an edge hangs up on whoever comes: it stops, or has no room
     PLAIN = auto()  # an edge without keys
     CURVE = auto()  # an edge with keys
 
@@ -69,7 +69,7 @@ def _greeted(connection: socket.socket, patience_s: float) -> Finding:
     if (got[:1], got[9:10]) != _SIGNATURE:
         return Finding.NO_EDGE
     if ends:
-        return Finding.TURNED_AWAY
+        return Finding.HANGS_UP
     mechanism = got[_MECHANISM].rstrip(b"\0")
     return Finding.CURVE if mechanism == b"CURVE" else Finding.PLAIN
 

@@ -22,6 +22,7 @@ from tests.support.daemons import await_sample, running, scrape
 from tests.support.hostile import PROMPT, RawClient, RawSession, resident_mib
 
 BROKEN = 'handshakes_refused_total{reason="broken"}'
+OTHER_KEY = 'handshakes_refused_total{reason="edge-key"}'
 BY_KEY = 'handshakes_refused_total{reason="key"}'
 CROWD = 'connections_cut_total{reason="crowd"}'
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\0" * 32
@@ -110,7 +111,8 @@ def test_a_replayed_handshake(fort: Fort, bob: DeviceKeys) -> None:
                 replay.sendall(data)
                 time.sleep(0.05)
         assert is_over(replay)
-    await_sample(fort.metrics, BROKEN, before[BROKEN] + 1)
+    # an edge cannot tell it from a handshake with another edge.pub: what it cannot decrypt
+    await_sample(fort.metrics, OTHER_KEY, before[OTHER_KEY] + 1)
     after = scrape(fort.metrics)
     served = 'device_jobs_total{device="bob"}'
     assert after[served] == before[served]
