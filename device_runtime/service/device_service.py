@@ -23,7 +23,7 @@ from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
-from pilotfish.device_runtime.service.status import Status, freshest, link_body
+from pilotfish.device_runtime.service.status import Status, freshest
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
 
@@ -104,7 +104,8 @@ class DeviceService:
     def health(self) -> tuple[bool, Body]:
         """Return whether requests can be answered now, and a body that says why not.
 
-        Without the edge they can under the policy `local` alone: the drafter answers them.
+        Without the edge they can under the policy `local` alone: the drafter answers them. The body
+        is for everybody, so it does not say where the edge is.
         """
         link = self.link_status
         edge_up = link is not None and link.state is Connectivity.CONNECTED
@@ -121,7 +122,7 @@ class DeviceService:
         return state == "ok", {
             "status": state,
             "edge_up": edge_up,
-            "edge": link and link_body(link),
+            "edge": link and {"state": link.state.value, "remedy": link.remedy or None},
             "lanes": {"all": len(lanes.lanes), "busy": lanes.running},
             "waiting": max(0, lanes.waiting),
         }
