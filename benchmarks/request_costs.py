@@ -12,9 +12,11 @@ import argparse
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from statistics import median
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from _common import Rows, at_most, conclude, options, pair, pair_options
 
@@ -30,6 +32,7 @@ from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.codecs.sparse import encode_sparse
 from pilotfish.wire.committed import Committed
+from pilotfish.wire.transfer import pack
 from pilotfish.wire.transport import Envelope
 
 CONTEXT, WINDOW, LOGPROBS = 2048, 64, 20
@@ -56,7 +59,7 @@ class Edge:
         held = LocalTarget(decoder)
         self.manifest = artifact.manifest
         self.scheduler = Scheduler(held)
-        self.sent = 0
+        self.sent, self.reply = 0, None  # since the last request, and the last of it
         self.service = Service(
             artifact, held, limits, self.scheduler.submit, self._send, price=self.scheduler.price
         )
@@ -64,6 +67,7 @@ class Edge:
 
     def _send(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
         self.sent += len(m.encode(reply)) + sum(map(len, frames))
+        self.reply = reply
         return True
 
     def deliver(self, frames: Sequence[bytes]) -> None:
@@ -101,6 +105,17 @@ class Edge:
         window = m.Window(session=self.id, generation=self.generation, **place)
         return [m.encode(window), *frames]
 
+    def chunk(self, message: bytes, at: int, size: int, transfer: bytes) -> list[bytes]:
+        """A part of a large message."""
+        chunk = m.Chunk(transfer=transfer, offset=at, total=len(message))
+        return [m.encode(chunk), message[at : at + size]]
+
+    def more(self) -> list[bytes]:
+        """A question for the rest of the last reply, which came in slices."""
+        assert isinstance(self.reply, m.Slice)
+        more = m.More(transfer=self.reply.transfer, offset=1024, bytes=m.MAX_CHUNK)
+        return [m.encode(more)]
+
     def pull(self, count: int) -> list[bytes]:
         place = {"start": len(self.committed), "hash": self.committed.hash}
         pull = m.Pull(session=self.id, generation=self.generation, count=count, **place)
@@ -136,13 +151,27 @@ def cases(edge: Edge) -> list[Case]:
     def pulled(**more: Any) -> None:
         worked(edge.begin("stream", long, **more), edge.pull(48))
 
+    ping = [m.encode(m.Ping(nonce=1)), b"\0" * (2**18 - 16)]
+    whole = pack(ping[0], ping[1:])
+    large, places = bytes(16 * m.MAX_CHUNK), count()
+
+    def sliced() -> None:
+        deliver([m.encode(msgspec.structs.replace(hello, reply_bytes=1024))])
+        deliver(ping)
+        edge.service._downloads.met(ME, ME, 0)
+
     def split_window(**more: Any) -> None:
         worked(edge.begin("dssd", **more))
         worked(edge.window(*split))
 
     return [
         Case("ping", lambda: [m.encode(m.Ping(nonce=1))]),
-        Case("ping of 256 KiB", lambda: [m.encode(m.Ping(nonce=1)), b"\0" * (2**18 - 16)]),
+        Case("ping of 256 KiB", lambda: ping),
+        Case("chunk of 256 KiB", lambda: edge.chunk(
+            large, next(places) * m.MAX_CHUNK, m.MAX_CHUNK, b"\0" * 8)),
+        Case("chunk without bytes", lambda: edge.chunk(whole, 0, 0, b"\1" * 8),
+             lambda: deliver(edge.chunk(whole, 0, m.MAX_CHUNK, b"\1" * 8))),
+        Case("more, 256 KiB", edge.more, sliced),
         Case("hello", lambda: [m.encode(hello)]),
         Case("fetch", lambda: [m.encode(m.Fetch(vocabulary=digest, part=0))]),
         Case("no message", lambda: [b"\xc1"]),

@@ -176,8 +176,10 @@ class Device:
             self._partner = self._partners.meet(link, met)
         except BaseException as error:
             link.require_vocabulary(self._partner.pair.fingerprint)
-            if isinstance(error, PairMismatchError) and link.welcome is not None:
-                return False  # the earlier vocabulary again
+            if isinstance(error, PairMismatchError):
+                if link.welcome is not None:
+                    return False  # the earlier vocabulary again
+                link.unusable = link.vocabulary
             if self._patience.policy == "local" and isinstance(error, AWAY):
                 return False  # the drafter goes on alone until a suitable edge is there
             raise

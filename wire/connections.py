@@ -164,10 +164,7 @@ class Connections:
     def lay_s(self, client: bytes) -> float:
         """Return how long ago a client's last bytes came, in seconds; 0 where nobody knows."""
         connection = self._known.get(client)
-        if connection is None:
-            return 0.0
-        with borrowed(connection.descriptor, self._is_ours) as lent:
-            return lay_s(lent)
+        return 0.0 if connection is None else lay_s(connection.descriptor)
 
     def has_room(self, client: bytes, size: int) -> bool:
         """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.

@@ -38,6 +38,7 @@ from pilotfish.wire.errors import (
     from_code,
 )
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.liveness import LARGE_BYTES
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
@@ -195,7 +196,8 @@ class EdgeLink(GreetedLine):
         give_up = time.monotonic() + self._patience.silent_s
         while True:
             self.await_edge()
-            position, sent_ns = self.channel.position(), time.monotonic_ns()
+            large = sum(map(len, frames)) > LARGE_BYTES
+            position, sent_ns = self.channel.position(exact=large), time.monotonic_ns()
             size = chunked = self._uploads.send(message, frames, again=again)
             if size is None:
                 size = self.try_send(message, frames)
@@ -238,8 +240,7 @@ class EdgeLink(GreetedLine):
                     self._got_on()
                     if arrived.sliced:
                         self.gauge.transferred(down_bps=self.downlink.full_bps)
-                    pending.late = pending.late or self.channel.lay_s() > SOON_S
-                    return pending.answered(arrived, self.connection)
+                    return pending.answered(arrived, self.connection, self.channel.lay_s)
                 if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     error = from_code(reply.code, reply.message)
                     if isinstance(error, AccessDeniedError | DrainingError):

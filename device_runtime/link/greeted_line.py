@@ -28,7 +28,8 @@ class GreetedLine(SlicedLine):
     """A line over which edges are greeted.
 
     met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
-    is not the one required. changed: is called when the state of the link may have changed.
+    is not the one required. unusable: fingerprint of a vocabulary for which the device cannot
+    draft. changed: is called when the state of the link may have changed.
     """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
@@ -36,6 +37,7 @@ class GreetedLine(SlicedLine):
         self.gauge = Gauge()
         self.met: Welcome | None = None
         self.welcome: Welcome | None = None
+        self.unusable: str | None = None
         self.changed: Callable[[], None] = lambda: None
         self._hello: Hello | None = None
         self._required: str | None = None  # fingerprint of a vocabulary
@@ -152,12 +154,15 @@ class GreetedLine(SlicedLine):
         before = self.met
         self.meet(welcome)
         if self.welcome is None:
-            self._asked = NO_CONNECTION
-            raise self._turned_away(
-                PairMismatchError(
-                    f"The edge serves {welcome.model} now, whose vocabulary is another one than "
-                    "this answer's: ask again."
-                )
+            self._asked, self._unsuited = NO_CONNECTION, self.connection
+            # the next answer takes to its vocabulary, if that is possible
+            other = self.vocabulary == self.unusable
+            state = Connectivity.OTHER_VOCABULARY if other else Connectivity.CONNECTED
+            self._said = self.connection, state
+            self.changed()
+            raise PairMismatchError(
+                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
+                "answer's: ask again."
             )
         self._greeted, self._said, self._last_news = self._asked, None, ""
         self._diagnosis.forget()

@@ -12,6 +12,7 @@ from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.link.reassembly import Reassembly
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import Liveness
+from pilotfish.wire.messages import Slice
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -31,9 +32,12 @@ class SlicedLine(Line):
             arrived = super().receive(timeout_s)
             if arrived is None:
                 return None
-            self.downlink.follow(self.connection)
-            self._replies.take(arrived)
-            self._ask_on()
+            if isinstance(arrived.reply, Slice):
+                self.downlink.follow(self.connection)
+                self._replies.take(arrived)
+                self._ask_on()
+            else:  # over another connection nothing is asked for before `resume`
+                self._replies.take(arrived)
             ready = self._replies.next()
         return ready
 

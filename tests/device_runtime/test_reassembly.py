@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from pilotfish.device_runtime.link.flow import Flow
-from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival
+from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival, Line
+from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.wire import messages as m
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.transfer import pack
@@ -133,3 +135,28 @@ def test_replies_that_wait_take_bounded_memory(replies: Reassembly) -> None:
     while replies.next() is not None:
         waited += 1
     assert waited <= 1 + REPLY_BYTES // 100_000
+
+
+def test_over_another_connection_nothing_is_asked_for_before_it_is_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two questions at once get two slices in one segment, which some paths lose for its size."""
+    line = SlicedLine("tcp://127.0.0.1:1", None, Interrupt())
+    asked: list[m.More] = []
+    pong = Arrival(m.Pong(nonce=1, received_ns=1, sent_ns=1), [], 10)
+    arriving = [part(0, BODY[:1000]), pong]
+    connection = 1
+    monkeypatch.setattr(Line, "receive", lambda self, timeout_s: arriving.pop(0))
+    monkeypatch.setattr(Line, "connection", property(lambda self: connection))
+    monkeypatch.setattr(line, "try_send", asked.append)
+    try:
+        assert line.receive(0.0) is None
+        assert [more.offset for more in asked][:1] == [1000]
+        connection = 2
+        asked.clear()
+        assert line.receive(0.0) == pong
+        assert not asked
+        line.resume()
+        assert [more.offset for more in asked][:1] == [1000]
+    finally:
+        line.close()

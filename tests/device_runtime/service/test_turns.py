@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,21 +117,23 @@ async def answers(lanes: Lanes, client: str, count: int, options: Options) -> li
         return found
 
 
-def talk(device: Device, places: int, work: Callable[[Lanes], Coroutine[Any, Any, Any]]) -> Any:
-    async def run() -> Any:
+def talk(draft: Path, places: int, work: Callable[[Lanes], Coroutine[Any, Any, Any]]) -> Any:
+    """What ``work`` comes to with lanes of this drafter; their end is the device's, too."""
+
+    async def run(device: Device) -> Any:
         async with one_lane(device, places) as lanes:
             return await work(lanes)
 
-    return asyncio.run(run())
+    with Device(draft, threads=1) as device:
+        return asyncio.run(run(device))
 
 
 @pytest.fixture(scope="module")
-def drafter(long_pair: Pair) -> Iterator[Device]:
-    with Device(long_pair.draft, threads=1) as device:
-        yield device
+def drafter(long_pair: Pair) -> Path:
+    return long_pair.draft
 
 
-def test_answers_of_one_request_take_turns_with_other_clients(drafter: Device) -> None:
+def test_answers_of_one_request_take_turns_with_other_clients(drafter: Path) -> None:
     told: list[str] = []
 
     async def many(lanes: Lanes) -> None:
@@ -158,7 +161,7 @@ def test_answers_of_one_request_take_turns_with_other_clients(drafter: Device) -
     assert left[-1] >= 8, told
 
 
-def test_choices_say_what_they_would_say_without_company(drafter: Device) -> None:
+def test_choices_say_what_they_would_say_without_company(drafter: Path) -> None:
     options: Options = {**LOCAL, "temperature": 1.0, "seed": 5}
     [alone] = [talk(drafter, 9, lambda lanes: answers(lanes, "bob", 5, options))]
 
@@ -171,7 +174,7 @@ def test_choices_say_what_they_would_say_without_company(drafter: Device) -> Non
     assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 
-def test_long_answers_wait_for_as_much_work_of_short_ones(drafter: Device) -> None:
+def test_long_answers_wait_for_as_much_work_of_short_ones(drafter: Path) -> None:
     """Not for as many: who asks for little is not held up by who asks for much."""
     ended: list[str] = []
 
@@ -187,7 +190,7 @@ def test_long_answers_wait_for_as_much_work_of_short_ones(drafter: Device) -> No
     assert ended == ["bob", *["alice"] * 9, "bob", "bob"]
 
 
-def test_time_is_not_saved_up_by_silence(drafter: Device) -> None:
+def test_time_is_not_saved_up_by_silence(drafter: Path) -> None:
     """Bob used the lane alone for long: alice takes turns with him, not the whole of that time."""
     ended: list[str] = []
 
@@ -208,7 +211,7 @@ def test_time_is_not_saved_up_by_silence(drafter: Device) -> None:
     assert "bob" in ended[:4], ended
 
 
-def test_who_comes_back_waits_behind_those_that_wait_already(drafter: Device) -> None:
+def test_who_comes_back_waits_behind_those_that_wait_already(drafter: Path) -> None:
     """However long ago it was served last: its turn ended with its last answer."""
     ended: list[str] = []
 
@@ -225,7 +228,7 @@ def test_who_comes_back_waits_behind_those_that_wait_already(drafter: Device) ->
     assert ended == ["carol", "bob", "bob", "alice", "carol"]
 
 
-def test_each_answer_takes_a_place(drafter: Device) -> None:
+def test_each_answer_takes_a_place(drafter: Path) -> None:
     """One lane, six places: a client may hold four answers, or one larger request alone."""
     told: list[tuple[int, int]] = []
 
@@ -257,10 +260,11 @@ def test_each_answer_takes_a_place(drafter: Device) -> None:
                 assert lanes.waiting + lanes.running <= max(1, left)
         assert await asyncio.to_thread(lanes.close, 30)
 
-    asyncio.run(full(drafter))
+    with Device(drafter, threads=1) as device:
+        asyncio.run(full(device))
 
 
-def test_a_drain_lets_all_answers_of_a_begun_request_end(drafter: Device) -> None:
+def test_a_drain_lets_all_answers_of_a_begun_request_end(drafter: Path) -> None:
     async def drain(lanes: Lanes) -> None:
         bob = asyncio.ensure_future(answers(lanes, "bob", 4, LOCAL))
         alice = asyncio.ensure_future(answer(lanes, "alice", [1], LOCAL))
@@ -277,7 +281,7 @@ def test_a_drain_lets_all_answers_of_a_begun_request_end(drafter: Device) -> Non
     talk(drafter, 9, drain)
 
 
-def test_a_client_that_goes_between_its_answers_leaves_nothing(drafter: Device) -> None:
+def test_a_client_that_goes_between_its_answers_leaves_nothing(drafter: Path) -> None:
     async def leave(lanes: Lanes) -> None:
         bob = asyncio.ensure_future(answers(lanes, "bob", 8, LOCAL))
         alice = asyncio.ensure_future(answer(lanes, "alice", [1], LOCAL))

@@ -18,10 +18,12 @@ from tests.device_runtime.vocabulary_wire.arriving import (
 from tests.support.hostile import RawClient, RawSession, fields, packed
 from tests.support.socketless import SocketlessEdge
 
+BEFORE_BRIDGES = -len(m.Hello.__struct_fields__) + m.Hello.__struct_fields__.index("bridges")
+
 
 def test_a_device_that_cannot_bridge_is_refused_as_ever(pair: Pair, other_edge: EdgeServer) -> None:
     with RawClient(other_edge.endpoint) as client:
-        client.send(packed(fields(hello(pair))[:-2]))  # as devices said it before
+        client.send(packed(fields(hello(pair))[:BEFORE_BRIDGES]))  # as devices said it before
         told = client.fails("pair-mismatch").message
         assert "same family" in told
         assert "newer Pilotfish" in told
@@ -34,7 +36,7 @@ def test_a_device_without_bridges_is_welcome_where_it_fits(
 ) -> None:
     suits = hello(pair, tokenizer=foreign.manifest.tokenizer_fingerprint)
     with RawClient(other_edge.endpoint) as client:
-        client.send(packed(fields(suits)[:-1]))
+        client.send(packed(fields(suits)[:BEFORE_BRIDGES]))
         assert isinstance(client.receive(), m.Welcome)
 
 
