@@ -5,8 +5,9 @@ stopped. (Without keys a client is its connection, and they are lost with it.) A
 served is kept for a while: a client that misses the reply need not send it again.
 
 Memory is bounded by key and in all. What was served or fetched makes room first, the oldest first;
-then what has been idle for `_IDLE_S`; of what is in use nothing. After `_EXPIRE_S` all that is idle
-is forgotten.
+then what has been idle for `_IDLE_S`. Of what is in use nothing makes room for another transfer of
+the same key; for one of another key the longest idle of the key that has most, if it has more than
+that one. After `_EXPIRE_S` all that is idle is forgotten.
 """
 
 import secrets
@@ -23,7 +24,7 @@ from pilotfish.wire.transfer import PACKING_BYTES, pack
 
 _EXPIRE_S: Final = 60.0
 _IDLE_S: Final = 5.0
-_EACH: Final = 8  # transfers of one client, each way
+_EACH: Final = 64  # transfers of one client, each way: as many as a device service has lanes
 _IN_ALL: Final = 1024  # transfers of all clients
 _TIMES: Final = 4  # the bytes of one client's transfers that those of all may have
 _REPLY_BYTES: Final = 16 << 20  # of one client's replies that wait: as many as a device takes
@@ -96,8 +97,11 @@ class _Store(Generic[K]):
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
             if not self._forget_one(key, owner):
                 return False
-        while self.held + size > _TIMES * self._each_bytes or len(self) + new > _IN_ALL:
-            if not self._forget_one(key, None):
+        while self.held + size > _TIMES * self._each_bytes:
+            if not (self._forget_one(key, None) or self._forget_of_most(self._bytes, owner, size)):
+                return False
+        while len(self) + new > _IN_ALL:
+            if not (self._forget_one(key, None) or self._forget_of_most(self._numbers, owner, new)):
                 return False
         return True
 
@@ -114,6 +118,14 @@ class _Store(Generic[K]):
         if mine:
             self.drop(min(mine)[2])
         return bool(mine)
+
+    def _forget_of_most(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
+        """Forget a transfer of who has most; False where that is not more than ``owner`` will."""
+        most = max(has, key=lambda each: has[each])
+        if has[most] <= has[owner] + more:
+            return False
+        self.drop(next(key for key in self._all if key[0] == most))
+        return True
 
     def expire(self) -> None:
         """Forget what has been idle for too long."""
