@@ -13,6 +13,7 @@ from pilotfish.wire.messages import Ping
 
 AWAY, HERE = Standing.AWAY, Standing.HERE
 CONNECTING, CARRYING = Standing.CONNECTING, Standing.CARRYING
+BLOCKED = Standing.BLOCKED
 
 
 def passed(absence: Absence, begin_s: float, *steps: tuple[Standing, float]) -> float:
@@ -65,6 +66,16 @@ def test_handshakes_without_end_are_away_in_the_end() -> None:
     absence = Absence(Patience.under("fail", 1.0), 0.0)
     absence.expect(0.0)
     assert 15.0 < passed(absence, 0.0, (CONNECTING, 60.0)) < 18.0
+
+
+def test_a_full_queue_before_us_is_no_absence_for_some_seconds() -> None:
+    absence = Absence(Patience.under("fail", 1.0), 0.0)
+    absence.expect(0.0)
+    assert 7.0 < passed(absence, 0.0, (BLOCKED, 60.0)) < 7.5
+    absence = Absence(Patience.under("fail", 1.0), 0.0)
+    absence.expect(0.0)
+    over_s = passed(absence, 0.0, (BLOCKED, 4.5), (HERE, 1.0), (AWAY, 4.0))
+    assert over_s == pytest.approx(4.5 + 1.0 + CONNECT_S, abs=0.3)
 
 
 def test_a_process_that_stood_still_has_not_waited() -> None:

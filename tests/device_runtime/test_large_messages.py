@@ -102,17 +102,19 @@ def test_whoever_changes_his_mind_often_is_not_refused(
     locked_edge: EdgeServer, key_folders: dict[str, Path]
 ) -> None:
     """An editor asks anew with every letter, and each time breaks off what is on its way."""
-    with Emulator(locked_edge.endpoint, Conditions(up_bps=1e6)) as emulator:
-        with linked(emulator.endpoint, key_folders["alice"], "fail") as link:
-            echoed(link, 256)
-            for _ in range(9):
-                threading.Timer(0.1, link._interrupt.strike).start()
-                with pytest.raises(InterruptedGenerationError):
-                    echoed(link, 400_128)
-                link._interrupt.arm()
-            began_s = time.monotonic()
-            echoed(link, 100_096)  # 0.8 s, behind what was on its way: 0.3 s each
-            assert time.monotonic() - began_s < 8.0
+    with (
+        Emulator(locked_edge.endpoint, Conditions(up_bps=1e6)) as emulator,
+        linked(emulator.endpoint, key_folders["alice"], "fail") as link,
+    ):
+        echoed(link, 256)
+        for _ in range(9):
+            threading.Timer(0.1, link._interrupt.strike).start()
+            with pytest.raises(InterruptedGenerationError):
+                echoed(link, 400_128)
+            link._interrupt.arm()
+        began_s = time.monotonic()
+        echoed(link, 100_096)  # 0.8 s, behind what was on its way: 0.3 s each
+        assert time.monotonic() - began_s < 8.0
 
 
 def test_older_edges_and_devices_get_whole_messages(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,13 @@ pytestmark = needs_paths()
 
 LONG = [(7 * at) % 60 + 1 for at in range(6000)]  # 12 kB as sent
 WISH: dict[str, Any] = {"protocol": "stream", "max_tokens": 4}
-IDEAL: dict[str, Any] = {"up_bps": None, "down_bps": None, "rtt_s": 0.0, "mtu_up": 1500}
+IDEAL: dict[str, Any] = {
+    "up_bps": None,
+    "down_bps": None,
+    "rtt_s": 0.0,
+    "mtu_up": 1500,
+    "queue_bytes": 64 * 1024,
+}
 
 
 class Far:
@@ -112,6 +119,28 @@ def test_a_long_way_is_none_too_long(far: Far, rtt_s: float) -> None:
     far.path.set(rtt_s=rtt_s)
     with far.device("fail") as device:
         assert device.probe().rtt is not None
+
+
+def test_what_others_send_before_us_is_waited_for(far: Far) -> None:
+    """Eight lanes at once fill a router's queue with 4 s of a slow uplink."""
+    devices = [far.device("fail") for _ in range(8)]
+    answered: list[list[int]] = []
+    threads = [
+        threading.Thread(target=lambda d=device: answered.append(d.generate(LONG, **WISH).tokens))
+        for device in devices
+    ]
+    before = sum(each.up_bytes for each in far.path.connections())
+    far.path.set(up_bps=256e3, rtt_s=0.1, queue_bytes=128 * 1024)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    far.path.set(**IDEAL)
+    for device in devices:
+        device.close()
+    assert len(answered) == 8
+    sent = sum(each.up_bytes for each in far.path.connections()) - before
+    assert sent < 1.5 * 8 * 2 * len(LONG)
 
 
 def pauses(device: Device, act: Any) -> float:
