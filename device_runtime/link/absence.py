@@ -14,7 +14,7 @@ class Standing(enum.Enum):
     """What the link to the edge does at the moment.
 
     AWAY: there is no connection, or it is quiet. CONNECTING: a handshake makes progress. BLOCKED:
-    the edge is heard, but nothing gets to it: others have filled the queue before us, maybe.
+    packets come from the edge, but ours do not get there: others have filled a queue, maybe.
     CARRYING: a message is crossing, however slowly. HERE: the connection lives.
     """
 
@@ -57,8 +57,8 @@ class Absence:
                 self.away_s += passed_s
         elif standing is Standing.AWAY and before is not Standing.HERE:
             self.away_s += passed_s
-        elif standing is Standing.HERE:
-            self.owed_s += passed_s
+        elif standing is Standing.HERE or (standing is Standing.CARRYING and self.doubted):
+            self.owed_s += passed_s  # what crosses after a break may have crossed before
 
     def expect(self, now_s: float) -> None:
         """Wait for a reply from now on."""

@@ -194,7 +194,7 @@ class Line:
             return Standing.HERE
         elif not (liveness.quiet or (doubted and liveness.doubtful)):
             return Standing.CARRYING if liveness.carries else Standing.HERE
-        elif liveness.only_heard and not self._second.stands:
+        elif liveness.blocked and not self._second.stands:
             return Standing.BLOCKED
         else:
             progresses = self._second.progresses

@@ -62,6 +62,18 @@ def test_a_transfer_is_never_away_nor_overdue() -> None:
     assert not absence.over
 
 
+def test_what_crosses_again_and_again_is_overdue_in_the_end() -> None:
+    """An older edge ends a connection over which a message takes more than 0.9 s."""
+    absence = Absence(Patience.under("wait", 20.0), 0.0)
+    absence.expect(0.0)
+    now_s = 0.0
+    while not (absence.over or absence.overdue):
+        for standing, seconds in ((CARRYING, 2.0), (AWAY, 0.2), (CONNECTING, 0.5)):
+            now_s += seconds
+            absence.note(standing, now_s)
+    assert now_s < 35.0
+
+
 def test_handshakes_without_end_are_away_in_the_end() -> None:
     absence = Absence(Patience.under("fail", 1.0), 0.0)
     absence.expect(0.0)
