@@ -44,8 +44,8 @@ class Volume(NamedTuple):
 
     received: what came; read: what of it was taken from the kernel; acknowledged: by the peer;
     outstanding: handed to the kernel and not acknowledged. idle_s: since bytes last came. rtt_s and
-    deviation_s: TCP's round-trip time and its mean deviation. arrived: packets, such as bring nothing
-    new, too.
+    deviation_s: TCP's round-trip time and its mean deviation. arrived: packets, those
+    too that bring nothing new.
     """
 
     received: int
