@@ -5,8 +5,9 @@ stopped. (Without keys a client is its connection, and they are lost with it.) A
 served is kept for a while: a client that misses the reply need not send it again.
 
 Memory is bounded by key and in all. What was served or fetched makes room first, the oldest first;
-then what has been idle for `_IDLE_S`; of what is in use nothing. After `_EXPIRE_S` all that is idle
-is forgotten.
+then what has been idle for `_IDLE_S`; of what is in use nothing, but where all keys together have
+too much the longest idle upload of the key that has most makes room for one of a key with less.
+After `_EXPIRE_S` all that is idle is forgotten.
 """
 
 import secrets
@@ -23,7 +24,7 @@ from pilotfish.wire.transfer import PACKING_BYTES, pack
 
 _EXPIRE_S: Final = 60.0
 _IDLE_S: Final = 5.0
-_EACH: Final = 8  # transfers of one client, each way
+_EACH: Final = 64  # transfers of one client, each way: as many as a device service has lanes
 _IN_ALL: Final = 1024  # transfers of all clients
 _TIMES: Final = 4  # the bytes of one client's transfers that those of all may have
 _REPLY_BYTES: Final = 16 << 20  # of one client's replies that wait: as many as a device takes
@@ -90,14 +91,20 @@ class _Store(Generic[K]):
         if not self._numbers[owner]:
             del self._bytes[owner], self._numbers[owner]
 
-    def has_room(self, key: _Key, size: int, *, new: bool) -> bool:
-        """Whether so many more bytes may be kept for a transfer; forgets others where needed."""
+    def has_room(self, key: _Key, size: int, *, new: bool, pressing: bool = False) -> bool:
+        """Whether so many more bytes may be kept for a transfer; forgets others where needed.
+
+        pressing: those in use, too, of who has most.
+        """
         owner = key[0]
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
             if not self._forget_one(key, owner):
                 return False
-        while self.held + size > _TIMES * self._each_bytes or len(self) + new > _IN_ALL:
-            if not self._forget_one(key, None):
+        while self.held + size > _TIMES * self._each_bytes:
+            if not self._forget_any(key, self._bytes, size, pressing=pressing):
+                return False
+        while len(self) + new > _IN_ALL:
+            if not self._forget_any(key, self._numbers, int(new), pressing=pressing):
                 return False
         return True
 
@@ -114,6 +121,20 @@ class _Store(Generic[K]):
         if mine:
             self.drop(min(mine)[2])
         return bool(mine)
+
+    def _forget_any(self, but: _Key, has: Counter[bytes], more: int, *, pressing: bool) -> bool:
+        """Forget a transfer of any owner, of which each ``has`` so much, to make room for more."""
+        if self._forget_one(but, None):
+            return True
+        return pressing and self._forget_of_most(has, but[0], more)
+
+    def _forget_of_most(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
+        """Forget a transfer of who has most; False where that is not more than ``owner`` will."""
+        most = max(has, key=lambda each: has[each])
+        if has[most] <= has[owner] + more:
+            return False
+        self.drop(next(key for key in self._all if key[0] == most))
+        return True
 
     def expire(self) -> None:
         """Forget what has been idle for too long."""
@@ -239,7 +260,7 @@ class Uploads:
             )
 
     def _expect_room(self, key: _Key, size: int, *, new: bool) -> None:
-        if not self._store.has_room(key, size, new=new):
+        if not self._store.has_room(key, size, new=new, pressing=True):
             raise BusyError("Too many large messages are on their way to this edge; wait a little.")
 
 

@@ -9,20 +9,25 @@ import enum
 
 from pilotfish.device_runtime.link.loss import Patience
 
-_CONNECTING_S = 15.0  # that handshakes may take in all: at most four round trips of three seconds
-
 
 class Standing(enum.Enum):
     """What the link to the edge does at the moment.
 
-    AWAY: there is no connection, or it is quiet. CONNECTING: a handshake makes progress.
+    AWAY: there is no connection, or it is quiet. CONNECTING: a handshake makes progress. BLOCKED:
+    packets come from the edge, but ours do not get there: others have filled a queue, maybe.
     CARRYING: a message is crossing, however slowly. HERE: the connection lives.
     """
 
     AWAY = enum.auto()
     CONNECTING = enum.auto()
+    BLOCKED = enum.auto()
     CARRYING = enum.auto()
     HERE = enum.auto()
+
+
+# Seconds in all that do not count as away: handshakes have at most four round trips of three
+# seconds, and queues of routers hold seconds.
+_ALLOWED_S = {Standing.CONNECTING: 15.0, Standing.BLOCKED: 5.0}
 
 
 class Absence:
@@ -36,7 +41,8 @@ class Absence:
         self._patience = patience
         self._noted_s = now_s
         self._standing = Standing.AWAY  # until it has been met
-        self.away_s = self.owed_s = self._connecting_s = 0.0
+        self.away_s = self.owed_s = 0.0
+        self._spent_s = dict.fromkeys(_ALLOWED_S, 0.0)
 
     def note(self, standing: Standing, now_s: float, stood_s: float = 0.0) -> None:
         """Note how the link stands; what passed since the last note counts as that.
@@ -45,14 +51,14 @@ class Absence:
         """
         passed_s = max(0.0, now_s - self._noted_s - stood_s)
         before, self._standing, self._noted_s = self._standing, standing, now_s
-        if standing is Standing.CONNECTING:
-            self._connecting_s += passed_s
-            if self._connecting_s > _CONNECTING_S:
+        if standing in _ALLOWED_S:
+            self._spent_s[standing] += passed_s
+            if self._spent_s[standing] > _ALLOWED_S[standing]:
                 self.away_s += passed_s
         elif standing is Standing.AWAY and before is not Standing.HERE:
             self.away_s += passed_s
-        elif standing is Standing.HERE:
-            self.owed_s += passed_s
+        elif standing is Standing.HERE or (standing is Standing.CARRYING and self.doubted):
+            self.owed_s += passed_s  # what crosses after a break may have crossed before
 
     def expect(self, now_s: float) -> None:
         """Wait for a reply from now on."""
@@ -62,7 +68,8 @@ class Absence:
 
     def progress(self) -> None:
         """Note that the edge got on with our work: a reply, or more of a message than ever."""
-        self.away_s = self._connecting_s = 0.0
+        self.away_s = 0.0
+        self._spent_s = dict.fromkeys(_ALLOWED_S, 0.0)
 
     @property
     def doubted(self) -> bool:
@@ -72,9 +79,10 @@ class Absence:
     @property
     def away(self) -> bool:
         """Whether the edge was away at the last note."""
-        connecting = self._standing is Standing.CONNECTING
-        too_long = connecting and self._connecting_s > _CONNECTING_S
-        return too_long or self._standing is Standing.AWAY
+        standing = self._standing
+        if standing in _ALLOWED_S:
+            return self._spent_s[standing] > _ALLOWED_S[standing]
+        return standing is Standing.AWAY
 
     @property
     def over(self) -> bool:

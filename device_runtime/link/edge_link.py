@@ -265,7 +265,7 @@ class EdgeLink(GreetedLine):
     def _repeat(self, sent: Sent) -> Sent:
         """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
         if not self._replies.under_way:
-            self._replies.abandon()
+            self._replies.begin_again()
             return self.send(sent.message, sent.frames, again=True)
         self.await_edge()
         self._sent_on = self.connection

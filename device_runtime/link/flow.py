@@ -97,6 +97,12 @@ class Flow:
         """The offset at which begins what is under way; 0 if nothing is."""
         return self._under_way[0].end - self._under_way[0].size if self._under_way else 0
 
+    @property
+    def tries_larger(self) -> bool:
+        """Whether a chunk is under way that is larger than any since large ones were lost."""
+        largest = max([chunk.size for chunk in self._under_way], default=0)
+        return self._barrier is not None and not self._passed and largest > LEAST_BYTES
+
     def next_size(self, left: int) -> int:
         """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
         if self._small is not None:

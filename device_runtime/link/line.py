@@ -167,13 +167,20 @@ class Line:
 
     def _try_second(self) -> None:
         """Try another connection while the present one is quiet; only while ``_turn`` is held."""
-        better = None if self._closed else self._second.beside(self.channel)
+        if self._closed:
+            return
+        better = self._second.beside(self.channel, at_once=self._at_stake)
         if better is not None:
             before, self.channel = self.channel, better
             liveness = before.liveness()
             if liveness is not None:
                 self._stood_still(liveness)
             before.close(0)
+
+    @property
+    def _at_stake(self) -> bool:
+        """Whether the connection was risked, so that it will not move again if it stands still."""
+        return False
 
     def _stood_still(self, liveness: Liveness) -> None:
         """Note that a connection was given up on which nothing moved any more."""
@@ -187,6 +194,8 @@ class Line:
             return Standing.HERE
         elif not (liveness.quiet or (doubted and liveness.doubtful)):
             return Standing.CARRYING if liveness.carries else Standing.HERE
+        elif liveness.blocked and not self._second.stands:
+            return Standing.BLOCKED
         else:
             progresses = self._second.progresses
         return Standing.CONNECTING if progresses else Standing.AWAY

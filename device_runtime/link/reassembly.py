@@ -11,10 +11,11 @@ from typing import Final
 from pilotfish.device_runtime.link.flow import Flow
 from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.errors import BusyError, MalformedError
 from pilotfish.wire.transfer import PACKING_BYTES, unpack
 
 _BEHIND: Final = 256  # replies that wait for a large one before them
+_MOST_SETBACKS: Final = 8  # times that the edge may forget a reply while it is fetched
 
 
 @dataclass(slots=True)
@@ -38,7 +39,8 @@ class Reassembly:
         self._ready: deque[Arrival] = deque()
         self._behind: deque[Arrival] = deque()
         self._behind_bytes = 0
-        self._received = self._noted = 0  # bytes of slices so far
+        self._furthest = self._noted = 0  # bytes of the reply that is waited for: the most so far
+        self._setbacks = 0
         self.gone = False
 
     @property
@@ -51,9 +53,9 @@ class Reassembly:
         return self._ready.popleft() if self._ready else None
 
     def advance(self) -> bool:
-        """Whether more of a reply has come since the last call."""
-        before, self._noted = self._noted, self._received
-        return before != self._received
+        """Whether more of a reply has come since the last call than ever before."""
+        before, self._noted = self._noted, self._furthest
+        return self._furthest > before
 
     def take(self, arrival: Arrival) -> None:
         """Take in what has arrived."""
@@ -89,6 +91,15 @@ class Reassembly:
         if self._current is not None:
             self._finish()
         self.gone = False
+        self._begin()
+
+    def begin_again(self) -> None:
+        """Note that the request whose reply the edge has forgotten is sent again."""
+        self.gone = False
+
+    def _begin(self) -> None:
+        """Note that the next reply is another one."""
+        self._furthest = self._noted = self._setbacks = 0
 
     def _take_slice(self, part: m.Slice, arrival: Arrival) -> None:
         if self._current is None and (part.offset or not part.total):
@@ -100,8 +111,7 @@ class Reassembly:
                 self._flow.forget()
                 self._current = _Download(part.transfer, part.total, asked=len(data))
             if not part.total:
-                self.gone = True
-                self._finish()
+                self._forgotten()
             elif part.offset == len(self._current.body):  # else it came before
                 self._append(self._current, data, arrival.size)
         except MalformedError:
@@ -121,7 +131,7 @@ class Reassembly:
     def _append(self, current: _Download, data: m.Buffer, size: int) -> None:
         current.body += data
         current.size += size
-        self._received += len(data)
+        self._furthest = max(self._furthest, len(current.body))
         self._flow.acknowledged(len(current.body))
         if len(current.body) < current.total:
             return
@@ -130,7 +140,15 @@ class Reassembly:
         if isinstance(reply, m.Slice):
             raise MalformedError("A reply that comes in slices is no slice itself.")
         self._ready.append(Arrival(reply, frames, current.size, sliced=True))
+        self._begin()
         self._finish()
+
+    def _forgotten(self) -> None:
+        self._finish()
+        self._setbacks += 1
+        if self._setbacks > _MOST_SETBACKS:
+            raise BusyError("The edge forgets its reply again and again; try later.")
+        self.gone = True
 
     def _finish(self) -> None:
         """Go on with what came behind the reply."""

@@ -29,6 +29,11 @@ class Second:
         self._try_s = 0.0  # when the next one may begin
 
     @property
+    def stands(self) -> bool:
+        """Whether it is connected."""
+        return self._channel is not None and self._channel.connected
+
+    @property
     def progresses(self) -> bool:
         """Whether its handshake goes on."""
         if self._channel is None or self._channel.connected:
@@ -36,8 +41,11 @@ class Second:
         liveness = self._channel.liveness()
         return liveness is not None and liveness.progresses
 
-    def beside(self, present: EdgeChannel) -> EdgeChannel | None:
-        """Return the channel to use instead of the present one, if there is a better one."""
+    def beside(self, present: EdgeChannel, *, at_once: bool = False) -> EdgeChannel | None:
+        """Return the channel to use instead of the present one, if there is a better one.
+
+        at_once: the present one is not expected to move again.
+        """
         if self._channel is None:
             if present.quiet and time.monotonic() >= self._try_s:
                 self._try_s = time.monotonic() + next(self._pauses)
@@ -47,17 +55,17 @@ class Second:
             self.drop()
             return None
         self._channel.catch_up()
-        if not self._is_better(self._channel, present):
+        if not self._is_better(self._channel, present, at_once=at_once):
             return None
         _log.info("nothing moves on the connection to the edge any more: another one is used")
         better, self._channel = self._channel, None
         return better
 
-    def _is_better(self, second: EdgeChannel, present: EdgeChannel) -> bool:
+    def _is_better(self, second: EdgeChannel, present: EdgeChannel, *, at_once: bool) -> bool:
         if not second.connected:
             self._stands_s = None
             return second.attempts.refuses_key  # the key was revoked meanwhile: that is news
-        if not present.connected:
+        if at_once or not present.connected:
             return True
         if second.local_host != present.local_host:
             return True  # this machine is on another network now

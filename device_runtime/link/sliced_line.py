@@ -56,6 +56,10 @@ class SlicedLine(Line):
         """Whether this connection is the present one, and not over."""
         return self.channel.connected and self.connection == connection
 
+    @property
+    def _at_stake(self) -> bool:
+        return self.uplink.tries_larger or self.downlink.tries_larger
+
     def _stood_still(self, liveness: Liveness) -> None:
         """Learn from a connection that was given up whether the path loses large segments.
 

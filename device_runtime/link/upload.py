@@ -99,6 +99,7 @@ class Uploads:
             upload.ask()
         elif size > self._whole_bytes(again):
             upload = self._upload = _Upload(message, frames)
+            self._flow.forget()  # of one that was broken off
         else:
             self._upload = None
             return None

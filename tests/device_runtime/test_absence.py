@@ -13,6 +13,7 @@ from pilotfish.wire.messages import Ping
 
 AWAY, HERE = Standing.AWAY, Standing.HERE
 CONNECTING, CARRYING = Standing.CONNECTING, Standing.CARRYING
+BLOCKED = Standing.BLOCKED
 
 
 def passed(absence: Absence, begin_s: float, *steps: tuple[Standing, float]) -> float:
@@ -61,10 +62,32 @@ def test_a_transfer_is_never_away_nor_overdue() -> None:
     assert not absence.over
 
 
+def test_what_crosses_again_and_again_is_overdue_in_the_end() -> None:
+    """An older edge ends a connection over which a message takes more than 0.9 s."""
+    absence = Absence(Patience.under("wait", 20.0), 0.0)
+    absence.expect(0.0)
+    now_s = 0.0
+    while not (absence.over or absence.overdue):
+        for standing, seconds in ((CARRYING, 2.0), (AWAY, 0.2), (CONNECTING, 0.5)):
+            now_s += seconds
+            absence.note(standing, now_s)
+    assert now_s < 35.0
+
+
 def test_handshakes_without_end_are_away_in_the_end() -> None:
     absence = Absence(Patience.under("fail", 1.0), 0.0)
     absence.expect(0.0)
     assert 15.0 < passed(absence, 0.0, (CONNECTING, 60.0)) < 18.0
+
+
+def test_a_full_queue_before_us_is_no_absence_for_some_seconds() -> None:
+    absence = Absence(Patience.under("fail", 1.0), 0.0)
+    absence.expect(0.0)
+    assert 7.0 < passed(absence, 0.0, (BLOCKED, 60.0)) < 7.5
+    absence = Absence(Patience.under("fail", 1.0), 0.0)
+    absence.expect(0.0)
+    over_s = passed(absence, 0.0, (BLOCKED, 4.5), (HERE, 1.0), (AWAY, 4.0))
+    assert over_s == pytest.approx(4.5 + 1.0 + CONNECT_S, abs=0.3)
 
 
 def test_a_process_that_stood_still_has_not_waited() -> None:

@@ -110,3 +110,20 @@ def test_a_path_that_was_suspected_wrongly_is_as_fast_as_ever_in_the_end() -> No
     path.carry(2_000_000)
     assert path.carry(1_000_000) < 1.3
     assert path.largest > 4096
+
+
+def test_a_connection_is_risked_only_by_a_size_that_has_not_passed() -> None:
+    """One that stands still with it will not move again, and is given up at once."""
+    flow = Flow()
+    flow.follow(1)
+    flow.sent(2048, 2048)
+    assert not flow.tries_larger
+    flow.stood_still()
+    flow.follow(2)
+    end = 0
+    for risked in (False, False, False, False, True, False):
+        end += (size := flow.next_size(1 << 20))
+        flow.sent(end, size)
+        assert flow.tries_larger == risked
+        flow.acknowledged(end)
+    assert size == 2 * LEAST_BYTES

@@ -18,6 +18,7 @@ from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.link.loss import Patience
 from pilotfish.wire import messages as m
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.errors import InterruptedGenerationError
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import free_port
@@ -95,6 +96,25 @@ def test_an_edge_that_has_it_all_is_not_sent_it_again(
         answer = link.wait(sent, lambda reply: isinstance(reply, m.Pong))
         assert answer.uplink_bytes < 110_000
     relay.close()
+
+
+def test_whoever_changes_his_mind_often_is_not_refused(
+    locked_edge: EdgeServer, key_folders: dict[str, Path]
+) -> None:
+    """An editor asks anew with every letter, and each time breaks off what is on its way."""
+    with (
+        Emulator(locked_edge.endpoint, Conditions(up_bps=1e6)) as emulator,
+        linked(emulator.endpoint, key_folders["alice"], "fail") as link,
+    ):
+        echoed(link, 256)
+        for _ in range(9):
+            threading.Timer(0.1, link._interrupt.strike).start()
+            with pytest.raises(InterruptedGenerationError):
+                echoed(link, 400_128)
+            link._interrupt.arm()
+        began_s = time.monotonic()
+        echoed(link, 100_096)  # 0.8 s, behind what was on its way: 0.3 s each
+        assert time.monotonic() - began_s < 8.0
 
 
 def test_older_edges_and_devices_get_whole_messages(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,13 @@ pytestmark = needs_paths()
 
 LONG = [(7 * at) % 60 + 1 for at in range(6000)]  # 12 kB as sent
 WISH: dict[str, Any] = {"protocol": "stream", "max_tokens": 4}
-IDEAL: dict[str, Any] = {"up_bps": None, "down_bps": None, "rtt_s": 0.0, "mtu_up": 1500}
+IDEAL: dict[str, Any] = {
+    "up_bps": None,
+    "down_bps": None,
+    "rtt_s": 0.0,
+    "mtu_up": 1500,
+    "queue_bytes": 64 * 1024,
+}
 
 
 class Far:
@@ -111,6 +118,17 @@ def test_a_long_way_is_none_too_long(far: Far, rtt_s: float) -> None:
     far.path.set(rtt_s=rtt_s)
     with far.device("fail") as device:
         assert device.probe().rtt is not None
+
+
+@pytest.mark.timing
+def test_what_others_send_before_us_is_waited_for(far: Far) -> None:
+    """They fill a router's queue with 4.8 s of the uplink, within which nothing of ours arrives."""
+    with far.device("fail") as device, socket.socket(type=socket.SOCK_DGRAM) as others:
+        device.generate([1, 3, 2], **WISH)
+        far.path.set(up_bps=100e3, rtt_s=0.1)
+        for _ in range(42):
+            others.sendto(bytes(1400), (far.path.address, 9))
+        assert len(device.generate([1, 3, 2], **WISH).tokens) == 4
 
 
 def pauses(device: Device, act: Any) -> float:

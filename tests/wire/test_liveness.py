@@ -20,6 +20,7 @@ class Line:
         self._tcp = (rtt_s, deviation_s)
         self._received = self._acknowledged = 0
         self._came_s = self.now_s
+        self.arrived = 0  # packets
 
     def pass_s(
         self,
@@ -43,7 +44,7 @@ class Line:
             self._acknowledged += round((acked_bps or 0.0) * LOOK_S)
             idle_s = self.now_s - self._came_s
             crossed = (self._received, self._received, self._acknowledged, outstanding, idle_s)
-            self.liveness.look(Volume(*crossed, *self._tcp), self.now_s)
+            self.liveness.look(Volume(*crossed, *self._tcp, self.arrived), self.now_s)
 
 
 def test_an_idle_connection_is_alive() -> None:
@@ -68,6 +69,18 @@ def test_a_frozen_process_whose_kernel_acknowledges_pings_is_quiet() -> None:
     line.pass_s(3.0)
     line.pass_s(1.05, heard=False, acked_bps=60.0)
     assert line.liveness.quiet
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_peer_that_only_repeats_does_not_hear_us(repeats: bool) -> None:
+    """Its acknowledgements, and ours, wait in a queue that others have filled."""
+    line = Line()
+    line.pass_s(3.0)
+    for packets in range(12):
+        line.arrived = packets * repeats
+        line.pass_s(0.25, heard=False, outstanding=27)
+    assert line.liveness.quiet
+    assert line.liveness.blocked == repeats
 
 
 def test_a_message_that_crosses_is_life_however_slowly() -> None:

@@ -51,6 +51,7 @@ class Liveness:
         # acknowledgements, when all was acknowledged or some of it was, when a message moved
         self._heard_s = self._came_s = self._taken_s = now_s
         self._carried_s = -math.inf
+        self._arrived, self._arrived_s = 0, now_s  # packets, and when the last one came
         self._counted, self._counted_s = 0, now_s
         self._rto_s, self._rtt_s = _LEAST_RTO_S, 0.0
         self._pause_s, self._paused_s = 0.0, now_s  # the longest lately, and when it was
@@ -76,6 +77,8 @@ class Liveness:
         self._rto_s = crossed.rtt_s + max(_LEAST_RTO_S, 4.0 * crossed.deviation_s)
         if crossed.received > self._received:
             self._hear(max(self._came_s, now_s - crossed.idle_s), since_s)
+        if crossed.arrived != self._arrived:
+            self._arrived, self._arrived_s = crossed.arrived, now_s
         self._count(crossed.received, now_s)
         if crossed.acknowledged > self.acknowledged:
             self._taken_s = now_s
@@ -129,6 +132,15 @@ class Liveness:
     def carries(self) -> bool:
         """Whether a message is crossing: bytes move that are no heartbeats, or are about to."""
         return self.looked_s - self._carried_s < self.limit_s
+
+    @property
+    def blocked(self) -> bool:
+        """Whether packets come from the peer, but nothing of what is sent gets there in time.
+
+        Where others fill a queue on the way there, acknowledgements wait in it, too; then the
+        peer's kernel repeats what has come, and sends nothing new.
+        """
+        return self._one_way(self._arrived_s, self._taken_s)
 
     @property
     def only_heard(self) -> bool:

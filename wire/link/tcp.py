@@ -18,6 +18,7 @@ _TCP_INFO = 11  # Linux's; the socket module lacks the name before Python 3.14
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
+_ARRIVED_AT = 8 + 24 * 4 + 4 * 8 + 4
 # What the kernel counts in ticks may be one less, and its milliseconds are rounded; a tick is what
 # the coarse clock, CLOCK_MONOTONIC_COARSE, tells apart.
 _TICK_S = time.clock_getres(6) + 0.001
@@ -43,7 +44,8 @@ class Volume(NamedTuple):
 
     received: what came; read: what of it was taken from the kernel; acknowledged: by the peer;
     outstanding: handed to the kernel and not acknowledged. idle_s: since bytes last came. rtt_s and
-    deviation_s: TCP's round-trip time and its mean deviation.
+    deviation_s: TCP's round-trip time and its mean deviation. arrived: packets, those
+    too that bring nothing new.
     """
 
     received: int
@@ -53,6 +55,7 @@ class Volume(NamedTuple):
     idle_s: float = 0.0
     rtt_s: float = 0.0
     deviation_s: float = 0.0
+    arrived: int = 0
 
 
 @contextmanager
@@ -105,7 +108,7 @@ def volume(connection: socket.socket | None) -> Volume | None:
     waiting = _queued(connection, termios.FIONREAD)
     outstanding = _queued(connection, termios.TIOCOUTQ)
     info = _info(connection)
-    if len(info) < _RECEIVED_AT + 8:
+    if len(info) < _ARRIVED_AT + 4:
         return None
     received = _u64(info, _RECEIVED_AT)
     return Volume(
@@ -116,6 +119,7 @@ def volume(connection: socket.socket | None) -> Volume | None:
         _u32(info, _LAST_RECEIVED_AT) * 1e-3,
         _u32(info, _RTT_AT) * 1e-6,
         _u32(info, _DEVIATION_AT) * 1e-6,
+        _u32(info, _ARRIVED_AT),
     )
 
 
