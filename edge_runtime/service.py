@@ -25,6 +25,7 @@ from pilotfish.edge_runtime.shapers import Shapers
 from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
+from pilotfish.edge_runtime.transfers import Downloads, Uploads
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
@@ -44,6 +45,7 @@ from pilotfish.wire.errors import (
 )
 from pilotfish.wire.protocols import STREAM, Draft
 from pilotfish.wire.protocols.exchange import expect_frames
+from pilotfish.wire.transfer import unpack
 from pilotfish.wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
@@ -89,7 +91,8 @@ class Service:
             message_bytes=self._message_bytes,
             sessions=limits.sessions_per_client,
         )
-        self._send = send
+        self._uploads, self._downloads = Uploads(self._message_bytes), Downloads(send)
+        self._send = self._downloads.send
         self._passes, self._drafts = list(passes), list(drafts)
         self._supplies = supplies or Supplies()
         self._allowed = allowed
@@ -97,7 +100,7 @@ class Service:
         self._draining = False
         self._rounds = Rounds(
             submit,
-            send,
+            self._send,
             self._tally,
             vocab_size=manifest.vocab_size,
             context=target.context,
@@ -140,8 +143,10 @@ class Service:
                 self._tally.ended["revoked"] += 1
 
     def expire(self) -> None:
-        """End the sessions that have been idle for too long."""
+        """End the sessions, and forget the transfers, that have been idle for too long."""
         self.sessions.expire(self._expire_s)
+        self._uploads.expire()
+        self._downloads.expire()
 
     def drain(self) -> None:
         """Refuse new work, and finish only the windows under way."""
@@ -192,6 +197,10 @@ class Service:
     def _serve(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
         """Serve an admitted request; its client owes for the time that it takes."""
         begun_s = time.thread_time()
+        self._attempt(request, envelope, received_ns)
+        self._admission.charge(envelope.owner, time.thread_time() - begun_s)
+
+    def _attempt(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
         try:
             self._dispatch(request, envelope, received_ns)
         except PilotfishError as error:
@@ -200,10 +209,9 @@ class Service:
             _log.exception("a message could not be served")
             failed = InternalError("The edge failed at this; see its log.")
             self._refuse(envelope, request, failed)
-        self._admission.charge(envelope.owner, time.thread_time() - begun_s)
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
-        heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close
+        heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
         if self._draining and not isinstance(request, heeded):
             raise _draining()
         if self._starter.hold(request, envelope, received_ns):
@@ -227,6 +235,8 @@ class Service:
                 expect_frames(envelope.frames, 0)
                 self._expect_room_for_replies(envelope)
                 self._reply(envelope, *self._lexicon.answer(request))
+            case m.Chunk() | m.More():
+                self._transfer(request, envelope, received_ns)
             case m.Cancel() | m.Close():
                 with suppress(UnknownSessionError):
                     self._end(request, self.sessions.find(request.session, envelope.owner))
@@ -289,9 +299,46 @@ class Service:
             vocabulary=self._lexicon.digest,
             vocabulary_bytes=self._lexicon.size,
             drafts=self._drafts,
+            chunks=True,
         )
+        self._downloads.met(envelope.client, envelope.owner, hello.reply_bytes)
         self._expect_room_for_replies(envelope)
         self._reply(envelope, welcome)
+
+    def _transfer(self, request: m.Chunk | m.More, envelope: Envelope, received_ns: int) -> None:
+        if isinstance(request, m.Chunk):
+            self._chunk(request, envelope, received_ns)
+        else:
+            self._more(request, envelope)
+
+    def _chunk(self, chunk: m.Chunk, envelope: Envelope, received_ns: int) -> None:
+        """Take in a part of a large message, and serve the message once it is complete."""
+        expect_frames(envelope.frames, 1)
+        here, body = self._uploads.take(envelope.owner, chunk, envelope.frames[0])
+        self._reply(envelope, m.Ack(transfer=chunk.transfer, offset=here))
+        if body is None:
+            return
+        header, frames = unpack(body)
+        size = len(header) + sum(map(len, frames))
+        if not envelope.frames[0]:  # served again, for a few bytes
+            self._expect_room_for_replies(envelope)
+            size = envelope.size
+        whole = Envelope(envelope.client, envelope.owner, header, frames, size)
+        check_size(whole, self._message_bytes)
+        request = m.decode_request(header)
+        if isinstance(request, m.Chunk):
+            raise MalformedError("A message that comes in chunks is no chunk itself.")
+        # a `begin` has no reply that could be lost, and must not be served again
+        keep = not isinstance(request, m.Begin)
+        self._uploads.served(envelope.owner, chunk.transfer, keep=keep)
+        self._attempt(request, whole, received_ns)
+
+    def _more(self, more: m.More, envelope: Envelope) -> None:
+        """Send the next part of a large reply."""
+        expect_frames(envelope.frames, 0)
+        self._expect_room_for_replies(envelope)
+        again = self._downloads.more(envelope.client, envelope.owner, more)
+        self._charge_reply(envelope, again)
 
     def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:
         if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:

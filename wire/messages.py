@@ -35,12 +35,14 @@ PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is comp
 MAX_LOGPROBS: Final = 20  # of the likeliest tokens
 MAX_GRAMMAR: Final = 64 * 1024  # bytes of a grammar
 MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
+MAX_CHUNK: Final = 256 * 1024  # bytes of a transfer's chunk
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
 Seed = U63
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+TransferId = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 # The other end's own words: `checked` makes one printable line of them.
@@ -80,6 +82,20 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
     hidden_size: U31
     bridges: bool = False  # the device can draft for a target of another vocabulary
     drafter: Name = ""  # the origin of its weights, by which the edge finds a decision head
+    # replies with more bytes in frames come in slices; 0: the device takes no slices
+    reply_bytes: U31 = 0
+
+
+class Chunk(Header, tag="chunk", frozen=True):
+    """Bytes of a large request: frame 0 holds those from ``offset`` on.
+
+    The message is as `wire.transfer.pack` makes it. Without bytes: a question of how much of it the
+    edge has.
+    """
+
+    transfer: TransferId
+    offset: U31
+    total: U31  # bytes of the message
 
 
 class DecisionConditions(Header, frozen=True):
@@ -263,6 +279,14 @@ class Fetch(Header, tag="fetch", frozen=True):
     part: U31
 
 
+class More(Header, tag="more", frozen=True):
+    """Asks for at most so many bytes of a reply that comes in slices, from ``offset`` on."""
+
+    transfer: TransferId
+    offset: U31
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK)]
+
+
 # Edge to device
 
 
@@ -294,6 +318,26 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     vocabulary_bytes: U31 = 0
     # of a drafter beside the target; none if the edge has no such
     drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
+    chunks: bool = False  # the edge takes large messages in chunks
+
+
+class Ack(Header, tag="ack", frozen=True):
+    """The answer to a device's `Chunk`: the edge has the bytes of the message before ``offset``."""
+
+    transfer: TransferId
+    offset: U31
+
+
+class Slice(Header, tag="slice", frozen=True):
+    """Bytes of a large reply: frame 0 holds those from ``offset`` on.
+
+    The first ones come by themselves, the others for a `More`. ``total`` = 0: the edge does not
+    have this reply any more.
+    """
+
+    transfer: TransferId
+    offset: U31
+    total: U31  # bytes of the message, which is as `wire.transfer.pack` makes it
 
 
 class Times(Header, frozen=True):
@@ -378,8 +422,10 @@ class Failure(Header, tag="failure", frozen=True):
     start: U31 | None = None
 
 
-Request = Hello | Begin | Window | States | Pull | Hint | Cancel | Close | Ping | Fetch
-Reply = Welcome | Verdict | Inquiry | Tokens | Pong | Part | Failure
+Request = (
+    Hello | Begin | Window | States | Pull | Hint | Cancel | Close | Ping | Fetch | Chunk | More
+)
+Reply = Welcome | Verdict | Inquiry | Tokens | Pong | Part | Failure | Ack | Slice
 
 _U32 = np.dtype("<u4")
 _encoder = msgspec.msgpack.Encoder()

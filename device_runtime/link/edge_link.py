@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 
 from pilotfish.device_runtime.link.absence import Absence
-from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
-from pilotfish.device_runtime.link.line import SLICE_S, Line
+from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.greeted_line import NO_CONNECTION, GreetedLine
+from pilotfish.device_runtime.link.line import SLICE_S, stood_s
 from pilotfish.device_runtime.link.loss import (
     BUSY,
     FAIL,
     GRACE_S,
-    RESEND_S,
     Interrupt,
     Patience,
     backoff,
 )
 from pilotfish.device_runtime.link.pending import Pending, Sent
+from pilotfish.device_runtime.link.upload import Uploads
 from pilotfish.wire.errors import (
     BusyError,
     DrainingError,
@@ -31,31 +32,26 @@ from pilotfish.wire.errors import (
     EdgeUnreachableError,
     InterruptedGenerationError,
     MalformedError,
-    PairMismatchError,
     PilotfishError,
     from_code,
 )
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.messages import Buffer, Failure, Hello, Reply, Request, Welcome
+from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
-_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
-_NONE = 0  # no connection
 
 
-class EdgeLink(Line):
+class EdgeLink(GreetedLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
     any wait. Used by one thread; `up`, `state` and `redirect` are for any.
 
-    met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
-    is not the one required. lost_ns: when the loss of the edge was noticed (monotonic); None while
-    tokens are verified.
+    lost_ns: when the loss of the edge was noticed (monotonic); None while tokens are verified.
     """
 
     def __init__(
@@ -66,52 +62,13 @@ class EdgeLink(Line):
         interrupt: Interrupt | None = None,
     ) -> None:
         super().__init__(endpoint, keys, interrupt or Interrupt())
-        self.gauge = Gauge()
-        self.met: Welcome | None = None
-        self.welcome: Welcome | None = None
         self.lost_ns: int | None = None
         self._patience = patience
-        self._hello: Hello | None = None
-        self._required: str | None = None  # fingerprint of a vocabulary
-        self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
-        self._ask_again_s = self._busy_until_s = 0.0
+        self._sent_on = NO_CONNECTION
+        self._busy_until_s = 0.0
         self._pauses = backoff()
         self._absence = Absence(patience, time.monotonic())
-
-    # Suitable edges
-
-    def introduce(self, hello: Hello) -> None:
-        """Greet edges with what this says of the drafter."""
-        self._hello = hello
-
-    def require_vocabulary(self, fingerprint: str | None) -> None:
-        """Accept only edges with this vocabulary from now on; None: any."""
-        if fingerprint != self._required:
-            self._required = fingerprint
-            self._unsuited = self._asked = _NONE
-            self.meet(self.met)
-
-    def meet(self, welcome: Welcome | None) -> None:
-        """Note an edge's welcome."""
-        self.met = welcome
-        suits = self._required in (None, self.vocabulary)
-        self.welcome = welcome if suits else None
-
-    @property
-    def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; older edges, which send none, have ours."""
-        if self.met is None or self._hello is None:
-            return None
-        return self.met.tokenizer or self._hello.tokenizer
-
-    @property
-    def _ready(self) -> bool:
-        """Whether a suitable edge was greeted over the present connection."""
-        if not self.here:
-            return False
-        if self._hello is None:
-            return True
-        return self._greeted == self.connection and self.welcome is not None
+        self._uploads = Uploads(self)
 
     # Waiting
 
@@ -125,14 +82,14 @@ class EdgeLink(Line):
             self._absence.progress()
             self._absence.expect(time.monotonic())
         self.catch_up()
-        self._await_edge()
+        self.await_edge()
 
     def _note_standing(self, stood_s: float = 0.0) -> None:
         """Add what passed since the last note to what the edge was away, or owes a reply."""
         standing = self._standing(doubted=self._absence.doubted)
         self._absence.note(standing, time.monotonic(), stood_s)
 
-    def _await_edge(self) -> None:
+    def await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
         if self._ready:
             return
@@ -162,44 +119,11 @@ class EdgeLink(Line):
                 raise self._gone(otherwise)
             looked_s = time.monotonic()
             arrived = self.receive(SLICE_S)
-            self._note_standing(_stood_s(looked_s))
+            self._note_standing(stood_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
             # noticed. It will come again, since the request is sent again.
-
-    def _say_hello(self, wait_s: float) -> None:
-        """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
-        now = time.monotonic()
-        if self._asked != self.connection or now >= self._ask_again_s:
-            self._asked, self._ask_again_s = self.connection, now + RESEND_S
-            assert self._hello is not None
-            if self.try_send(self._hello) is None:
-                self._asked = _NONE
-        while (arrived := self.receive(wait_s)) is not None:
-            reply = arrived[0]
-            if isinstance(reply, Failure) and reply.session is None:
-                self._asked = _NONE  # ask anew, next time
-                error = from_code(reply.code, reply.message)
-                if not isinstance(error, BUSY):
-                    self._unsuited = self.connection
-                raise error
-            if isinstance(reply, Welcome):
-                self._welcomed(reply)
-                return
-
-    def _welcomed(self, welcome: Welcome) -> None:
-        before = self.met
-        self.meet(welcome)
-        if self.welcome is None:
-            self._asked, self._unsuited = _NONE, self.connection
-            raise PairMismatchError(
-                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
-                "answer's: ask again."
-            )
-        self._greeted = self._asked
-        if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
-            _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
     # Without waiting
 
@@ -250,7 +174,9 @@ class EdgeLink(Line):
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
         """Send a message that has no reply."""
-        self.gauge.sent_ahead(self.send(message, frames).size)
+        sent = self.send(message, frames)
+        if not sent.chunked:  # else it has arrived
+            self.gauge.sent_ahead(sent.size)
 
     def ask(
         self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
@@ -258,15 +184,21 @@ class EdgeLink(Line):
         """Send a request and wait for its reply, as `wait` does."""
         return self.wait(self.send(message, frames), wanted)
 
-    def send(self, message: Request, frames: Sequence[Buffer] = ()) -> Sent:
-        """Send a request as soon as the edge is greeted."""
+    def send(self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False) -> Sent:
+        """Send a request as soon as the edge is greeted; again: it was sent, and maybe lost."""
+        if not again:
+            self._replies.abandon()
         give_up = time.monotonic() + self._patience.silent_s
         while True:
-            self._await_edge()
+            self.await_edge()
             position, sent_ns = self.channel.position(), time.monotonic_ns()
-            size = self.try_send(message, frames)
+            size = chunked = self._uploads.send(message, frames, again=again)
+            if size is None:
+                size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
+                if chunked is not None:
+                    return Sent(message, frames, size, sent_ns, chunked=True)
                 return Sent(message, frames, size, sent_ns, position)
             if time.monotonic() > give_up:
                 raise self._silent()
@@ -292,26 +224,50 @@ class EdgeLink(Line):
         while True:
             looked_s = time.monotonic()
             arrived = self.receive(0.0 if pending.late else SLICE_S)
-            stood_s = _stood_s(looked_s)
-            pending.stood = pending.stood or stood_s > 0.0
+            stands_s = stood_s(looked_s)
+            pending.stood = pending.stood or stands_s > 0.0
             if arrived is not None:
-                reply = arrived[0]
+                reply = arrived.reply
                 if wanted(reply):
                     self._got_on()
+                    if arrived.sliced:
+                        self.gauge.transferred(down_bps=self.downlink.full_bps)
                     return pending.answered(arrived, self.connection)
                 if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     raise from_code(reply.code, reply.message)
             else:
                 # if there was nothing to do, what comes now is waited for
                 pending.late = meanwhile is not None and meanwhile()
-                gone = not self.channel.connected or self.connection != self._sent_on
+                gone = not self.holds(self._sent_on)
                 if gone:
                     self.lost()
-                if gone or pending.is_lost(self._absence.owed_s):
-                    pending.again(self.send(sent.message, sent.frames), self._absence.owed_s)
+                if gone or self._replies.gone or pending.is_lost(self._absence.owed_s):
+                    pending.again(self._repeat(sent), self._absence.owed_s)
+            if self._replies.advance():
+                pending.advanced()
+                self.progressed()
             if pending.advances(self.channel.liveness() if self.channel.connected else None):
                 self._got_on()
-            self._mind(stood_s)
+            self._mind(stands_s)
+
+    def _repeat(self, sent: Sent) -> Sent:
+        """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
+        if not self._replies.under_way:
+            self._replies.abandon()
+            return self.send(sent.message, sent.frames, again=True)
+        self.await_edge()
+        self._sent_on = self.connection
+        self.resume()
+        return sent._replace(size=0, position=None)
+
+    def progressed(self) -> None:
+        """Note that more of a large message has arrived than before."""
+        self._absence.expect(time.monotonic())
+        self._got_on()
+
+    def mind_transfer(self, looked_s: float) -> None:
+        """Raise if the edge is away, or takes nothing, for too long; it was waited since then."""
+        self._mind(stood_s(looked_s))
 
     def _mind(self, stood_s: float) -> None:
         """Note how the link stands while a reply is waited for; raise if that is for too long."""
@@ -374,17 +330,13 @@ class EdgeLink(Line):
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.lost()
-        self._greeted = self._asked = _NONE  # an edge that drops one request may drop them all
+        self._greeted = self._asked = (
+            NO_CONNECTION  # an edge that drops one request may drop them all
+        )
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
             f"{self._patience.silent_s:g} s."
         )
-
-
-def _stood_s(since_s: float) -> float:
-    """Return how long this process stood still in a wait since then; 0 if it did not."""
-    beyond_s = time.monotonic() - since_s - SLICE_S
-    return beyond_s if beyond_s > _STOOD_S else 0.0
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

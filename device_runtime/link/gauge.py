@@ -106,6 +106,16 @@ class Gauge:
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
 
+    def transferred(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
+        """Note the rate at which the link carried a message in chunks, where it is known."""
+        with self._lock:
+            self._meter.carried(up_bps, down_bps)
+
+    def rates_bps(self) -> tuple[float | None, float | None]:
+        """The best of the last rates up and down; None where they are unknown."""
+        with self._lock:
+            return self._meter.rates_bps
+
     def state(self, segments: Segments | None) -> LinkState:
         """Return the link's state, with the age of each reading."""
         with self._lock:

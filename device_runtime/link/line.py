@@ -5,7 +5,9 @@ or strike the interrupt, at once and without blocking the first.
 """
 
 import threading
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 
@@ -20,12 +22,23 @@ from pilotfish.wire.errors import (
     PilotfishError,
 )
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
-_REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
+REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
 # A quiet connection that nobody waits for is ended after so long.
 _QUIET_MOST_S = 30.0
+_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
+
+
+class Arrival(NamedTuple):
+    """A reply, its frames and its bytes. sliced: it came in slices, so its time says nothing."""
+
+    reply: Reply
+    frames: list[Buffer]
+    size: int
+    sliced: bool = False
 
 
 class Line:
@@ -46,7 +59,7 @@ class Line:
 
     @staticmethod
     def _dial(endpoint: str, keys: DeviceKeys | None) -> EdgeChannel:
-        return EdgeChannel(endpoint, keys, _REPLY_BYTES, _QUIET_MOST_S)
+        return EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
 
     @property
     def here(self) -> bool:
@@ -71,7 +84,7 @@ class Line:
             except zmq.Again:
                 return None
 
-    def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
+    def receive(self, timeout_s: float) -> Arrival | None:
         """Return the next message, its frames and bytes; None after a time-out or a change.
 
         Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
@@ -83,7 +96,8 @@ class Line:
             arrived = self.channel.receive(min(timeout_s, SLICE_S))
             if arrived is None:
                 self._try_second()
-            return arrived
+                return None
+            return Arrival(*arrived)
 
     def catch_up(self) -> None:
         """Update the connection's state without waiting."""
@@ -176,7 +190,13 @@ class Line:
         better = None if self._closed else self._second.beside(self.channel)
         if better is not None:
             before, self.channel = self.channel, better
+            liveness = before.liveness()
+            if liveness is not None:
+                self._stood_still(liveness)
             before.close(0)
+
+    def _stood_still(self, liveness: Liveness) -> None:
+        """Note that a connection was given up on which nothing moved any more."""
 
     def _standing(self, *, doubted: bool) -> Standing:
         """How the link to the edge stands; doubted: it was away, and nothing crossed since."""
@@ -200,3 +220,9 @@ class Line:
             if self._next is not None:
                 self._next[0].close(0)
                 self._next = None
+
+
+def stood_s(since_s: float) -> float:
+    """How long this process stood still in a wait of `SLICE_S` since then; 0 if it did not."""
+    beyond_s = time.monotonic() - since_s - SLICE_S
+    return beyond_s if beyond_s > _STOOD_S else 0.0

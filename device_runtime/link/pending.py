@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.line import Arrival
 from pilotfish.device_runtime.link.loss import RESEND_S
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.messages import Buffer, Reply, Request
+from pilotfish.wire.messages import Buffer, Request
 
 
 class Sent(NamedTuple):
     """A request as sent: its message, frames, bytes, and time (monotonic).
 
-    position: where it begins in the connection's stream, about; None: unknown.
+    position: where it begins in the connection's stream, about; None: unknown. chunked: it went in
+    chunks, so the time until its reply says nothing about the link.
     """
 
     message: Request
@@ -21,6 +23,7 @@ class Sent(NamedTuple):
     size: int
     sent_ns: int
     position: int | None = None
+    chunked: bool = False
 
 
 class Pending:
@@ -31,7 +34,7 @@ class Pending:
         self.late = late
         self.stood = False
         self._size = sent.size  # bytes sent in all
-        self._resent = False
+        self._resent = sent.chunked
         self._position = sent.position
         self._reached = self._most = 0  # bytes acknowledged over this connection, and over any
         self._overdue_s = RESEND_S
@@ -54,23 +57,26 @@ class Pending:
         crossing = self._position is not None and self._reached < self.sent.size
         return owed_s >= self._overdue_s and not crossing
 
+    def advanced(self) -> None:
+        """Note that a part of its reply came."""
+        self._overdue_s = RESEND_S
+
     def again(self, sent: Sent, owed_s: float) -> None:
         """Note that it was sent again, when its reply had been owed for so long."""
         self._overdue_s = owed_s + 2.0 * max(RESEND_S, self._overdue_s)
         self._size += sent.size
         self._resent, self._position, self._reached = True, sent.position, 0
 
-    def answered(self, arrived: tuple[Reply, list[Buffer], int], connection: int) -> TimedReply:
+    def answered(self, arrived: Arrival, connection: int) -> TimedReply:
         """Return its reply, which has just arrived over this connection."""
-        reply, frames, size = arrived
         return TimedReply(
-            reply=reply,
-            frames=frames,
+            reply=arrived.reply,
+            frames=arrived.frames,
             uplink_bytes=self._size,
-            downlink_bytes=size,
+            downlink_bytes=arrived.size,
             sent_ns=self.sent.sent_ns,
             received_ns=time.monotonic_ns(),
-            resent=self._resent,
+            resent=self._resent or arrived.sliced,
             connection=connection,
             late=self.late,
             stood=self.stood,

@@ -71,10 +71,19 @@ def test_a_message_that_takes_seconds_crosses_once(far: Far) -> None:
         assert far.path.connections()[-1].up.length - before < 1.2 * 2 * len(LONG)
 
 
-@pytest.mark.timing
-def test_a_path_that_swallows_large_packets_ends_in_an_error(far: Far) -> None:
+def test_a_prompt_crosses_a_path_that_swallows_large_packets(far: Far) -> None:
+    with far.device("fail") as device:
+        undisturbed = device.generate(LONG, **WISH).tokens
     with far.device("fail") as device:
         far.path.set(rtt_s=0.02, mtu_up=600)
+        assert device.generate(LONG, **WISH).tokens == undisturbed
+
+
+@pytest.mark.timing
+def test_a_path_that_swallows_all_but_pings_ends_in_an_error(far: Far) -> None:
+    """No part of a message is so small."""
+    with far.device("fail") as device:
+        far.path.set(rtt_s=0.02, mtu_up=450)
         began = time.monotonic()
         with pytest.raises(EdgeLostError, match=r"within 2\.2 s"):
             device.generate(LONG, **WISH)

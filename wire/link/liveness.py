@@ -131,6 +131,19 @@ class Liveness:
         return self.looked_s - self._carried_s < self.limit_s
 
     @property
+    def only_heard(self) -> bool:
+        """Whether the peer is heard, but what is sent does not arrive."""
+        return self._one_way(self._came_s, self._taken_s)
+
+    @property
+    def only_taken(self) -> bool:
+        """Whether what is sent arrives, but the peer is not heard."""
+        return self._one_way(self._taken_s, self._came_s)
+
+    def _one_way(self, works_s: float, fails_s: float) -> bool:
+        return self.looked_s - works_s < self.limit_s < self.looked_s - fails_s
+
+    @property
     def heard(self) -> bool:
         """Whether the peer has sent anything."""
         return self._received > 0

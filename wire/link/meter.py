@@ -15,7 +15,7 @@ one end may have stood still meanwhile.
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -93,6 +93,11 @@ class _Samples:
         """
         return self._recent(self._taken)
 
+    @property
+    def best(self) -> float | None:
+        """The largest of the last few values."""
+        return max((value for _, value, _ in islice(reversed(self._all), _MEDIAN_OF)), default=None)
+
     def _recent(self, taken: list[tuple[int, float, int]]) -> list[float]:
         if not taken:
             return []
@@ -147,6 +152,18 @@ class LinkMeter:
         elif learn:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
+
+    def carried(self, up_bps: float | None, down_bps: float | None) -> None:
+        """Take in rates that the acknowledgements of large transfers told."""
+        now_ns = time.monotonic_ns()
+        for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
+            if bps is not None:
+                samples.add(now_ns, bps)
+
+    @property
+    def rates_bps(self) -> tuple[float | None, float | None]:
+        """The best of the last rates up and down, which takes a microsecond; None: unknown."""
+        return self._up.best, self._down.best
 
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent

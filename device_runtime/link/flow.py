@@ -1,0 +1,163 @@
+"""How many bytes of a transfer may be under way at once, and in chunks of which size.
+
+Few, so that what follows them (a ping, hints, a cancellation) does not wait for long and
+acknowledgements come often; but enough to fill the link: its rate times its RTT and 0.3 s more. The
+rate is what was delivered from a chunk's departure to its acknowledgement, over that time (the
+delivery rate of BBR); the RTT the least time that a chunk took.
+
+Some paths lose every large segment, and tell nobody (a tunnel whose MTU is too small, and no ICMP).
+There a connection stands still as soon as it has one to send. So after one that stood still, chunks
+go one at a time, in segments that any path carries, and grow by and by.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Final, NamedTuple
+
+from pilotfish.wire.messages import MAX_CHUNK
+
+LEAST_BYTES: Final = 384  # with header, encryption and TCP's and IP's headers less than 576
+SEGMENT_BYTES: Final = 1024  # and this less than Ethernet's 1500
+_TOO_LARGE: Final = 1400  # which some paths lose
+_FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
+_BEYOND_S: Final = 0.3  # of the link's time, that may be under way beyond what fills it
+_WHOLE_S: Final = 0.25  # of the link's time, that a message may take which is not cut into chunks
+_UNKNOWN_BYTES: Final = 16 << 10  # the same where the rate is unknown
+_RATES: Final = 8  # the last ones, of which the best counts
+_GROWTH, _STEADY = 1.25, 16  # a rate that has not grown so for so many chunks is the link's own
+_WAITED = 1.5  # times the least that a chunk took: it has waited for the link
+_GROW_AFTER: Final = 4  # chunks of a size that passed, until the double is tried
+_AGAIN_AFTER: Final = (
+    8  # likewise, until a size is tried again that did not pass; then 8 times more
+)
+
+
+class _UnderWay(NamedTuple):
+    end: int  # the offset behind it
+    size: int
+    sent_s: float
+    delivered: int  # bytes of all chunks, when it was sent
+
+
+class Flow:
+    """The chunks under way in one direction of one link, and what they tell of it.
+
+    full_bps: bits a second that the link carried while chunks waited for it; None: they never did.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.large_lost = 0  # times that a connection stood still, which carried smaller chunks
+        self._small: int | None = None  # the size of chunks, one at a time; None: any size passes
+        self._barrier: int | None = None  # the least size that did not pass
+        self._passed, self._again_after = 0, _AGAIN_AFTER
+        self._connection, self._broken = 0, False
+        self._begin()
+
+    def follow(self, connection: int) -> None:
+        """Begin anew, if this is another connection: of its path nothing is known."""
+        if connection != self._connection:
+            self._broken = self._connection != 0
+            self._connection = connection
+            self._begin()
+
+    def _begin(self) -> None:
+        self.full_bps: float | None = None
+        self._rates: deque[float] = deque(maxlen=_RATES)
+        self._steady = 0  # chunks since the rate last grew
+        self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
+        self._least_bytes = 0  # of the chunk that took least
+        self.forget()
+
+    def forget(self) -> None:
+        """Note that nothing is under way any more."""
+        self._under_way: deque[_UnderWay] = deque()
+        self._bytes = 0
+
+    @property
+    def rate_bps(self) -> float:
+        """Bits a second that the link has carried lately, at least; 0 if unknown."""
+        return 8 * max(self._rates, default=0.0)
+
+    def whole_bytes(self, known_bps: float | None, unknown: int = _UNKNOWN_BYTES) -> int:
+        """Bytes that a message may have which is not cut; known_bps: the link's rate.
+
+        After a loss fewer, where the rate is unknown: whole messages may be what does not pass.
+        """
+        if self._small is not None:
+            return self._small
+        if rate_bps := max(known_bps or 0.0, self.rate_bps):
+            return max(SEGMENT_BYTES, int(rate_bps * _WHOLE_S / 8))
+        return unknown // 4 if self._broken else unknown
+
+    @property
+    def begins(self) -> int:
+        """The offset at which begins what is under way; 0 if nothing is."""
+        return self._under_way[0].end - self._under_way[0].size if self._under_way else 0
+
+    def next_size(self, left: int) -> int:
+        """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
+        if self._small is not None:
+            return 0 if self._under_way else min(left, self._small)
+        # several, so that acknowledgements come steadily; each large beside its header
+        part = max(self._window // 8, min(self._window // 2, 2 * SEGMENT_BYTES), SEGMENT_BYTES)
+        size = min(left, MAX_CHUNK, part)
+        return size if not self._under_way or self._bytes + size <= self._window else 0
+
+    def sent(self, end: int, size: int) -> None:
+        """Note that a chunk was sent, and the offset behind it."""
+        self._under_way.append(_UnderWay(end, size, self._clock(), self._delivered))
+        self._bytes += size
+
+    def acknowledged(self, offset: int) -> None:
+        """Note that the bytes before this offset have arrived."""
+        now_s = self._clock()
+        while self._under_way and self._under_way[0].end <= offset:
+            chunk = self._under_way.popleft()
+            self._bytes -= chunk.size
+            self._delivered += chunk.size
+            self._learn(chunk, max(1e-6, now_s - chunk.sent_s))
+
+    def _learn(self, chunk: _UnderWay, took_s: float) -> None:
+        rate = (self._delivered - chunk.delivered) / took_s
+        grows = rate > _GROWTH * max(self._rates, default=0.0)
+        self._steady = 0 if grows else self._steady + 1
+        self._rates.append(rate)
+        if took_s > _WAITED * self._least_s and self._steady >= _STEADY:
+            self.full_bps = 8 * median(self._rates)
+        if took_s < self._least_s:
+            self._least_s, self._least_bytes = took_s, chunk.size
+        if self._steady >= _STEADY or took_s > _WAITED * self._least_s + _BEYOND_S / 10:
+            rate = max(self._rates)
+            rtt_s = max(0.0, self._least_s - self._least_bytes / rate)
+            most = rate * (rtt_s + _BEYOND_S)
+        else:  # the link is not full yet: twice as much with each round trip
+            most = _MOST_WINDOW
+        self._window = int(min(most, self._window + chunk.size, _MOST_WINDOW))
+        if self._barrier is not None and chunk.size >= self._barrier:
+            self._barrier = None
+        if self._small is not None:
+            self._grow(self._small)
+
+    def _grow(self, small: int) -> None:
+        """After enough chunks of one size, try the double."""
+        self._passed += 1
+        blocked = self._barrier is not None and 2 * small >= self._barrier
+        if self._passed < (self._again_after if blocked else _GROW_AFTER):
+            return
+        self._passed = 0
+        self._small = 2 * small if 2 * small < _FIRST_WINDOW else None
+
+    def stood_still(self) -> None:
+        """Note that a connection was given up on which what was under way did not move any more."""
+        size = max([chunk.size for chunk in self._under_way], default=_TOO_LARGE)
+        if size <= LEAST_BYTES:
+            return  # not for its size
+        if self._barrier is not None:
+            self.large_lost += 1
+            self._again_after *= _AGAIN_AFTER
+        self._barrier = min(size, self._barrier or size)
+        before = self._small if self._small is not None else 0
+        self._small, self._passed = max(LEAST_BYTES, before // 2), 0

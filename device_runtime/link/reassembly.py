@@ -1,0 +1,148 @@
+"""Put large replies together, which the edge sends in slices as the device asks for them.
+
+In: what arrives. Out: whole replies in their order, and what to ask for next. What an edge sends is
+not believed: it gets as much memory as one reply may have.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from pilotfish.device_runtime.link.flow import Flow
+from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.transfer import PACKING_BYTES, unpack
+
+_BEHIND: Final = 256  # replies that wait for a large one before them
+
+
+@dataclass(slots=True)
+class _Download:
+    transfer: bytes
+    total: int
+    asked: int = 0  # the bytes before here were asked for
+    size: int = 0  # bytes that arrived, headers included
+    body: bytearray = field(default_factory=bytearray)
+
+
+class Reassembly:
+    """The replies of one link. flow: that of its downlink.
+
+    gone: the edge does not have the rest of a reply any more, so the request must be sent again.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._current: _Download | None = None
+        self._ready: deque[Arrival] = deque()
+        self._behind: deque[Arrival] = deque()
+        self._behind_bytes = 0
+        self._received = self._noted = 0  # bytes of slices so far
+        self.gone = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a part of a reply is missing."""
+        return self._current is not None
+
+    def next(self) -> Arrival | None:
+        """The next whole reply, if there is one."""
+        return self._ready.popleft() if self._ready else None
+
+    def advance(self) -> bool:
+        """Whether more of a reply has come since the last call."""
+        before, self._noted = self._noted, self._received
+        return before != self._received
+
+    def take(self, arrival: Arrival) -> None:
+        """Take in what has arrived."""
+        reply, current = arrival.reply, self._current
+        if isinstance(reply, m.Slice) and (current is None or reply.transfer == current.transfer):
+            self._take_slice(reply, arrival)
+        elif current is None or not _keeps_its_turn(reply):
+            self._ready.append(arrival)
+        elif len(self._behind) < _BEHIND and self._behind_bytes + arrival.size <= REPLY_BYTES:
+            self._behind.append(arrival)
+            self._behind_bytes += arrival.size
+
+    def questions(self) -> list[m.More]:
+        """What may be asked for now."""
+        asked: list[m.More] = []
+        if (current := self._current) is None:
+            return asked
+        while size := self._flow.next_size(current.total - current.asked):
+            more = m.More(transfer=current.transfer, offset=current.asked, bytes=size)
+            current.asked += size
+            self._flow.sent(current.asked, size)
+            asked.append(more)
+        return asked
+
+    def resume(self) -> None:
+        """Ask again for what was asked for and has not come."""
+        self._flow.forget()
+        if self._current is not None:
+            self._current.asked = len(self._current.body)
+
+    def abandon(self) -> None:
+        """Forget what is missing: nobody waits for it any more."""
+        if self._current is not None:
+            self._finish()
+        self.gone = False
+
+    def _take_slice(self, part: m.Slice, arrival: Arrival) -> None:
+        if self._current is None and (part.offset or not part.total):
+            return  # of a reply for which nobody waits any more
+        try:
+            self._expect_possible(part, arrival.frames)
+            data = arrival.frames[0]
+            if self._current is None:
+                self._flow.forget()
+                self._current = _Download(part.transfer, part.total, asked=len(data))
+            if not part.total:
+                self.gone = True
+                self._finish()
+            elif part.offset == len(self._current.body):  # else it came before
+                self._append(self._current, data, arrival.size)
+        except MalformedError:
+            self._finish()
+            raise
+
+    def _expect_possible(self, part: m.Slice, frames: "list[m.Buffer]") -> None:
+        most = REPLY_BYTES + PACKING_BYTES
+        if len(frames) != 1 or part.total > most or (not part.total and len(frames[0])):
+            raise MalformedError(
+                "The edge's slice has too many frames, or its message is too long."
+            )
+        known = part.total if self._current is None else self._current.total
+        if part.total not in (0, known) or (part.total and part.offset + len(frames[0]) > known):
+            raise MalformedError("The edge's slices contradict each other.")
+
+    def _append(self, current: _Download, data: m.Buffer, size: int) -> None:
+        current.body += data
+        current.size += size
+        self._received += len(data)
+        self._flow.acknowledged(len(current.body))
+        if len(current.body) < current.total:
+            return
+        header, frames = unpack(memoryview(current.body).toreadonly())
+        reply = m.decode_reply(header)
+        if isinstance(reply, m.Slice):
+            raise MalformedError("A reply that comes in slices is no slice itself.")
+        self._ready.append(Arrival(reply, frames, current.size, sliced=True))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Go on with what came behind the reply."""
+        behind, self._behind, self._behind_bytes = self._behind, deque(), 0
+        self._current = None
+        self._flow.forget()
+        for arrival in behind:
+            self.take(arrival)
+
+
+def _keeps_its_turn(reply: m.Reply) -> bool:
+    """Whether a reply must not overtake one that came before it."""
+    if isinstance(reply, m.Failure):
+        return reply.session is not None
+    return isinstance(reply, m.Verdict | m.Inquiry | m.Tokens | m.Slice)

@@ -1,0 +1,70 @@
+"""A line over which large replies come in slices, as far as the device asks for them.
+
+What asks and what puts them together is `link.reassembly`; how many bytes are under way, either
+way, is `link.flow`.
+"""
+
+import logging
+
+from pilotfish.device_runtime.link.flow import Flow
+from pilotfish.device_runtime.link.line import Arrival, Line
+from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.liveness import Liveness
+
+_log = logging.getLogger("pilotfish.device")
+
+
+class SlicedLine(Line):
+    """A `Line` that hands out whole replies only. uplink, downlink: what is under way."""
+
+    def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
+        super().__init__(endpoint, keys, interrupt)
+        self.uplink, self.downlink = Flow(), Flow()
+        self._replies = Reassembly(self.downlink)
+        self._warned = False
+
+    def receive(self, timeout_s: float) -> Arrival | None:
+        """As `Line.receive`; a reply that comes in slices only once it is whole."""
+        if (ready := self._replies.next()) is None:
+            arrived = super().receive(timeout_s)
+            if arrived is None:
+                return None
+            self.downlink.follow(self.connection)
+            self._replies.take(arrived)
+            self._ask_on()
+            ready = self._replies.next()
+        return ready
+
+    def resume(self) -> None:
+        """Go on with a reply that came in part, over the present connection."""
+        self.downlink.follow(self.connection)
+        self._replies.resume()
+        self._ask_on()
+
+    def _ask_on(self) -> None:
+        """Ask for more of a reply that comes in slices."""
+        for more in self._replies.questions():
+            self.try_send(more)
+
+    def holds(self, connection: int) -> bool:
+        """Whether this connection is the present one, and not over."""
+        return self.channel.connected and self.connection == connection
+
+    def _stood_still(self, liveness: Liveness) -> None:
+        """Learn from a connection that was given up whether the path loses large segments.
+
+        It may where one direction lives and the other does not; a path that is gone loses all.
+        """
+        if liveness.only_heard:
+            self.uplink.stood_still()
+        elif liveness.only_taken:
+            self.downlink.stood_still()
+        if not self._warned and max(self.uplink.large_lost, self.downlink.large_lost):
+            self._warned = True
+            _log.warning(
+                "large segments get lost on the way to %s or back; small ones arrive, slowly. Set "
+                "`sysctl net.ipv4.tcp_mtu_probing=1` on both machines, or a smaller MTU",
+                self.channel.endpoint,
+            )

@@ -1,0 +1,173 @@
+"""Send large messages in chunks, each acknowledged; after a break go on where the edge stopped.
+
+In: a message and its frames. Out: its bytes, once the edge has it all. A message that the edge has,
+and whose reply was lost, is not sent again: the edge serves it again when it is asked.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES
+from pilotfish.device_runtime.link.loss import BUSY, RESEND_S
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import BusyError, from_code
+from pilotfish.wire.transfer import pack
+
+if TYPE_CHECKING:
+    from pilotfish.device_runtime.link.edge_link import EdgeLink
+
+_SLICE_S: Final = 0.1  # of a wait
+_MOST_SETBACKS: Final = 8  # times that the edge may have less of a message than before
+_NONE: Final = 0  # no connection
+
+
+class _Upload:
+    """One message, and how far it has come.
+
+    acked: the edge has the bytes before here. unsure: it must say how many it has before more are
+    sent; asked: it was asked. moved_s: when more of them arrived, or the sending began.
+    """
+
+    def __init__(self, message: m.Request, frames: Sequence[m.Buffer]) -> None:
+        self.message = message
+        self._transfer = secrets.token_bytes(8)
+        self._body = memoryview(pack(m.encode(message), frames))
+        self.acked = self.next = 0
+        self.connection = _NONE
+        self.unsure = self.asked = False
+        self.moved_s = time.monotonic()
+        self._setbacks = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that were not sent yet."""
+        return len(self._body) - self.next
+
+    @property
+    def complete(self) -> bool:
+        """Whether the edge has it all."""
+        return self.acked == len(self._body)
+
+    def chunk(self, size: int) -> tuple[m.Chunk, list[m.Buffer]]:
+        """The next chunk, of this many bytes; of none: the question how many the edge has."""
+        data = self._body[self.next : self.next + size]
+        chunk = m.Chunk(transfer=self._transfer, offset=self.next, total=len(self._body))
+        return chunk, [data]
+
+    def ask(self) -> None:
+        """Go on where the edge says that it stopped."""
+        self.unsure, self.asked, self.next = True, False, self.acked
+
+    def acknowledged(self, ack: m.Ack) -> bool:
+        """Note how much the edge has; whether it is more than before."""
+        if ack.transfer != self._transfer or ack.offset > len(self._body):
+            return False
+        before, self.acked, self.unsure = self.acked, ack.offset, False
+        if ack.offset < before:  # another edge, or one that forgot
+            self._setbacks += 1
+            if self._setbacks > _MOST_SETBACKS:
+                raise BusyError("The edge forgets again and again what it was sent; try later.")
+            self.next = ack.offset
+        self.next = max(self.next, ack.offset)
+        if ack.offset > before:
+            self.moved_s = time.monotonic()
+        return ack.offset > before
+
+
+class Uploads:
+    """Sends the large messages of one link."""
+
+    def __init__(self, link: "EdgeLink") -> None:
+        self._link = link
+        self._flow = link.uplink
+        self._upload: _Upload | None = None
+
+    def send(self, message: m.Request, frames: Sequence[m.Buffer], *, again: bool) -> int | None:
+        """Send a large message, or what the edge lacks of it; returns the bytes that this took.
+
+        None if it is to go whole: it is small, or the edge takes no chunks. again: it was sent, and
+        may have been lost.
+        """
+        size = sum(map(len, frames))
+        if size <= LEAST_BYTES or not self._link.takes_chunks:
+            return None
+        self._flow.follow(self._link.connection)
+        upload = self._upload
+        if upload is not None and upload.message is message:
+            upload.ask()
+        elif size > self._whole_bytes(again):
+            upload = self._upload = _Upload(message, frames)
+        else:
+            self._upload = None
+            return None
+        return self._deliver(upload)
+
+    def _whole_bytes(self, again: bool) -> int:
+        most = self._flow.whole_bytes(self._link.gauge.rates_bps()[0])
+        return min(most, SEGMENT_BYTES) if again else most
+
+    def _deliver(self, upload: _Upload) -> int | None:
+        size, begun_s = 0, time.monotonic()
+        while not upload.complete or upload.unsure:
+            self._link.await_edge()
+            if not self._link.takes_chunks:
+                return None
+            if upload.connection not in (_NONE, self._link.connection):
+                upload.ask()
+            self._flow.follow(self._link.connection)
+            upload.connection = self._link.connection
+            size += self._push(upload)
+            looked_s = time.monotonic()
+            try:
+                self._hear(upload)
+            except BUSY as error:
+                self._link.refused(error, begun_s)
+                upload.ask()
+            self._look(upload, looked_s)
+        if self._flow.full_bps is not None:
+            self._link.gauge.transferred(up_bps=self._flow.full_bps)
+        return size
+
+    def _push(self, upload: _Upload) -> int:
+        """Send what may be sent now; returns its bytes."""
+        if upload.unsure:
+            return 0 if upload.asked else self._ask(upload)
+        size = 0
+        while more := self._flow.next_size(upload.left):
+            sent = self._link.try_send(*upload.chunk(more))
+            if sent is None:
+                break
+            upload.next += more
+            size += sent
+            self._flow.sent(upload.next, more)
+        return size
+
+    def _ask(self, upload: _Upload) -> int:
+        self._flow.forget()
+        sent = self._link.try_send(*upload.chunk(0))
+        upload.asked = sent is not None
+        return sent or 0
+
+    def _hear(self, upload: _Upload) -> None:
+        """Wait a little for an acknowledgement; raises what the edge refuses a chunk with."""
+        arrived = self._link.receive(_SLICE_S)
+        if arrived is None:
+            return
+        reply = arrived.reply
+        if isinstance(reply, m.Ack):
+            if upload.acknowledged(reply):
+                self._flow.acknowledged(upload.acked)
+                self._link.progressed()
+            elif self._flow.begins > upload.acked:  # a chunk between was refused
+                upload.ask()
+        elif isinstance(reply, m.Failure) and reply.session is None:
+            raise from_code(reply.code, reply.message)
+
+    def _look(self, upload: _Upload, looked_s: float) -> None:
+        """Note that the connection is over, or that nothing moves any more."""
+        if time.monotonic() - upload.moved_s > RESEND_S:
+            upload.moved_s = time.monotonic()
+            upload.ask()
+        self._link.mind_transfer(looked_s)

@@ -1,0 +1,314 @@
+"""Large messages that cross in chunks: uploads that are not complete, and replies to fetch.
+
+Both belong to a client's key, not to a connection: after a break the client goes on where it
+stopped. (Without keys a client is its connection, and they are lost with it.) An upload that was
+served is kept for a while: a client that misses the reply need not send it again.
+
+Memory is bounded by key and in all. What was served or fetched makes room first, the oldest first;
+then what has been idle for `_IDLE_S`; of what is in use nothing. After `_EXPIRE_S` all that is idle
+is forgotten.
+"""
+
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from pilotfish.edge_runtime.rounds import Send
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import BusyError, MalformedError, TooLargeError
+from pilotfish.wire.transfer import PACKING_BYTES, pack
+
+_EXPIRE_S: Final = 60.0
+_IDLE_S: Final = 5.0
+_EACH: Final = 8  # transfers of one client, each way
+_IN_ALL: Final = 1024  # transfers of all clients
+_TIMES: Final = 4  # the bytes of one client's transfers that those of all may have
+_REPLY_BYTES: Final = 16 << 20  # of one client's replies that wait: as many as a device takes
+_FIRST_BYTES: Final = 16 << 10  # of a reply, with its announcement
+_CLIENTS: Final = 4096  # whose connections' limits are known, the newest
+
+
+class _Kept(Protocol):
+    """A transfer in a `_Store`."""
+
+    touched_s: float
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def over(self) -> bool: ...
+
+
+K = TypeVar("K", bound=_Kept)
+_Key = tuple[bytes, bytes]  # owner and transfer
+
+
+class _Store(Generic[K]):
+    """Transfers by owner, bounded. each_bytes: of one owner's."""
+
+    def __init__(self, each_bytes: int, clock: Callable[[], float]) -> None:
+        self._each_bytes = each_bytes
+        self.clock = clock
+        self._all: OrderedDict[_Key, K] = OrderedDict()  # the longest idle first
+        self._bytes: Counter[bytes] = Counter()  # by owner
+        self._numbers: Counter[bytes] = Counter()
+        self.held = 0  # of all
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, key: _Key) -> K | None:
+        """A transfer, which may stay idle."""
+        return self._all.get(key)
+
+    def touch(self, key: _Key) -> None:
+        """Note that a transfer is in use."""
+        self._all.move_to_end(key)
+        self._all[key].touched_s = self.clock()
+
+    def add(self, key: _Key, kept: K) -> None:
+        """Keep another transfer."""
+        self._all[key] = kept
+        self._numbers[key[0]] += 1
+        self.grew(key, kept.size)
+
+    def grew(self, key: _Key, size: int) -> None:
+        """Note that a transfer has so many bytes more, or fewer."""
+        self._bytes[key[0]] += size
+        self.held += size
+
+    def drop(self, key: _Key) -> None:
+        """Forget a transfer."""
+        owner, kept = key[0], self._all.pop(key)
+        self._bytes[owner] -= kept.size
+        self.held -= kept.size
+        self._numbers[owner] -= 1
+        if not self._numbers[owner]:
+            del self._bytes[owner], self._numbers[owner]
+
+    def has_room(self, key: _Key, size: int, *, new: bool) -> bool:
+        """Whether so many more bytes may be kept for a transfer; forgets others where needed."""
+        owner = key[0]
+        while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
+            if not self._forget_one(key, owner):
+                return False
+        while self.held + size > _TIMES * self._each_bytes or len(self) + new > _IN_ALL:
+            if not self._forget_one(key, None):
+                return False
+        return True
+
+    def _forget_one(self, but: _Key, owner: bytes | None) -> bool:
+        """Forget a transfer, of this owner or of any; False where all are in use."""
+        idle_s = self.clock() - _IDLE_S
+        mine = [
+            (not kept.over, at, key)
+            for at, (key, kept) in enumerate(self._all.items())
+            if key != but
+            and (owner is None or key[0] == owner)
+            and (kept.over or kept.touched_s <= idle_s)
+        ]
+        if mine:
+            self.drop(min(mine)[2])
+        return bool(mine)
+
+    def expire(self) -> None:
+        """Forget what has been idle for too long."""
+        before_s = self.clock() - _EXPIRE_S
+        while self._all:
+            key, kept = next(iter(self._all.items()))
+            if kept.touched_s > before_s:
+                return
+            self.drop(key)
+
+
+@dataclass(slots=True)
+class _Upload:
+    """A message as far as it has come. body: empty once it is not needed any more."""
+
+    total: int
+    touched_s: float
+    body: bytearray = field(default_factory=bytearray)
+    over: bool = False  # it is complete, and was served
+
+    @property
+    def size(self) -> int:
+        return len(self.body)
+
+
+@dataclass(slots=True)
+class _Download:
+    """A reply that the device fetches. sent: the bytes before here were sent."""
+
+    body: bytes
+    touched_s: float
+    sent: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.body)
+
+    @property
+    def over(self) -> bool:
+        return self.sent == len(self.body)
+
+
+class Progress(NamedTuple):
+    """How many bytes of an upload are here, and the message if it is to be served now."""
+
+    offset: int
+    message: m.Buffer | None = None
+
+
+class Uploads:
+    """Puts messages together. message_bytes: the most of one, and of all of one client."""
+
+    def __init__(self, message_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = message_bytes + PACKING_BYTES
+        self._store: _Store[_Upload] = _Store(self._most, clock)
+        self.expire = self._store.expire
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def held(self) -> int:
+        """Bytes of all of them."""
+        return self._store.held
+
+    def take(self, owner: bytes, chunk: m.Chunk, data: m.Buffer) -> Progress:
+        """Take in a chunk, or answer the question that an empty one is.
+
+        The message comes back once it is complete; and again for a question, since whoever asks
+        then misses its reply. Raises `MalformedError` or `TooLargeError` for what cannot be, and
+        `BusyError` where there is no room now.
+        """
+        self._expect_possible(chunk, len(data))
+        key = owner, chunk.transfer
+        upload = self._store.get(key)
+        if upload is None:
+            if chunk.offset or not data:
+                return Progress(0)
+            self._expect_room(key, len(data), new=True)
+            upload = _Upload(chunk.total, self._store.clock())
+            self._store.add(key, upload)
+        if upload.total != chunk.total:
+            raise MalformedError("Two chunks of a message disagree about its length.")
+        if upload.over:
+            return self._served_already(key, upload, asked=not data)
+        return self._append(key, upload, chunk.offset, data)
+
+    def served(self, owner: bytes, transfer: bytes, *, keep: bool) -> None:
+        """Note that a message was served; keep: its bytes, to serve it again."""
+        key = owner, transfer
+        upload = self._store.get(key)
+        if upload is not None and not keep:
+            self._store.grew(key, -upload.size)
+            upload.body = bytearray()
+
+    def _append(self, key: _Key, upload: _Upload, offset: int, data: m.Buffer) -> Progress:
+        here = upload.size
+        new = data[here - offset :] if offset <= here else b""  # behind a gap: of no use
+        if new:
+            self._expect_room(key, len(new), new=False)
+            upload.body += new
+            self._store.grew(key, len(new))
+            self._store.touch(key)
+        if upload.size < upload.total:
+            return Progress(upload.size)
+        upload.over = True
+        return Progress(upload.total, memoryview(upload.body).toreadonly())
+
+    def _served_already(self, key: _Key, upload: _Upload, *, asked: bool) -> Progress:
+        if asked and upload.body:
+            return Progress(upload.total, memoryview(upload.body).toreadonly())
+        return Progress(upload.total)
+
+    def _expect_possible(self, chunk: m.Chunk, size: int) -> None:
+        if chunk.total > self._most:
+            raise TooLargeError(
+                f"The message has {chunk.total} bytes; this edge takes {self._most}. "
+                "Use a smaller window, or a protocol that sends less."
+            )
+        if size > m.MAX_CHUNK or chunk.offset + size > chunk.total or not chunk.total:
+            raise MalformedError(
+                f"A chunk has at most {m.MAX_CHUNK} bytes and lies within its message."
+            )
+
+    def _expect_room(self, key: _Key, size: int, *, new: bool) -> None:
+        if not self._store.has_room(key, size, new=new):
+            raise BusyError("Too many large messages are on their way to this edge; wait a little.")
+
+
+class _Peer(NamedTuple):
+    """owner: a connection's key; most: bytes of frames above which it takes replies in chunks."""
+
+    owner: bytes
+    most: int
+
+
+class Downloads:
+    """Sends replies, and keeps large ones for the devices that take them in slices.
+
+    send: hands a message to the socket; whether it was taken.
+    """
+
+    def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._store: _Store[_Download] = _Store(_REPLY_BYTES, clock)
+        self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
+        self.expire = self._store.expire
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def met(self, client: bytes, owner: bytes, most: int) -> None:
+        """Note above how many bytes of frames a connection takes replies in slices; 0: never."""
+        self._peers.pop(client, None)
+        if most:
+            self._peers[client] = _Peer(owner, most)
+            if len(self._peers) > _CLIENTS:
+                self._peers.popitem(last=False)
+
+    def send(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
+        """Send a reply, or its first slice; whether it was taken."""
+        peer = self._peers.get(client) if frames else None
+        if peer is None or sum(map(len, frames)) <= peer.most:
+            return self._send(client, reply, frames)
+        body, transfer = pack(m.encode(reply), frames), secrets.token_bytes(8)
+        key = peer.owner, transfer
+        if len(body) > _REPLY_BYTES or not self._store.has_room(key, len(body), new=True):
+            return self._send(client, reply, frames)
+        self._store.add(key, _Download(body, self._store.clock()))
+        more = m.More(transfer=transfer, offset=0, bytes=min(_FIRST_BYTES, peer.most))
+        taken = self._send_slice(client, key, more)
+        if not taken:
+            self._store.drop(key)
+        return taken
+
+    def more(self, client: bytes, owner: bytes, more: m.More) -> int:
+        """Send the slice that a device asks for; returns how many of its bytes were sent before.
+
+        A slice of a message of 0 bytes where there is no such reply any more.
+        """
+        key = owner, more.transfer
+        reply = self._store.get(key)
+        if reply is None:
+            gone = m.Slice(transfer=more.transfer, offset=more.offset, total=0)
+            self._send(client, gone, (b"",))
+            return 0
+        self._store.touch(key)
+        again = min(more.bytes, max(0, reply.sent - more.offset))
+        self._send_slice(client, key, more)
+        return again
+
+    def _send_slice(self, client: bytes, key: _Key, more: m.More) -> bool:
+        reply = self._store.get(key)
+        assert reply is not None
+        data = memoryview(reply.body)[more.offset : more.offset + more.bytes]
+        reply.sent = max(reply.sent, more.offset + len(data))
+        part = m.Slice(transfer=more.transfer, offset=more.offset, total=len(reply.body))
+        return self._send(client, part, (data,))

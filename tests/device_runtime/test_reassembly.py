@@ -1,0 +1,135 @@
+"""Replies that come in slices are whole again, in their turn, whatever an edge sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pilotfish.device_runtime.link.flow import Flow
+from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival
+from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.transfer import pack
+from tests.device_runtime.test_bad_edge import TIMES
+
+ID = b"transfer"
+SESSION = b"0123456789abcdef"
+
+
+def tokens(start: int) -> m.Tokens:
+    return m.Tokens(session=SESSION, generation=0, start=start, times=TIMES)
+
+
+BODY = pack(m.encode(tokens(3)), [bytes(range(256)) * 40])
+
+
+def part(offset: int, data: bytes, total: int = len(BODY), transfer: bytes = ID) -> Arrival:
+    reply = m.Slice(transfer=transfer, offset=offset, total=total)
+    return Arrival(reply, [data], len(data))
+
+
+@pytest.fixture
+def replies() -> Reassembly:
+    return Reassembly(Flow())
+
+
+def fetch(replies: Reassembly, **others: bytes) -> int:
+    """Answer questions until there are none; returns the bytes that were sent."""
+    sent, bodies = 0, {ID.decode(): BODY} | others
+    while asked := replies.questions():
+        for more in asked:
+            body = bodies[more.transfer.decode()]
+            data = body[more.offset : more.offset + more.bytes]
+            sent += len(data)
+            replies.take(part(more.offset, data, len(body), more.transfer))
+    return sent
+
+
+def test_a_large_reply_is_whole_in_the_end(replies: Reassembly) -> None:
+    replies.take(part(0, BODY[:1000]))
+    assert replies.next() is None
+    assert fetch(replies) == len(BODY) - 1000
+    found = replies.next()
+    assert found is not None
+    assert (found.reply, found.sliced, found.size) == (tokens(3), True, len(BODY))
+    assert bytes(found.frames[0]) == bytes(range(256)) * 40
+    assert not replies.under_way
+
+
+def test_what_comes_behind_it_keeps_its_turn(replies: Reassembly) -> None:
+    other = pack(m.encode(tokens(5)), [bytes(3000)])
+    welcome: Any = m.Failure(code="busy", message="of no session")
+    replies.take(part(0, BODY[:1000]))
+    for reply in (tokens(4), welcome):
+        replies.take(Arrival(reply, [], 10))
+    replies.take(part(0, other[:100], len(other), b"another1"))
+    replies.take(Arrival(tokens(6), [], 10))
+    first = replies.next()
+    assert first is not None
+    assert first.reply is welcome
+    fetch(replies, another1=other)
+    order = [replies.next() for _ in range(4)]
+    assert [each and each.reply for each in order] == [tokens(start) for start in (3, 4, 5, 6)]
+
+
+def test_after_a_break_only_what_is_missing_is_asked_for(replies: Reassembly) -> None:
+    replies.take(part(0, BODY[:1000]))
+    first = replies.questions()
+    replies.take(part(1000, BODY[1000 : 1000 + first[0].bytes]))
+    replies.resume()
+    asked = replies.questions()
+    assert asked[0].offset == 1000 + first[0].bytes
+    replies.take(part(0, BODY[:1000]))  # late
+    for more in asked:
+        replies.take(part(more.offset, BODY[more.offset : more.offset + more.bytes]))
+    fetch(replies)
+    assert replies.next() is not None
+
+
+def test_a_reply_that_the_edge_has_not_any_more(replies: Reassembly) -> None:
+    replies.take(part(0, BODY[:1000]))
+    replies.take(Arrival(tokens(4), [], 10))
+    replies.take(part(1000, b"", total=0))
+    assert replies.gone
+    assert not replies.under_way
+    late = replies.next()
+    assert late is not None
+    replies.abandon()
+    assert not replies.gone
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        part(1000, bytes(len(BODY))),
+        part(1000, b"1", total=len(BODY) + 1),
+        Arrival(m.Slice(transfer=ID, offset=1000, total=len(BODY)), [], 0),
+        Arrival(m.Slice(transfer=ID, offset=1000, total=len(BODY)), [b"1", b"2"], 0),
+        part(1000, bytes(len(BODY) - 1000)),  # no message
+        part(0, b"1", total=REPLY_BYTES * 2),
+    ],
+)
+def test_an_edge_that_contradicts_itself(replies: Reassembly, arrival: Arrival) -> None:
+    replies.take(part(0, bytes(1000)))
+    with pytest.raises(MalformedError):
+        replies.take(arrival)
+    assert not replies.under_way
+
+
+def test_a_slice_inside_of_slices(replies: Reassembly) -> None:
+    body = pack(m.encode(m.Slice(transfer=ID, offset=0, total=9)), [b"x"])
+    with pytest.raises(MalformedError):
+        replies.take(part(0, body, len(body)))
+
+
+def test_replies_that_wait_take_bounded_memory(replies: Reassembly) -> None:
+    replies.take(part(0, BODY[:1000]))
+    for start in range(2000):
+        replies.take(Arrival(tokens(start), [], 100_000))
+    fetch(replies)
+    waited = 0
+    while replies.next() is not None:
+        waited += 1
+    assert waited <= 1 + REPLY_BYTES // 100_000
