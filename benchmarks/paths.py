@@ -68,10 +68,10 @@ def main() -> int:
 
 
 def _measured(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[Row]:
-    if name == "traces":
-        traces = {"trace_up": args.trace_up, "trace_down": args.trace_down}
+    if name != "traces":
+        return CASES[name](lab, args.quick)
+    traces = {"trace_up": args.trace_up, "trace_down": args.trace_down}
     return answers_over(lab, args.minutes * 60, lab.folder, **traces)
-    return CASES[name](lab, args.quick)
 
 
 def _goals(rows: Rows) -> list[Goal]:
