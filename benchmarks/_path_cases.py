@@ -11,7 +11,6 @@ Row = dict[str, Any]
 POLICIES = ("fail", "local", "wait")
 PATIENCE_S = 20
 BRIEF = ("--max-tokens", 8)
-_IDEAL = {"up_bps": None, "down_bps": None, "rtt_s": 0.0, "mtu_up": 1500, "mtu_down": 1500}
 
 
 def crossed(connections: Sequence[Connection]) -> Row:
@@ -41,7 +40,7 @@ def slow(lab: Lab, quick: bool) -> Iterator[Row]:
     """A prompt that takes seconds to cross."""
     for size in (9_000,) if quick else (9_000, 30_000):
         prompt = letters(size)
-        lab.path.set(**_IDEAL)
+        lab.idealise()
         ideal = lab.ask(prompt, "wait", *BRIEF)
         needed = crossed(ideal.connections)["up"]
         yield _row(f"{needed / 1e3:.0f} kB up, ideal", "wait", ideal)
@@ -52,7 +51,7 @@ def slow(lab: Lab, quick: bool) -> Iterator[Row]:
             row["ratio"] = row["up"] / needed
             row["limit"] = 1.5 * (ideal.seconds + needed * 8 / 64e3) + 3
             yield row
-    lab.path.set(**_IDEAL)
+    lab.idealise()
 
 
 def rtt(lab: Lab, quick: bool) -> Iterator[Row]:
@@ -70,7 +69,7 @@ def rtt(lab: Lab, quick: bool) -> Iterator[Row]:
             words += ["--max-tokens", 8, "--draft", lab.folder / "draft", "--keys", lab.keys]
             words += ["--edge", lab.endpoint, "--out", out]
             yield _row(f"{what}: field measure", "", lab.run("field", "measure", *words))
-    lab.path.set(**_IDEAL)
+    lab.idealise()
 
 
 def mtu(lab: Lab, quick: bool) -> Iterator[Row]:
@@ -88,7 +87,7 @@ def mtu(lab: Lab, quick: bool) -> Iterator[Row]:
         outcome = lab.ask(prompt, policy, "--patience", PATIENCE_S, *BRIEF, within_s=60)
         row = _row("hole up, 5 kB", policy, outcome)
         yield row | {"ratio": row["up"] / needed}
-    lab.path.set(**_IDEAL)
+    lab.idealise()
 
 
 def down(lab: Lab, quick: bool) -> Iterator[Row]:
@@ -117,5 +116,5 @@ def down(lab: Lab, quick: bool) -> Iterator[Row]:
                 "said": seen.error[:160],
             }
             row["ratio"] = row["down"] / needed.setdefault(words, row["down"])
-            lab.path.set(**_IDEAL)
+            lab.idealise()
             yield row

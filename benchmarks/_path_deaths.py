@@ -43,7 +43,7 @@ def chat(lab: Lab, quick: bool) -> Iterator[Row]:
             }
             lab.path.set(up_bps=None, down_bps=None)
         thread.join(30)
-    lab.path.set(rtt_s=0.0)
+    lab.idealise()
 
 
 def death(lab: Lab, quick: bool) -> Iterator[Row]:
@@ -94,7 +94,7 @@ def death(lab: Lab, quick: bool) -> Iterator[Row]:
                     "limit": _NOTICED_S + _PROMISED_S + _SLACK_S,
                     "said": seen.error[:100],
                 }
-    lab.path.set(rtt_s=0.0)
+    lab.idealise()
 
 
 def roam(lab: Lab, quick: bool) -> Iterator[Row]:
@@ -120,7 +120,7 @@ def roam(lab: Lab, quick: bool) -> Iterator[Row]:
                 "limit": _NOTICED_S + _PROMISED_S,
                 "said": seen.error[:100],
             }
-    lab.path.set(rtt_s=0.0)
+    lab.idealise()
 
 
 def _noticed(what: str, seconds: float | None) -> Row:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from _common import throwaway_keys
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.kernel_path import KernelPath
 from tests.support.path_connections import Connection
+from tests.support.path_ways import PathConditions
 from tests.support.tiny import tiny_artifact
 
 START_S = 120.0
@@ -71,6 +72,10 @@ class Lab:
         self.python, self.folder, self.keys, self.path = python, folder, keys, path
         self.endpoint = f"tcp://{path.address}:{PORT}"
         self._edge: subprocess.Popen[bytes] | None = None
+
+    def idealise(self) -> None:
+        """Undo all changes to the path."""
+        self.path.set(**asdict(PathConditions()))
 
     def start_edge(self) -> None:
         """Start it (again), and wait until it serves."""

@@ -7,8 +7,8 @@ with its repetitions; `ratio` compares the former with those of the same request
 
 slow: prompts of 12 and 40 kB over 64 kbit/s. rtt: long round trips. mtu: large packets vanish.
 down: large replies. chat: an edge that has lost a long conversation, over a slow link. death: how
-long until it shows. roam: another address in an answer. traces: answers over a recorded link, see
-`_path_traces`.
+long until it shows. roam: another address in an answer. lossy, traces: answers for minutes over a
+link that loses packets, or over a recorded one; see `_path_spells`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from _common import Goal, Rows, Steps, at_most, conclude, options
 from _path_cases import Row, down, mtu, rtt, slow
 from _path_deaths import chat, death, roam
 from _path_lab import Lab, laboratory
-from _path_traces import traced
+from _path_spells import answers_over, lossy
 
 CASES: dict[str, Callable[[Lab, bool], Iterator[Row]]] = {
     "slow": slow,
@@ -31,11 +31,12 @@ CASES: dict[str, Callable[[Lab, bool], Iterator[Row]]] = {
     "chat": chat,
     "death": death,
     "roam": roam,
+    "lossy": lossy,
 }
 _COLUMNS = ("case", "what", "policy", "seconds", "code", "connections", "up", "up sent", "down")
 _COLUMNS += ("down sent", "ratio", "said")
-_TRACED = ("what", "policy", "count", "failed", "p50 s", "longest gap s", "overdue s", "dead s")
-_TRACED += ("connections", "cuts", "false cuts", "early cuts", "ratio", "ratio down")
+_SPELLS = ("what", "policy", "count", "failed", "p50 s", "longest gap s", "overdue s", "dead s")
+_SPELLS += ("connections", "cuts", "false cuts", "early cuts", "ratio", "ratio down")
 
 
 def main() -> int:
@@ -62,14 +63,15 @@ def main() -> int:
                 for row in _measured(name, lab, args):
                     rows.append({"case": name, **row})
                     print(rows[-1], file=sys.stderr)
-    columns = _TRACED if names == ["traces"] else _COLUMNS
+    columns = _SPELLS if set(names) <= {"traces", "lossy"} else _COLUMNS
     return conclude(args, "kernel paths", columns, rows, _goals(rows))
 
 
 def _measured(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[Row]:
-    if name == "traces":
-        return traced(lab, args.minutes * 60, args.trace_up, args.trace_down, lab.folder)
-    return CASES[name](lab, args.quick)
+    if name != "traces":
+        return CASES[name](lab, args.quick)
+    traces = {"trace_up": args.trace_up, "trace_down": args.trace_down}
+    return answers_over(lab, args.minutes * 60, lab.folder, **traces)
 
 
 def _goals(rows: Rows) -> list[Goal]:

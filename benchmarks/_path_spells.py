@@ -1,4 +1,4 @@
-"""Answers over a recorded cellular link for minutes: three services, one for each policy.
+"""Cases of `paths`: answers over one link for minutes, by three services, one for each policy.
 
 Each asks every few seconds, most times briefly, every sixth time with 4 kB. What crossed is kept by
 tenths of a second, so it can be told from outside when the path was dead, and for how long.
@@ -19,7 +19,14 @@ from statistics import median
 from typing import Any
 
 from _path_cases import Row
-from _path_lab import SERVICE_PORT, Answer, Connection, Lab, Service, letters
+from _path_lab import (
+    SERVICE_PORT,
+    Answer,
+    Connection,
+    Lab,
+    Service,
+    letters,
+)
 
 POLICIES = ("fail", "local", "wait")
 PATIENCE_S = 60
@@ -32,8 +39,14 @@ NOTICE_S = 1.2  # until a path that is gone shows, on a LAN
 PROMISES_S = {"fail": 2.2, "local": 1.0, "wait": PATIENCE_S}
 
 
-def traced(lab: Lab, seconds: float, up: str, down: str, keep: Path) -> Iterator[Row]:
-    """Run the services over these traces; one row a policy, and one of all connections.
+def lossy(lab: Lab, quick: bool) -> Iterator[Row]:
+    """A link that loses packets and lets some overtake others."""
+    link = {"loss": 0.03, "reorder": 0.05, "rtt_s": 0.1, "up_bps": 256e3, "down_bps": 1e6}
+    return answers_over(lab, 60.0 if quick else 300.0, lab.folder, **link)
+
+
+def answers_over(lab: Lab, seconds: float, keep: Path, **conditions: Any) -> Iterator[Row]:
+    """Run the services over such a path; one row a policy, and one of all connections.
 
     keep: gets ``answers.json``, ``timeline.json`` and ``connections.json``.
     """
@@ -48,12 +61,13 @@ def traced(lab: Lab, seconds: float, up: str, down: str, keep: Path) -> Iterator
             service.answer(_LONG, _TOKENS)  # the first reads tables, and greets
         lab.path.set(rtt_s=0.05)
         base = _spell(lab, services, _BASE_S)
-        lab.path.set(trace_up=up, trace_down=down)
+        lab.path.set(**conditions)
         begun_s = lab.path.since_s
         spell = _spell(lab, services, seconds)
         ended_s = time.monotonic()
         timeline = lab.path.timeline()
         connections = lab.path.connections()
+    lab.idealise()
     record = {
         "begun_s": begun_s,
         "ended_s": ended_s,
