@@ -91,20 +91,20 @@ class _Store(Generic[K]):
         if not self._numbers[owner]:
             del self._bytes[owner], self._numbers[owner]
 
-    def has_room(self, key: _Key, size: int, *, new: bool, pressing: bool = False) -> bool:
+    def has_room(self, key: _Key, size: int, *, new: bool, insist: bool = False) -> bool:
         """Whether so many more bytes may be kept for a transfer; forgets others where needed.
 
-        pressing: those in use, too, of who has most.
+        insist: even one in use, of the owner that has most, if that is more than this one's.
         """
         owner = key[0]
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
             if not self._forget_one(key, owner):
                 return False
         while self.held + size > _TIMES * self._each_bytes:
-            if not self._forget_any(key, self._bytes, size, pressing=pressing):
+            if not self._forget_any(key, self._bytes, size, insist=insist):
                 return False
         while len(self) + new > _IN_ALL:
-            if not self._forget_any(key, self._numbers, int(new), pressing=pressing):
+            if not self._forget_any(key, self._numbers, int(new), insist=insist):
                 return False
         return True
 
@@ -122,11 +122,11 @@ class _Store(Generic[K]):
             self.drop(min(mine)[2])
         return bool(mine)
 
-    def _forget_any(self, but: _Key, has: Counter[bytes], more: int, *, pressing: bool) -> bool:
-        """Forget a transfer of any owner, of which each ``has`` so much, to make room for more."""
+    def _forget_any(self, but: _Key, has: Counter[bytes], more: int, *, insist: bool) -> bool:
+        """Forget a transfer of any owner to make room for ``more``; has: what each owner has."""
         if self._forget_one(but, None):
             return True
-        return pressing and self._forget_of_most(has, but[0], more)
+        return insist and self._forget_of_most(has, but[0], more)
 
     def _forget_of_most(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
         """Forget a transfer of who has most; False where that is not more than ``owner`` will."""
@@ -260,7 +260,7 @@ class Uploads:
             )
 
     def _expect_room(self, key: _Key, size: int, *, new: bool) -> None:
-        if not self._store.has_room(key, size, new=new, pressing=True):
+        if not self._store.has_room(key, size, new=new, insist=True):
             raise BusyError("Too many large messages are on their way to this edge; wait a little.")
 
 

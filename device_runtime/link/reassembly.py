@@ -111,7 +111,7 @@ class Reassembly:
                 self._flow.forget()
                 self._current = _Download(part.transfer, part.total, asked=len(data))
             if not part.total:
-                self._forgotten()
+                self._lose()
             elif part.offset == len(self._current.body):  # else it came before
                 self._append(self._current, data, arrival.size)
         except MalformedError:
@@ -143,7 +143,8 @@ class Reassembly:
         self._begin()
         self._finish()
 
-    def _forgotten(self) -> None:
+    def _lose(self) -> None:
+        """Note that the edge has not got the rest any more."""
         self._finish()
         self._setbacks += 1
         if self._setbacks > _MOST_SETBACKS:

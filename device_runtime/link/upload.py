@@ -99,11 +99,13 @@ class Uploads:
             upload.ask()
         elif size > self._whole_bytes(again):
             upload = self._upload = _Upload(message, frames)
-            self._flow.forget()  # of one that was broken off
         else:
             self._upload = None
             return None
-        return self._deliver(upload)
+        try:
+            return self._deliver(upload)
+        finally:
+            self._flow.forget()  # where it is broken off, the next one does not wait for it
 
     def _whole_bytes(self, again: bool) -> int:
         most = self._flow.whole_bytes(self._link.gauge.rates_bps()[0])

@@ -20,7 +20,7 @@ from tests.device_runtime.test_bad_edge import Answer, LyingEdge
 HELLO = m.Hello(
     version=m.VERSION, tokenizer="", vocab_size=1, padded_vocab_size=1, hidden_size=1, bridges=True
 )
-PATIENCE = Patience("fail", absent_s=1.0, silent_s=1.5)
+PATIENCE = Patience("fail", absent_s=0.4, silent_s=0.5)
 SIZE = 60_000
 Script = Callable[[m.Request], list[Answer]]
 
