@@ -94,18 +94,18 @@ def explained(error: BadGrammarError, outline: Outline) -> BadGrammarError:
 
     It is the same error where nothing is wrong with any schema by itself.
     """
-    if (found := obstacle(outline)) is None:
+    if (fault := obstacle(outline)) is None:
         if outline.content is not None and not outline.tools:
             error.part = ""
         return error
-    name, keywords = found
+    name, keywords = fault
     whose = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
     mended = ", or the tool's strict" if name else ""
-    told = BadGrammarError(
+    refusal = BadGrammarError(
         f"{whose} what cannot be enforced: {keywords}. Leave it out{mended}. ({error})"
     )
-    told.part = name
-    return told
+    refusal.part = name
+    return refusal
 
 
 class AnswerBuffer:

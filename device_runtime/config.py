@@ -63,7 +63,7 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
             "back, or end the answer (fail)"
         ),
     ] = "wait"
-    patience_s: Annotated[float, setting("seconds to wait for a lost edge", gt=0)] = 120.0
+    patience_s: Annotated[float, setting("wait: seconds to wait for a lost edge", gt=0)] = 120.0
 
 
 class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):

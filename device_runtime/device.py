@@ -24,7 +24,7 @@ from pilotfish.device_runtime.partners import Partners
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.talk_options import read_talk
-from pilotfish.device_runtime.turn import AnswerStream, DeviceTurns
+from pilotfish.device_runtime.turn import AnswerStream, DeviceTurns, Turn
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
@@ -237,15 +237,16 @@ class Device:
         default the device has one user. None keeps nothing.
         """
         asked, how = read_talk(prompt, options)
-        turn = self._turns.take()
+        turn = Turn()
         try:
+            self._turns.take(turn)
             with self._turns.running(turn):
                 self._interrupt.arm()
                 turn.pieces = self._answer(asked, how, owner)
+            return AnswerStream(self._turns, turn, self._finished)
         except BaseException:
             self._turns.end(turn)
             raise
-        return AnswerStream(self._turns, turn, self._finished)
 
     def _answer(
         self, asked: Asked | Prompt, options: Options, owner: Owner

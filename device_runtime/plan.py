@@ -323,6 +323,11 @@ def alternatives(
             f"needs a {need} for this drafter."
             for need in dict.fromkeys(filter(None, lacking.values()))
         )
+        if not needs and tuple(offered) == ("local",):
+            raise UnsupportedError(
+                "Without an edge there is protocol local alone: name an edge, tcp://HOST:PORT, or "
+                "ask for protocol local."
+            )
         raise UnsupportedError(
             f"None of the protocols to choose from is there, but {', '.join(offered)}: name an "
             f"edge, name others, or allow lossy ones.{needs}"

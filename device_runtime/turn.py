@@ -9,6 +9,7 @@ model's threads stay with the process that opened them.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import deque
@@ -16,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.wire.errors import (
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _AGAIN_S = 0.1  # after which a running answer is interrupted again, in case it had only begun
+_LOOK_S = 1.0  # after which a waiting caller looks for itself whether the present stream is dropped
+
+_collecting: set[int] = set()  # threads within the garbage collector
+
+
+def _note_collection(phase: Literal["start", "stop"], _: dict[str, int]) -> None:
+    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+
+
+gc.callbacks.append(_note_collection)
 
 
 class Turn:
@@ -36,25 +47,26 @@ class Turn:
 
     pieces: what makes the answer. opener: the thread that began it; reader: the one that took its
     last piece; running: the one that works on it now, None between two pieces. over: it has ended.
+    dropped: nobody can read on, and it has not ended yet.
     """
 
     def __init__(self) -> None:
         self.opener = self.reader = threading.current_thread()
         self.running: threading.Thread | None = None
         self.pieces: Generator[Piece, None, None] | None = None
-        self.over = False
+        self.over = self.dropped = False
 
 
 class DeviceTurns:
     """Grants turns in the order of request. Thread-safe."""
 
     def __init__(self) -> None:
-        # Re-entrant: the garbage collector may drop a stream in any line, those in here included.
+        # Re-entrant: a caller that waits ends a dropped answer itself.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[Turn] = deque()
         self._present: Turn | None = None
         self._process = os.getpid()
-        self._closed = False
+        self._closed = self._ended = False
 
     @property
     def usable(self) -> bool:
@@ -76,26 +88,32 @@ class DeviceTurns:
         if self._closed:
             raise DeviceClosedError("The device is closed: open another one.")
 
-    def take(self) -> Turn:
-        """Wait for a turn.
+    def take(self, turn: Turn) -> None:
+        """Wait for a turn, which the caller passes to `end` whatever comes of it.
 
         Raises `DeviceInUseError` if this thread has the present one, and `DeviceClosedError`.
         """
         self.check()
-        turn = Turn()
         with self._changed:
-            self._waiting.append(turn)
             try:
+                self._waiting.append(turn)
                 while self._present is not None or self._waiting[0] is not turn:
                     self.check()
-                    self._refuse_own(turn.opener)
-                    self._changed.wait()
+                    if self._present is not None and self._present.dropped:
+                        self.end(self._present)
+                    else:
+                        self._refuse_own(turn.opener)
+                        self._changed.wait(_LOOK_S)
                 self.check()
                 self._present = turn
             finally:
-                self._waiting.remove(turn)
-                self._changed.notify_all()
-        return turn
+                self._forget(turn)
+
+    def _forget(self, turn: Turn) -> None:
+        """Let a turn wait no longer."""
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+        self._changed.notify_all()
 
     def _refuse_own(self, me: threading.Thread) -> None:
         present = self._present
@@ -137,6 +155,7 @@ class DeviceTurns:
         if self._forked:
             return
         with self._changed:
+            self._forget(turn)
             if self._present is not turn:
                 return
             me = threading.current_thread()
@@ -159,23 +178,22 @@ class DeviceTurns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Use the device for the block."""
-        turn = self.take()
+        turn = Turn()
         try:
+            self.take(turn)
             with self.running(turn):
                 yield
         finally:
             self.end(turn)
 
     def close(self, interrupt: Callable[[], None]) -> bool:
-        """Refuse all that waits or comes, and end the present answer; whether it was open here.
+        """Refuse all that waits or comes, and end the present answer; whether nobody else did.
 
         interrupt: makes an answer that runs in another thread end soon.
         """
         if self._forked:
             return False
         with self._changed:
-            if self._closed:
-                return False
             present = self._present
             if present is not None and present.running is threading.current_thread():
                 raise DeviceInUseError("An answer cannot close its own device: interrupt() it.")
@@ -184,6 +202,9 @@ class DeviceTurns:
             while present is not None and present.running is not None:
                 interrupt()
                 self._changed.wait(_AGAIN_S)
+            if self._ended:
+                return False
+            self._ended = True
         if present is not None:
             self.end(present)
         return True
@@ -242,4 +263,10 @@ class AnswerStream(Iterator[Piece]):
         self.close()
 
     def __del__(self) -> None:
-        self._turns.end(self._turn)
+        if not hasattr(self, "_turn"):
+            return  # a Ctrl-C came before it had one
+        # The collector stops a thread at any line, where it may hold a lock that ending needs: the
+        # next caller ends the answer then.
+        self._turn.dropped = True
+        if threading.get_ident() not in _collecting:
+            self._turns.end(self._turn)

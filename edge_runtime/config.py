@@ -18,7 +18,12 @@ MEBIBYTE = 1024 * 1024
 
 _Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _Listen: TypeAlias = Annotated[
-    str, setting("tcp://HOST:PORT, unless systemd passes a socket", metavar="ADDRESS")
+    str,
+    setting(
+        "tcp://HOST:PORT, unless systemd passes a socket; HOST *: all IPv4 addresses, [::]: all of "
+        "both families",
+        metavar="ADDRESS",
+    ),
 ]
 _Keys: TypeAlias = Annotated[
     Path,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Stored
-from pilotfish.reading import content, reading
+from pilotfish.reading import content, reading, unmarked
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PilotfishError
@@ -120,7 +120,7 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
     Raises:
         HeadError: for a file that is missing, too large, damaged, or of a newer version.
     """
-    card = _decoded(read_bounded(path, CARD_BYTES), str(path))
+    card = _decoded(unmarked(read_bounded(path, CARD_BYTES)), str(path))
     weights = path.with_suffix(".safetensors")
     data = read_bounded(weights, WEIGHTS_BYTES)
     if hashlib.sha256(data).hexdigest() != card.sha256:

@@ -13,7 +13,7 @@ import msgspec
 from pilotfish.edge_runtime.head_file import End, read_bounded
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Manifest
-from pilotfish.reading import reading
+from pilotfish.reading import reading, unmarked
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.wire.errors import PairMismatchError, RelaxationError
 from pilotfish.wire.protocols.adaptive import Ratio, Share
@@ -92,7 +92,7 @@ def read_relaxation(path: Path) -> RelaxationCard:
     Raises:
         RelaxationError: for a file that is missing, too large, damaged, or of a newer version.
     """
-    data = read_bounded(path, CARD_BYTES, RelaxationError)
+    data = unmarked(read_bounded(path, CARD_BYTES, RelaxationError))
     with reading(partial(_invalid, path)):
         found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:

@@ -16,6 +16,10 @@ from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import WeightSource
 
 log = logging.getLogger("pilotfish.export")
+_PLACES = (
+    "name it by eos_token_id in generation_config.json (genai_config.json, or a GGUF file's "
+    "tokenizer.ggml.eot_token_id)"
+)
 
 
 def vocabulary_of(source: WeightSource) -> Vocabulary:
@@ -49,7 +53,7 @@ def check_chat(vocabulary: Vocabulary) -> list[str]:
 
 def _expect_usable(vocabulary: Vocabulary, name: str) -> None:
     try:
-        assert vocabulary.template is not None or vocabulary.chat_template is None
+        _ = vocabulary.template
     except TemplateError as error:
         problem = str(error).replace("the chat template", f"the chat template{name}", 1)
         raise ExportError(
@@ -66,12 +70,12 @@ def _end_warnings(vocabulary: Vocabulary) -> list[str]:
         meant = "" if mark is None else f" (the chat template puts {spelled(mark)} after an answer)"
         return [
             f"no file names an end token{meant}, so that answers end at their largest length "
-            "alone: state eos_token_id in generation_config.json"
+            f"alone: {_PLACES}"
         ]
     if mark is None or mark in vocabulary.eos_ids:
         return []
     ends = ", ".join(map(spelled, vocabulary.eos_ids))
     return [
         f"the chat template puts {spelled(mark)} after an answer, which is no end token ({ends}), "
-        "so that answers may go on behind it: add it to eos_token_id in generation_config.json"
+        f"so that answers may go on behind it: {_PLACES}"
     ]

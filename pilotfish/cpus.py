@@ -89,13 +89,13 @@ def _levels(root: Path, group: _Group) -> Iterator[Path]:
 def _quota(folder: Path) -> float | None:
     """Return the quota that one group sets, in CPUs; None: none."""
     with suppress(ValueError, ZeroDivisionError):
-        if found := _lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
-            quota, period = found[0].split()
+        if lines := _lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
+            quota, period = lines[0].split()
             return None if quota == "max" else int(quota) / int(period)
-        if found := _lines(folder / "cpu.cfs_quota_us"):
-            allowed = int(found[0])
+        if lines := _lines(folder / "cpu.cfs_quota_us"):
+            allowed_us = int(lines[0])
             period_us = int(_lines(folder / "cpu.cfs_period_us")[0])
-            return allowed / period_us if allowed > 0 else None
+            return allowed_us / period_us if allowed_us > 0 else None
     return None
 
 

@@ -4,6 +4,8 @@ import json
 import shlex
 from functools import cache
 from importlib import metadata
+from typing import Any
+from urllib.parse import unquote
 
 _PACKAGE = "pilotfish"
 
@@ -17,19 +19,28 @@ def installing(extra: str) -> str:
     if not url:
         return f"pip install '.[{extra}]' in a checkout of Pilotfish"
     if url.startswith("file://") and not url.endswith((".whl", ".tar.gz", ".zip")):
-        folder = f"{url.removeprefix('file://')}[{extra}]"
+        folder = f"{unquote(url.removeprefix('file://'))}[{extra}]"
         return f"pip install {'-e ' if editable else ''}{shlex.quote(folder)}"
     return f"pip install {shlex.quote(f'{_PACKAGE}[{extra}] @ {url}')}"
 
 
 @cache
 def _origin() -> tuple[str, bool]:
-    """Return the URL that pip installed from ("": unknown) and whether it is editable: PEP 610."""
-    for found in metadata.distributions(name=_PACKAGE):
-        if text := found.read_text("direct_url.json"):
+    """Return the URL to install from ("": unknown) and whether that is editable: PEP 610."""
+    for distribution in metadata.distributions(name=_PACKAGE):
+        if text := distribution.read_text("direct_url.json"):
             try:
-                known = json.loads(text)
-                return str(known["url"]), bool(known.get("dir_info", {}).get("editable"))
+                record = json.loads(text)
+                return _location(record), bool(record.get("dir_info", {}).get("editable"))
             except (ValueError, LookupError, TypeError, AttributeError):
                 continue
     return "", False
+
+
+def _location(record: dict[str, Any]) -> str:
+    """Return the URL of a record as pip takes it: that of a repository names its kind, too."""
+    url = str(record["url"])
+    if repository := record.get("vcs_info"):
+        url = f"{repository['vcs']}+{url}@{repository['commit_id']}"
+    below = record.get("subdirectory")
+    return f"{url}#subdirectory={below}" if below else url

@@ -1,24 +1,52 @@
-"""The address of an edge, as people write it."""
+"""The address of an edge, as people write it: to connect to, or to listen on."""
 
+import ipaddress
+import re
 from urllib.parse import urlsplit
 
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.errors import ListenError, UnsupportedError
 
 _LOCAL = ("ipc://", "inproc://")
+_STRANGE = re.compile(r"[\s@/?#]")  # what no name of a host has
 
 
-def require_address(endpoint: str) -> None:
+def require_address(endpoint: str, whose: str = "an edge") -> None:
     """Raise `UnsupportedError`, with what to write, unless it is ``tcp://HOST:PORT`` or local."""
+    if advice := _advice(endpoint, listens=False):
+        raise UnsupportedError(f"{endpoint!r} is no address of {whose}{advice}")
+
+
+def require_listenable(endpoint: str) -> None:
+    """Raise `ListenError`, with what to write, likewise; port 0 is a free one."""
+    if advice := _advice(endpoint, listens=True):
+        raise ListenError(f"{endpoint!r} is no address to listen on{advice}")
+
+
+def _advice(endpoint: str, *, listens: bool) -> str:
+    """Return how a sentence goes on that begins with "it is no address"; "" if it is one."""
     if endpoint.startswith(_LOCAL):
-        return
-    scheme, separator, _ = endpoint.partition("://")
+        return ""
+    if endpoint.isdecimal():
+        return f" (a port alone): write tcp://HOST:{endpoint}."
     try:
-        parts = urlsplit(endpoint if separator else f"tcp://{endpoint}")
-        host, port = parts.hostname, parts.port
+        parts = urlsplit(endpoint if "://" in endpoint else f"tcp://{endpoint}")
+        host, port = parts.hostname or "", parts.port
     except ValueError:  # a port beyond 65,535, or brackets that do not match
-        host = port = None
-    if host and port and separator and scheme == "tcp":
-        return
-    written = f"tcp://{parts.netloc}" if host and port else "tcp://HOST:PORT"
-    lacking = " (the port is missing)" if host and not port else ""
-    raise UnsupportedError(f"{endpoint!r} is no address of an edge{lacking}: write {written}.")
+        host, port = "", None
+    written = "tcp://HOST:PORT"
+    named = host != "" and not _STRANGE.search(host) and (listens or host != "*")
+    if named and port is not None and (listens or port > 0):
+        written = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        if endpoint.startswith("tcp://") and endpoint.lower() == written.lower():
+            return ""
+    lacking = " (the port is missing)" if host and port is None else ""
+    return f"{lacking}: write {written}."
+
+
+def literal_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that is written there, an IPv4-mapped one as IPv4; None for a name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

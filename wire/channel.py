@@ -19,10 +19,12 @@ from weakref import finalize
 import msgspec
 import zmq
 
+from pilotfish.wire.address import require_address
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.attempts import Attempts, stop_at
+from pilotfish.wire.link.attempts import Attempts, Failure, stop_at
+from pilotfish.wire.link.dual_stack import DualStack
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.link.patience import ConnectPatience
 from pilotfish.wire.link.tcp import (
@@ -38,7 +40,7 @@ from pilotfish.wire.link.tcp import (
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
 from pilotfish.wire.socket_events import next_event
-from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
+from pilotfish.wire.transport import HANDSHAKE_MS, receive_parts, send_parts, set_up
 
 _log = logging.getLogger("pilotfish.wire")
 
@@ -48,6 +50,7 @@ _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
 _GLIMPSE_S, _WATCHED_S = 0.05, 0.3
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
 _ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
+_CLOSE_S = 0.5  # until a closed socket's context ends in the background
 _NUMBERS = count(1)  # of connections
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
@@ -66,8 +69,7 @@ class EdgeChannel:
         message_bytes: int,
         quiet_most_s: float = 0.0,
     ) -> None:
-        if not has_port(endpoint):
-            raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
+        require_address(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._growth = Growth(self._context) if keys is None else None
         self._socket = self._context.socket(zmq.DEALER)
@@ -75,7 +77,7 @@ class EdgeChannel:
         self._socket.immediate = True  # never queue for an edge that is not there
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000
-        self._patience = ConnectPatience()
+        self._patience, self._stack = ConnectPatience(), DualStack(endpoint)
         self._socket.connect_timeout = self._patience.ms
         self._socket.handshake_ivl = HANDSHAKE_MS
         stop_at(self._socket)
@@ -111,6 +113,7 @@ class EdgeChannel:
         self._connected_s, self._handed = 0.0, 0
         self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
+        self._trying = True
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -165,7 +168,7 @@ class EdgeChannel:
         Link changes are noted in `connected` and `attempts`, so that the caller can react at once.
         """
         self._looked_s = time.monotonic()
-        if self.attempts.due:
+        if self.attempts.due or self._stack.due:
             self.try_again()
         if self._unnoticed:
             self._unnoticed = False
@@ -192,8 +195,10 @@ class EdgeChannel:
         if self._patience.too_short:
             self._socket.connect_timeout = self._patience.longer()
             self.try_again()
-        elif self.attempts.due:
+        elif self.attempts.due or self._stack.due:
             self.try_again()
+        elif self._stack.pauses:  # or ZeroMQ would try this family alone all the while
+            self._stop_trying()
 
     def _read_events(self) -> bool:
         """Read all of the monitor's events; True if there were any."""
@@ -284,10 +289,18 @@ class EdgeChannel:
 
     def try_again(self) -> None:
         """Connect anew, on the same socket."""
-        with suppress(zmq.ZMQError):  # it has none to end
-            self._socket.disconnect(self.endpoint)
+        self._stop_trying()
+        self._socket.ipv6 = self._stack.turn()
         self.attempts.began()
         self._socket.connect(self.endpoint)
+        self._trying = True
+
+    def _stop_trying(self) -> None:
+        # ZeroMQ resolves the name of an endpoint that it does not know, and waits for it
+        if self._trying:
+            self._trying = False
+            with suppress(zmq.ZMQError):  # it has none to end
+                self._socket.disconnect(self.endpoint)
 
     def segments(self) -> Segments | None:
         """What the kernel knows of the connection; None where there is none, or it is not TCP."""
@@ -309,6 +322,8 @@ class EdgeChannel:
             self._patience.begin()
         elif event == zmq.Event.CONNECT_RETRIED:
             self._patience.end()
+            if self.attempts.failure is Failure.CONNECT:
+                self._stack.failed()
         elif event == zmq.Event.CONNECTED:
             self._begin(value)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -322,6 +337,7 @@ class EdgeChannel:
 
     def _begin(self, descriptor: int) -> None:
         """Note that TCP is connected; the handshake follows."""
+        self._stack.connected()
         self._descriptor, self._intake = descriptor, Intake(self._encrypted)
         self._connected_s, self._handed = time.monotonic(), 0
         self._liveness = Liveness(self._connected_s)
@@ -350,4 +366,7 @@ def _close(
     socket.disable_monitor()
     monitor.close(0)
     socket.close(int(linger_s * 1000))
-    context.term()
+    # ZeroMQ's thread may wait for a name, for ten seconds and more where no DNS server answers
+    term = threading.Thread(target=context.term, name="close", daemon=True)
+    term.start()
+    term.join(linger_s + _CLOSE_S)

@@ -5,7 +5,7 @@ the lengths of the frames that they hand to ZeroMQ, and return frames as views o
 Neither is thread-safe: each has one owner.
 """
 
-import ipaddress
+import errno
 import os
 import socket as sockets
 import time
@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from pilotfish.wire.access import DOMAIN, Gate
+from pilotfish.wire.address import literal_address, require_listenable
 from pilotfish.wire.connections import Bounds, Connections
 from pilotfish.wire.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.io_memory import Growth
@@ -39,6 +40,17 @@ _BACKLOG = 256  # connections that the kernel holds until they are accepted
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _PARTS_PER_TURN = 1000  # excess parts that are dropped in one call
 _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key shut out for a while
+
+_NOT_OURS = (
+    "no interface of this machine has this name or address. Write an address that it has, or "
+    "tcp://*:{port} (all IPv4 addresses) or tcp://[::]:{port} (all of both families)."
+)
+_UNBOUND = {
+    errno.ENODEV: _NOT_OURS,
+    errno.EADDRNOTAVAIL: _NOT_OURS,
+    errno.EADDRINUSE: "another process listens there. Stop it, or take another port.",
+    errno.EACCES: "ports below 1024 are the system's. Take a higher one, or have systemd open it.",
+}
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
@@ -69,8 +81,7 @@ def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> No
         socket.rcvhwm = _RECEIVE_QUEUE
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
         socket.heartbeat_timeout = 0  # ZeroMQ never cuts: `wire.link.liveness` judges
-    # Names mean v4 addresses, since with ipv6 `localhost` would miss an edge on 127.0.0.1.
-    socket.ipv6 = "[" in endpoint
+    socket.ipv6 = "[" in endpoint  # of names `wire.link.dual_stack` decides
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -81,7 +92,7 @@ def is_loopback(endpoint: str) -> bool:
         host = urlsplit(endpoint).hostname or ""
     except ValueError:  # brackets that do not match
         return False
-    address = _ip_address(host)
+    address = literal_address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
@@ -95,24 +106,8 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
         host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:  # brackets that do not match
         return False
-    known = host == "localhost" or host in names or _ip_address(host) is not None
+    known = host == "localhost" or host in names or literal_address(host) is not None
     return not header or known
-
-
-def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def has_port(endpoint: str) -> bool:
-    """Whether a TCP address has a valid port; ZeroMQ would take a number modulo 65,536."""
-    try:
-        return not endpoint.startswith("tcp:") or urlsplit(endpoint).port is not None
-    except ValueError:
-        return False
 
 
 class Listener:
@@ -132,13 +127,12 @@ class Listener:
     ) -> None:
         if descriptor is not None:
             endpoint = _endpoint_of(descriptor)
+        require_listenable(endpoint)
         if keys is None and not is_loopback(endpoint):
             raise ListenError(
                 f"Without keys the edge listens on loopback only, not on {endpoint}. "
                 "Make keys with `pilotfish keys new edge` and name their folder with --keys."
             )
-        if not has_port(endpoint):
-            raise ListenError(f"{endpoint!r} is no address to listen on; write tcp://HOST:PORT.")
         growth = None if keys else Growth(context)
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
@@ -162,10 +156,13 @@ class Listener:
             os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
             self.socket.setsockopt(zmq.USE_FD, descriptor)
         try:
-            self.socket.bind(endpoint)
+            _bind(self.socket, endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
+            why = _UNBOUND.get(error.errno or 0, f"{error}.").format(
+                port=endpoint.rpartition(":")[2]
+            )
+            raise ListenError(f"The edge cannot listen on {endpoint}: {why}") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.connections.bound(self.endpoint)
         self.rollover: Rollover | None = None
@@ -272,6 +269,17 @@ def _endpoint_of(descriptor: int) -> str:
     if not isinstance(name, tuple):
         return f"ipc://{name}"
     return f"tcp://[{name[0]}]:{name[1]}" if ":" in name[0] else f"tcp://{name[0]}:{name[1]}"
+
+
+def _bind(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """Listen there; a name without an IPv4 address means its IPv6 address."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno != errno.ENODEV or socket.ipv6:
+            raise
+        socket.ipv6 = True
+        socket.bind(endpoint)
 
 
 def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:

@@ -72,13 +72,17 @@ _OF_FINDINGS = {
     Finding.NO_ROUTE: Connectivity.NO_ROUTE,
     Finding.MUTE: Connectivity.NO_HANDSHAKE,
     Finding.NO_EDGE: Connectivity.NO_EDGE,
+    Finding.TURNED_AWAY: Connectivity.BUSY,
 }
 _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 # What is the matter, and what mends it.
 _WORDS = {
     Connectivity.CONNECTED: ("The edge at {at} is connected.", ""),
     Connectivity.DRAINING: ("The edge at {at} is about to stop, and begins nothing new.", ""),
-    Connectivity.BUSY: ("The edge at {at} takes no work now.", ""),
+    Connectivity.BUSY: (
+        "The edge at {at} takes no work now: it is about to stop, or has no room.",
+        "",
+    ),
     Connectivity.OTHER_VOCABULARY: (
         "The edge at {at} serves a model of another vocabulary.",
         "ask again, or name an edge whose model suits this drafter",

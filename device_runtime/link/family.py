@@ -100,7 +100,8 @@ def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:
     require_address(edge)
     if folder is None and not is_loopback(edge):
         raise UnsupportedError(
-            f"Without keys a device talks to loopback only, not to {edge}; name the folder "
-            "with device.key and edge.pub."
+            f"Without keys a device talks to loopback only, not to {edge}: name the folder "
+            "with device.key and edge.pub (--keys DIR). `pilotfish keys new device` makes the one, "
+            "and the edge has the other."
         )
     return DeviceKeys.load(Path(folder)) if folder is not None else None

@@ -224,8 +224,9 @@ def _add_models(app: FastAPI, service: DeviceService) -> None:
 
 def _add_state(app: FastAPI, service: DeviceService) -> None:
     @app.get("/health")
-    async def health() -> Response:
-        well, body = service.health()
+    async def health(request: Request) -> Response:
+        stranger = service.access.keys is not None and _client(request).owner is None
+        well, body = service.health(stranger=stranger)
         return json_response(body, 200 if well else 503)
 
     @app.get("/metrics")

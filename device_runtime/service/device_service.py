@@ -23,7 +23,7 @@ from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
-from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.device_runtime.service.status import Status, freshest, link_body
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
 
@@ -101,11 +101,12 @@ class DeviceService:
         """List the lanes that hang."""
         return self.lanes.stuck(STUCK_S)
 
-    def health(self) -> tuple[bool, Body]:
+    def health(self, *, stranger: bool) -> tuple[bool, Body]:
         """Return whether requests can be answered now, and a body that says why not.
 
-        Without the edge they can under the policy `local` alone: the drafter answers them. The body
-        is for everybody, so it does not say where the edge is.
+        Without the edge they can under the policy `local` alone: the drafter answers them.
+        stranger: a client without the API key that this service asks for; the edge's address, which
+        is in the sentences, is not for such.
         """
         link = self.link_status
         edge_up = link is not None and link.state is Connectivity.CONNECTED
@@ -122,7 +123,7 @@ class DeviceService:
         return state == "ok", {
             "status": state,
             "edge_up": edge_up,
-            "edge": link and {"state": link.state.value, "remedy": link.remedy or None},
+            "edge": link and ({"state": link.state.value} if stranger else link_body(link)),
             "lanes": {"all": len(lanes.lanes), "busy": lanes.running},
             "waiting": max(0, lanes.waiting),
         }

@@ -117,9 +117,9 @@ def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict
 
     A call that names no id has None; see `with_call_ids`.
     """
-    found = _read(calls, _Calls, f"{where}tool_calls") or []
+    listed = _read(calls, _Calls, f"{where}tool_calls") or []
     if (call := _read(old_call, _Function, f"{where}function_call")) is not None:
-        found = [*found, _Call(call)]
+        listed = [*listed, _Call(call)]
     return [
         {
             "id": one.id,
@@ -128,16 +128,16 @@ def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict
                 "name": one.function.name, "arguments": arguments_text(one.function.arguments)
             },
         }
-        for one in found
+        for one in listed
     ]  # fmt: skip
 
 
 def _read(value: msgspec.Raw, kind: "type[_Read]", where: str) -> "_Read | None":
     try:
-        found: _Read | None = msgspec.json.decode(value or b"null", type=kind | None)
+        fields: _Read | None = msgspec.json.decode(value or b"null", type=kind | None)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusalError(400, f"{where}: {error}.", code="invalid_value", param=where) from None
-    return found
+    return fields
 
 
 def arguments_text(arguments: msgspec.Raw) -> str:
@@ -163,7 +163,7 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 call["id"] = call["id"] or f"c{at:04}{number:04}"  # nine letters, as Mistral wants
             waiting = {call["id"]: call["function"]["name"] for call in calls}
         elif message["role"] == "tool":
-            if "tool_call_id" not in message:
+            if not message.get("tool_call_id"):  # "" names none, as with a call
                 name = message.get("name")
                 of = next((id for id, one in waiting.items() if name in (None, one)), None)
                 if of is None:

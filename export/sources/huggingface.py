@@ -82,7 +82,8 @@ class DirectorySource:
         self._files = _open_weights(path)
         self._left_out: list[str] = []
         self._packing = described.packing
-        self._places = self._find_places(wrapped=text_config(values, str(path)) is not None)
+        inner = text_config(values, str(path))
+        self._places = self._find_places(wrapped=inner is not None)
         self._taker = Taker(self._names, self.config)
         self._origins = self._find_weights()
         self.chat_template, self.chat_templates = (
@@ -95,9 +96,10 @@ class DirectorySource:
         generation = read_object(path / "generation_config.json")
         begin = self.special_tokens.get("bos_token", "")
         own = {"bos_token_id": token_ids(self.tokenizer_json).get(begin)}
-        self.bos_id = self._begin_id(generation, values, own)
+        model = values if inner is None else inner
+        self.bos_id = self._begin_id(generation, model, own)
         self.eos_ids = ends_with(
-            self._end_ids(generation, values), self.special_tokens, self.tokenizer_json
+            self._end_ids(generation, model), self.special_tokens, self.tokenizer_json
         )
 
     @cached_property

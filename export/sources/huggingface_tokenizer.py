@@ -7,6 +7,7 @@ additional_chat_templates/, else those that tokenizer_config.json or chat_templa
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_js
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
 from pilotfish.reading import reading, text
 
+log = logging.getLogger("pilotfish.export")
 TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"
 DEFAULT = "default"
@@ -53,14 +55,14 @@ class _AddedToken(msgspec.Struct):
     special: bool = False
 
 
-class _Words(msgspec.Struct):
+class _Vocabulary(msgspec.Struct):
     vocab: dict[str, int]
 
 
-class _Stated(msgspec.Struct):
+class _Tables(msgspec.Struct):
     """What a tokenizer.json says of its tokens, of those kinds that have a table of ids."""
 
-    model: _Words
+    model: _Vocabulary
     added_tokens: list[_AddedToken] = []
 
 
@@ -100,7 +102,7 @@ def read_special_tokens(path: Path, text: str) -> dict[str, str]:
         padding.get("pad_token") if isinstance(padding, dict) else None,
     )
     known = token_ids(text)
-    return {name: token for name, token in named.items() if token in known}
+    return {name: token for name, token in named.items() if not token or token in known}
 
 
 def ends_with(ids: list[int], special_tokens: Mapping[str, str], text: str) -> list[int]:
@@ -114,13 +116,13 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
 
     transformers gives a token that is lacking the next free id, which the model does not know.
     """
-    known = token_ids(text)
+    known, parsed = token_ids(text), _parsed(text)
     settings, roles = (
         read_object(path / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
-    named = named_tokens(settings, roles, "")
+    named = named_tokens(settings, roles, _class(path, settings, parsed))
     special = read_added(path).special
-    for token in _unlisted(path, settings, _parsed(text), special):
+    for token in _unlisted(path, settings, parsed, special):
         if any(token in template for template in templates):
             raise ExportError(
                 f"{path}: the chat template writes {token}, which tokenizer.json adds, but "
@@ -129,8 +131,9 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
             )
     written = {token: token for token in special} | named
     for name, token in written.items():
-        pattern = re.compile(rf"\b{name}\b" if name in named else re.escape(token))
-        if token not in known and any(map(pattern.search, templates)):
+        word = re.escape(name)
+        pattern = re.compile(rf"(?<!\w){word}(?!\w)" if name in named else word)
+        if token and token not in known and any(map(pattern.search, templates)):
             raise ExportError(
                 f"{path}: the chat template writes {name}, and the tokenizer does not have the "
                 f"token {token!r}: add it to the model, or export it without chats by --ignore-key "
@@ -150,7 +153,7 @@ def _unlisted(
     if not isinstance(listed, dict) or _class(path, settings, parsed) not in CLASSES:
         return set()
     try:
-        vocabulary = msgspec.convert(parsed, _Stated)
+        vocabulary = msgspec.convert(parsed, _Tables)
     except msgspec.ValidationError:
         return set()  # Unigram, which no such class reads here, or damaged
     added = {token.content for token in vocabulary.added_tokens}
@@ -174,10 +177,11 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
             f"{where}: split_special_tokens makes text of the control tokens that a chat template "
             "writes. Remove it, or let it pass by --ignore-key split_special_tokens"
         )
+    parsed = _parsed(text)
+    _tell_of_spaces(path, settings, parsed, text)
     stated = settings.get("add_prefix_space")
     if not isinstance(stated, bool) or "add_prefix_space" in ignored:
         return
-    parsed = _parsed(text)
     if _class(path, settings, parsed) not in CLASSES and not _is_byte_level(parsed):
         return  # nobody heeds it there
     try:
@@ -191,6 +195,33 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
             f"{where}: add_prefix_space is {str(stated).lower()}, but tokenizer.json {puts} before "
             "a text, and readers differ in which they follow. Make them agree, or let the file be "
             "followed by --ignore-key add_prefix_space"
+        )
+
+
+def _tell_of_spaces(
+    path: Path, settings: dict[str, Any], parsed: dict[str, Any], text: str
+) -> None:
+    """Warn where transformers 5 puts no space behind a control token, and all others one.
+
+    It does so by `legacy` in the settings, and does not read what tokenizer.json says of it; older
+    releases and llama.cpp put one, as Llama 2's own program does.
+    """
+    if settings.get("legacy") is True or _class(path, settings, parsed) != "LlamaTokenizer":
+        return
+    try:
+        tokenizer = Tokenizer.from_json(text)
+    except ArtifactError:
+        return  # of a kind that is refused for that
+    control = next(iter(tokenizer.special_tokens.values()), None)
+    if control is None:
+        return
+    behind = tokenizer.encode(f"{control.content}a", special=True)[1:]
+    if behind != tokenizer.encode_rest("a").ids:
+        log.warning(
+            "%s: a space is put before a text behind a control token, as tokenizer.json says and "
+            "llama.cpp does; transformers 5 puts none there unless tokenizer_config.json says "
+            "legacy: true, so that ids of chats differ from its",
+            path.name,
         )
 
 
@@ -218,7 +249,7 @@ def within(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[
     A token that a template writes stays: without it, prompts would be others.
     """
     try:
-        values = msgspec.json.decode(text, type=_Stated)
+        values = msgspec.json.decode(text, type=_Tables)
     except (msgspec.MsgspecError, RecursionError):
         return text, []  # damaged, or of another kind: the tokenizer's own reader says how
     beyond = {token.content for token in values.added_tokens if token.id >= rows}

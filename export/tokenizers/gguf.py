@@ -26,6 +26,10 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # tokenizer.ggml.t
 NO_TOKEN = 2**32 - 1  # llama.cpp's LLAMA_TOKEN_NULL
 PADDING = re.compile(r"\[PAD\d+\]")  # names that converters give to rows without a token
 TEMPLATE = "tokenizer.chat_template"
+# At these llama.cpp ends a text by their names, whatever ids the file states. Old files state the
+# end of a document alone, as of Llama 3. In gpt-oss `<|end|>` ends a part of an answer only.
+TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
+HARMONY_END, HARMONY_RETURN = "<|end|>", "<|return|>"
 
 
 class GgufVocabulary:
@@ -34,7 +38,7 @@ class GgufVocabulary:
     Attributes:
         tokenizer_json: content of a `tokenizer.json`.
         size: number of tokens, unused ones at the end left out (they pad the embedding).
-        bos_id, eos_ids: what begins a text; what ends a generation.
+        bos_id, eos_ids: what begins a text; what ends a generation, by ids and by names.
         special_tokens: what templates may write by a name: llama.cpp knows two.
 
     Raises:
@@ -54,7 +58,8 @@ class GgufVocabulary:
         self.tokenizer_json: str = self._build().to_str()
         self.bos_id = self._id("bos_token_id")
         ends = [self._end_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-        self.eos_ids = list(dict.fromkeys(id for id in ends if id is not None))
+        known = [id for id in ends if id is not None]
+        self.eos_ids = list(dict.fromkeys([*known, *self._turn_ends()]))
         named = {"bos_token": self.bos_id, "eos_token": ends[0]}
         self.special_tokens = {
             name: self._tokens[id] for name, id in named.items() if id is not None
@@ -190,6 +195,15 @@ class GgufVocabulary:
                 f"{self.size} tokens"
             )
         return self._id(key)
+
+    def _turn_ends(self) -> list[int]:
+        """Return the control tokens that the chat template ends turns with, by their names."""
+        template = gguf_templates(self._metadata)[0] or ""
+        names = {name for name in TURN_ENDS if name in template}
+        if HARMONY_RETURN in self._tokens:
+            names.discard(HARMONY_END)
+        tokens = enumerate(zip(self._tokens, self._kinds, strict=True))
+        return [id for id, (token, kind) in tokens if kind == CONTROL and token in names]
 
     def _list(self, key: str, kinds: type | tuple[type, ...]) -> list[Any]:
         values = self._metadata.get(f"tokenizer.ggml.{key}")

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the first that is there counts
+EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the first that is not empty counts
+_TYPE = "AddedToken"
 _BEGIN_END = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
 _GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}
+_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _QWEN = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>")
 
 # Classes with tokens of their own, as transformers calls them.
@@ -27,6 +29,15 @@ CLASSES: dict[str, dict[str, str]] = {
         "cls_token": "<CLS>",
         "mask_token": "<MASK_TOKEN>",
     },
+    "CodeGenTokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
+    "CodeLlamaTokenizer": {
+        **_LLAMA,
+        "prefix_token": "▁<PRE>",
+        "middle_token": "▁<MID>",
+        "suffix_token": "▁<SUF>",
+        "eot_token": "▁<EOT>",
+        "fill_token": "<FILL_ME>",
+    },
     "GPT2Tokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
     "GPTNeoXTokenizer": {
         **_BEGIN_END,
@@ -34,17 +45,20 @@ CLASSES: dict[str, dict[str, str]] = {
         "pad_token": "<|padding|>",
     },
     "GemmaTokenizer": {**_GEMMA, "unk_token": "<unk>"},
-    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "LlamaTokenizer": _LLAMA,
     "Qwen2Tokenizer": _QWEN,
     "Qwen3_5Tokenizer": _QWEN,
 }
-# Of a config.json's model_type. "": none of the classes, whatever tokenizer_config.json says.
-_ANY = ""
+# The class of a config.json's model_type, a multimodal model's own included. Those of the general
+# class have it whatever tokenizer_config.json says.
+_GENERAL = ""
 OF_MODEL: dict[str, str] = {
-    **dict.fromkeys(("mistral", "ministral", "ministral3", "mixtral", "phi3", "stablelm"), _ANY),
-    **dict.fromkeys(("olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared"), _ANY),
-    **dict.fromkeys(("granitemoehybrid", "ernie4_5", "glm", "glm4", "nemotron"), _ANY),
+    **dict.fromkeys(("mistral", "ministral", "ministral3", "mistral3", "mixtral"), _GENERAL),
+    **dict.fromkeys(("phi3", "stablelm", "olmo2", "olmo3", "ernie4_5", "nemotron"), _GENERAL),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"), _GENERAL),
+    **dict.fromkeys(("glm", "glm4", "llava", "llava_next", "smolvlm"), _GENERAL),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), "Qwen2Tokenizer"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "Qwen3_5Tokenizer"),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
@@ -52,28 +66,28 @@ OF_MODEL: dict[str, str] = {
     **dict.fromkeys(("olmo", "olmoe", "gpt_neox"), "GPTNeoXTokenizer"),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), "GPTNeoXTokenizer"),
     **dict.fromkeys(("gpt2", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
-    **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
+    **dict.fromkeys(("cohere", "cohere2", "aya_vision"), "CohereTokenizer"),
 }
-# Those whose tokenizer_config.json is known to name another class than they have.
-MISNAMED = frozenset({"qwen2", "qwen3_5_moe_text"})
+# Those of which many a tokenizer_config.json names another class than theirs, in vain.
+MISNAMED = frozenset({"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"})
 
 
 def tokenizer_class(
     settings: Mapping[str, Any], config: Mapping[str, Any], *, byte_level: bool
 ) -> str:
-    """Return the class that transformers reads a tokenizer with; "" for the general one.
+    """Return the name of transformers' class for a tokenizer; "" for the general one.
 
     settings: tokenizer_config.json. byte_level: whether its tokenizer.json is a byte-level BPE.
     """
     model_type = config.get("model_type")
     of_model = OF_MODEL.get(model_type) if isinstance(model_type, str) else None
-    if of_model == _ANY or (of_model is not None and model_type in MISNAMED):
+    if of_model == _GENERAL or (of_model is not None and model_type in MISNAMED):
         return of_model
-    stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if not isinstance(stated, str):
-        return of_model or ""
-    name = stated.removesuffix("Fast")
-    return "" if name == "LlamaTokenizer" and byte_level else name
+    own = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if not isinstance(own, str):
+        return of_model or _GENERAL
+    name = own.removesuffix("Fast")
+    return _GENERAL if name == "LlamaTokenizer" and byte_level else name
 
 
 def named_tokens(
@@ -91,26 +105,31 @@ def named_tokens(
         class_name: of the tokenizer, as `tokenizer_class` returns it.
         padding: what tokenizer.json pads with, if it does.
     """
-    stated = dict(_named(settings))
+    explicit = dict(_explicit(settings))
     if "added_tokens_decoder" not in settings:
-        stated |= dict(_named(roles))
-    found = {**CLASSES.get(class_name, {}), **stated}
-    found.setdefault("pad_token", padding)
-    return {name: token for name, token in found.items() if token is not None}
+        explicit |= dict(_explicit(roles))
+    tokens = {**CLASSES.get(class_name, {}), **explicit}
+    tokens.setdefault("pad_token", padding)
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
-def _named(source: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """Yield the names that a file states, and their tokens; None for a token that is not there."""
+def _explicit(source: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield the names that a file states, and their tokens; None for a name without a token."""
     extra = next((source[key] for key in EXTRA if source.get(key)), None)
     if isinstance(extra, dict):
         yield from ((name, content(token)) for name, token in extra.items())
     for name, token in source.items():
-        if name in ROLES or (name.endswith("_token") and content(token) is not None):
+        if name in ROLES or (name.endswith("_token") and _is_token(token)):
             yield name, content(token)
 
 
+def _is_token(value: object) -> bool:
+    """Whether the value of a key that is no role is a token: an object must say that it is one."""
+    return isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == _TYPE)
+
+
 def content(token: object) -> str | None:
-    """Return a token's string: it stands alone, or is the `content` of an object."""
+    """Return the string of a token, which a file has alone or as the `content` of an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

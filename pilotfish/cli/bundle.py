@@ -29,8 +29,8 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "bundle",
         help="pack all that a board needs",
-        description="Makes a folder with wheels, artifacts, units, configuration, keys and "
-        "checksums, from which `pilotfish flash` installs without a network. Needs the extra "
+        description="Makes a folder with wheels, artifacts, units, configuration, keys and\n"
+        "checksums, from which `pilotfish flash` installs without a network. Needs the extra\n"
         "'bundle' (docs/jetson.md).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -197,7 +197,8 @@ def add_to(commands: Commands) -> None:
     engine.set_defaults(run=_engine, usage=engine.error)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
-    listing = actions.add_parser("list", help="list artifacts, or the models that can be exported")
+    what = "list artifacts, or the models that can be exported"
+    listing = actions.add_parser("list", help=what, description=f"{what.capitalize()}.")
     add_flags(listing, ListSettings)
     listing.set_defaults(run=_list, usage=listing.error)
 
@@ -371,8 +372,9 @@ def _list(args: argparse.Namespace) -> int:
         name = os.path.relpath(entry.path, folder)
         table.add_row(name, model, entry.precision, entry.dialect, size)
     console = Console(markup=False, highlight=False)  # a name may hold brackets
-    console.print(f"{folder}:", soft_wrap=True)
-    console.print(table)
+    console.print(f"{folder}:" if entries else f"{folder} holds no artifacts.", soft_wrap=True)
+    if entries:
+        console.print(table)
     return 0
 
 

@@ -34,7 +34,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "flash",
         help="install a bundle on a board",
-        description="Installs a bundle into a root file system without running anything of it, or "
+        description="Installs a bundle into a root file system without running anything of it, or\n"
         "onto a board that runs. Upgrades in place, keeps the version before.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

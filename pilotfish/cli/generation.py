@@ -81,8 +81,9 @@ def generation_options(
         "2,2,1,… as deep as the window)",
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=tokens, metavar="N", help="tokens at most (%(default)s)"
-    )
+        "--max-tokens", type=int, default=tokens, metavar="N",
+        help="tokens at most (%(default)s)" + ("" if tokens else "; 0: as many as fit"),
+    )  # fmt: skip
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help=f"0 is greedy ({temperature})"
     )

@@ -33,7 +33,11 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("edge", metavar="ADDRESS", help="tcp://HOST:PORT")
     keys_option(parser, "the folder with device.key and edge.pub; needed beyond loopback")
     parser.add_argument(
-        "--pings", type=between(1), default=_SMALL_PINGS, metavar="N", help="(%(default)s)"
+        "--pings",
+        type=between(1),
+        default=_SMALL_PINGS,
+        metavar="N",
+        help="small pings (%(default)s)",
     )
     parser.add_argument(
         "--no-rates",

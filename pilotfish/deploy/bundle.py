@@ -30,6 +30,7 @@ from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import LLAMACPP
 from pilotfish.wire import keys
+from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.errors import KeysError, UnsupportedError
 from pilotfish.wire.transport import is_loopback
 
@@ -65,10 +66,11 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
 
     An existing bundle is replaced; the key pair that was made for it stays.
     """
+    (require_address if wanted.role == "device" else require_listenable)(wanted.address)
     match = _ADDRESS.fullmatch(wanted.address)
     anywhere = match is not None and match[1] == "*"  # an edge's, to listen on
     if match is None or not 0 < int(match[2]) < 1 << 16 or (anywhere and wanted.role == "device"):
-        raise UnsupportedError(f"{wanted.address!r} is no address; write tcp://HOST:PORT.")
+        raise UnsupportedError(f"{wanted.address!r} is no address: write tcp://HOST:PORT.")
     if wanted.secret is not None:
         signatures.require_secret(wanted.secret)
     artifacts = dict(_named(wanted))

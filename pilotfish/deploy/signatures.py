@@ -29,6 +29,7 @@ from pathlib import Path
 
 from pilotfish.deploy import files
 from pilotfish.deploy.errors import SignatureError
+from pilotfish.reading import unmarked
 from pilotfish.wire.errors import KeysError
 
 SIGNER = "signer"
@@ -201,7 +202,7 @@ def read_public(path: Path) -> bytes:
 
 def parse_public(content: bytes, what: str) -> bytes:
     """Parse the raw key out of such a file's bytes; errors call the file ``what``."""
-    lines = content.strip().splitlines()
+    lines = unmarked(content).strip().splitlines()
     words = lines[0].split() if len(lines) == 1 and len(content) <= MAX_BYTES else []
     if len(words) >= 2 and words[0] == _KIND:
         try:

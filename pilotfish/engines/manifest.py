@@ -254,8 +254,12 @@ def read_manifest(directory: Path) -> Manifest:
     with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
         try:
             data = content(path)
-        except FileNotFoundError:
-            state = "holds no manifest.json" if directory.is_dir() else "does not exist"
+        except (FileNotFoundError, NotADirectoryError):
+            state = (
+                "holds no manifest.json" if directory.is_dir()
+                else "is no folder" if directory.exists()
+                else "does not exist"
+            )  # fmt: skip
             raise ArtifactError(
                 f"{directory} is not an artifact: it {state}. "
                 "Make one with `pilotfish export model SOURCE --out DIR`"

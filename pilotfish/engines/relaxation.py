@@ -9,9 +9,10 @@ compile ends with the place at fault.
 """
 
 import json
-import logging
-from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,32 +21,40 @@ from pilotfish.engines import schemas
 from pilotfish.engines.constraint import short
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.grammar import MOST_BYTES
+from pilotfish.engines.notices import NOTICES
 from pilotfish.engines.schemas import Place
 from pilotfish.engines.trial import TRIAL
 from pilotfish.speculation.shaping import Grammar
 
-_log = logging.getLogger("pilotfish.engines")
-
 ANYTHING = '{"type":"object"}'
-_KEPT = 512  # schemas; an agent sends the same ones with each request
+_KEPT = 256  # schemas; an agent sends the same ones with each request
 _MOST_TRIALS = 128
 _MOST_CPU_S = 1.0  # of a processor, for the trials of one schema
+_MOST_TOGETHER_S = 2.0  # for those of all schemas of an answer
 _NAMED = 3  # places in a message
+_LISTED = 16  # places that are kept
 
 
 class Relaxed(NamedTuple):
-    """A schema that compiles. left_out: the places that it lacks; () in it is all of it."""
+    """A schema that compiles. left_out: the first places that it lacks; total: how many."""
 
     text: str
-    left_out: tuple[Place, ...]
+    left_out: tuple[Place, ...] = ()
+    total: int = 0
+
+    @classmethod
+    def of(cls, schema: Any, left_out: Sequence[Place]) -> "Relaxed":
+        """Write a schema, and note what was left out of it."""
+        return cls(schemas.compact(schema), tuple(left_out[:_LISTED]), len(left_out))
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was left out, in words."""
         if not self.left_out:
             return ""
         named = ", ".join(short(place) for place in self.left_out[:_NAMED])
-        more = len(self.left_out) - _NAMED
+        more = self.total - _NAMED
         return f"{named} and {more} more" if more > 0 else named
 
 
@@ -57,7 +66,8 @@ def with_relaxed_tools(
     strict: their names. fits: whether an outline can be sent, and compiles. What several tools
     cannot have together goes first, then all of the largest schemas.
     """
-    whole = {name: text if name in strict else relaxed(name, text).text
+    until_s = TRIAL.cpu_s + _MOST_TOGETHER_S
+    whole = {name: text if name in strict else relaxed(name, text, until_s).text
              for name, text in outline.tools}  # fmt: skip
 
     def offering(tools: Mapping[str, str]) -> Outline:
@@ -68,7 +78,7 @@ def with_relaxed_tools(
     free = [name for name in whole if name not in strict]
     tools = whole | {name: _without_multiples(whole[name]) for name in free}
     if tools != whole and fits(offering(tools)):
-        _note("the tools are too much for one grammar: no multipleOf is enforced")
+        NOTICES.warn("the tools are too much for one grammar: no multipleOf is enforced")
         return offering(tools)
     by_size = sorted(free, key=lambda name: len(tools[name]), reverse=True)
 
@@ -85,7 +95,9 @@ def with_relaxed_tools(
         else:
             failing = middle
     names = short(", ".join(by_size[:fitting]))
-    _note(f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}")
+    NOTICES.warn(
+        f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}"
+    )
     return loosened(fitting)
 
 
@@ -99,17 +111,21 @@ def _without_multiples(text: str) -> str:
 def obstacle(outline: Outline) -> tuple[str, str] | None:
     """Return what in an outline's schemas does not compile: whose schema, and which keywords.
 
-    Whose: a tool's name, or "" for the form of the answer. None: all of them do, or nothing can be
+    Whose: a tool's name, or "" for the form of the answer. None: all of them do, or no more can be
     tried now.
     """
     content = outline.content
     parts = [*outline.tools]
     if content is not None and content.kind == "json":
         parts.insert(0, ("", content.text))
+    until_s = TRIAL.cpu_s + _MOST_TOGETHER_S
     try:
         for name, text in parts:
-            if told := relax(text).told:
-                return name, told
+            summary = relax(text, until_s).summary
+            if TRIAL.cpu_s > until_s:
+                break
+            if summary:
+                return name, summary
     except (GrammarBusyError, ValueError):
         pass  # the error that has come says what there is to say
     return None
@@ -119,48 +135,78 @@ class _TooCostlyError(Exception):
     """The trials of a schema have taken what they may."""
 
 
-def relaxed(name: str, text: str) -> Relaxed:
+def relaxed(name: str, text: str, until_s: float = math.inf) -> Relaxed:
     """Relax the schema of a tool's arguments; what was left out is logged once.
 
-    text: the schema's `assertions`. Where this machine cannot try schemas now, only what is known
-    to be lacking is left out.
+    text: the schema's `assertions`. until_s: see `relax`. Where this machine cannot try schemas
+    now, only what is known to be lacking is left out.
     """
     try:
-        found = relax(text)
+        result = relax(text, until_s)
     except GrammarBusyError:
         schema = json.loads(text)
         places = schemas.lacking(schema)
-        return Relaxed(schemas.compact(schemas.without(schema, places)), tuple(places))
-    if found.left_out:
-        _note(f"tool {name!r}: not enforced of its schema: {found.told}")
-    return found
+        return Relaxed.of(schemas.without(schema, places), places)
+    if result.left_out:
+        NOTICES.warn(f"tool {name!r}: not enforced of its schema: {result.summary}")
+    return result
 
 
-@lru_cache(_KEPT)
-def _note(said: str) -> None:
-    """Log something once."""
-    _log.warning("%s", said)
+def relax(text: str, until_s: float = math.inf) -> Relaxed:
+    """Leave out of a schema what cannot be enforced; `GrammarBusyError` if nothing can be tried.
 
-
-@lru_cache(_KEPT)
-def relax(text: str) -> Relaxed:
-    """Leave out of a schema what cannot be enforced; `GrammarBusyError` if nothing can be tried."""
+    until_s: of `TRIAL.cpu_s`. All is left out of a schema whose trials would go beyond it; what
+    other schemas have taken is not held against this one the next time.
+    """
+    nothing = Relaxed(ANYTHING, (Place((), ""),), 1)
+    if len(text) > MOST_BYTES:
+        return nothing  # it could not be sent
+    if (known := _KNOWN.get(text)) is not None:
+        return known
     try:
-        return _Search().result(text)
+        result = _Search(until_s).result(text)
     except (_TooCostlyError, RecursionError):
-        return Relaxed(ANYTHING, (Place((), ""),))
+        if TRIAL.cpu_s > until_s:
+            return nothing
+        result = nothing
+    _KNOWN.keep(text, result)
+    return result
+
+
+class _KnownSchemas:
+    """The last schemas that were relaxed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._results: OrderedDict[str, Relaxed] = OrderedDict()  # the newest is last
+
+    def get(self, text: str) -> Relaxed | None:
+        with self._lock:
+            if (known := self._results.get(text)) is not None:
+                self._results.move_to_end(text)
+            return known
+
+    def keep(self, text: str, result: Relaxed) -> None:
+        with self._lock:
+            self._results[text] = result
+            self._results.move_to_end(text)
+            if len(self._results) > _KEPT:
+                self._results.popitem(last=False)
+
+
+_KNOWN = _KnownSchemas()
 
 
 class _Search:
-    """The trials of one schema."""
+    """The trials of one schema, while `TRIAL.cpu_s` is no more than ``until_s``."""
 
-    def __init__(self) -> None:
+    def __init__(self, until_s: float) -> None:
         self._trials = 0
-        self._until_s = TRIAL.cpu_s + _MOST_CPU_S
+        self._until_s = min(until_s, TRIAL.cpu_s + _MOST_CPU_S)
 
     def result(self, text: str) -> Relaxed:
         if self._compiles(text):
-            return Relaxed(text, ())
+            return Relaxed(text)
         schema = json.loads(text)
         left_out = schemas.lacking(schema)
         schema = schemas.without(schema, left_out)
@@ -175,8 +221,9 @@ class _Search:
                 schema = schemas.without(schema, wrong)
                 left_out += wrong
                 gone = set(wrong)
+                passing -= sum(place in gone for place in places[:passing])
                 places = [place for place in places if place not in gone]
-        return Relaxed(schemas.compact(schema), tuple(left_out))
+        return Relaxed.of(schema, left_out)
 
     def _fault(self, schema: Any, places: list[Place], passing: int) -> int:
         """Return the index of the place with which a beginning of them compiles no more."""

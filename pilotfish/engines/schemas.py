@@ -74,7 +74,7 @@ _REST = {
 
 
 class Place(NamedTuple):
-    """A keyword of a subschema. path: to the subschema, from the root."""
+    """A keyword of a subschema, "" for all of them. path: to the subschema, from the root."""
 
     path: tuple[str | int, ...]
     keyword: str
@@ -86,7 +86,7 @@ class Place(NamedTuple):
         return "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in names)
 
     def __str__(self) -> str:
-        return f'"{self.keyword}" (at {self.pointer})'
+        return f'"{self.keyword}" (at {self.pointer})' if self.keyword else "all of it"
 
 
 def assertions(text: str) -> str:
@@ -130,13 +130,15 @@ def _as_names(node: Node) -> None:
     names = node.get("propertyNames")
     if not isinstance(names, dict) or not {*names} <= {"type", "enum", "pattern"}:
         return
-    if {"properties", "patternProperties"}.intersection(node) or len(names) > 2:
+    if {"properties", "patternProperties"}.intersection(node):
+        return
+    if names.get("type", "string") != "string":
         return
     rest = node.get("additionalProperties", True)
-    match {"type": "string", **names}:
-        case {"type": "string", "enum": [*texts]} if _are_few_texts(texts, rest):
+    match {keyword: value for keyword, value in names.items() if keyword != "type"}:
+        case {"enum": [*texts], **more} if not more and _are_few_texts(texts, rest):
             node["properties"] = dict.fromkeys(texts, rest)
-        case {"type": "string", "pattern": str(pattern)}:
+        case {"pattern": str(pattern), **more} if not more:
             node["patternProperties"] = {pattern: rest}
         case _:
             return
@@ -157,13 +159,13 @@ def compact(schema: Any) -> str:
 
 def places(schema: Any) -> list[Place]:
     """List the places of a schema, so that what stands first needs nothing that follows it."""
-    found = [
+    listed = [
         Place(path, keyword)
         for path, node in _nodes(schema)
         for keyword in sorted(node, key=lambda one: _RANK.get(one, 0))
         if keyword not in LACKING
     ]
-    return sorted(found, key=lambda one: one.keyword == "$ref")
+    return sorted(listed, key=lambda place: place.keyword == "$ref")
 
 
 def lacking(schema: Any) -> list[Place]:
@@ -197,21 +199,21 @@ def coerced(schema: Any) -> tuple[Any, list[Place]]:
     Where no schema stands in the place of one, anything fits. Returns the copy, and these places.
     """
     copy = json.loads(json.dumps(schema))
-    found = []
+    changed = []
     for path, node in _nodes(copy):
         for way, below in [*_below(node)]:
             if not isinstance(below, dict | bool):
                 at(node, way[:-1])[way[-1]] = True
-                found.append(Place((*path, *way[:-1]), str(way[-1])))
+                changed.append(Place((*path, *way[:-1]), str(way[-1])))
         if "oneOf" not in node:
             continue
-        found.append(Place(path, "oneOf"))
+        changed.append(Place(path, "oneOf"))
         options = node.pop("oneOf")
         if "anyOf" not in node:
             node["anyOf"] = options
         elif isinstance(node.setdefault("allOf", []), list):
             node["allOf"].append({"anyOf": options})
-    return copy, found
+    return copy, changed
 
 
 def at(schema: Any, path: tuple[str | int, ...]) -> Any:
@@ -259,8 +261,8 @@ def _references(schema: Any) -> Iterator[list[str]]:
     while waiting:
         one = waiting.pop()
         if isinstance(one, dict):
-            if isinstance(told := one.get("$ref"), str) and told.startswith("#/"):
-                yield [name.replace("~1", "/").replace("~0", "~") for name in told[2:].split("/")]
+            if isinstance(ref := one.get("$ref"), str) and ref.startswith("#/"):
+                yield [name.replace("~1", "/").replace("~0", "~") for name in ref[2:].split("/")]
             waiting += one.values()
         elif isinstance(one, list):
             waiting += one

@@ -48,16 +48,24 @@ _OWN_DOING = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, sig
 
 
 class Trial:
-    """The process, started when it is first needed. Thread-safe.
-
-    cpu_s: seconds of a processor that trials have taken, about.
-    """
+    """The process, started when it is first needed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
-        self.cpu_s = 0.0
+        self._spent = threading.local()
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of a processor that the trials of the calling thread have taken, about.
+
+        What others try meanwhile is no cost of its grammars.
+        """
+        return getattr(self._spent, "cpu_s", 0.0)
+
+    def _spend(self, cpu_s: float) -> None:
+        self._spent.cpu_s = self.cpu_s + cpu_s
 
     def warm(self) -> None:
         """Start the process, and wait until it is ready."""
@@ -83,7 +91,7 @@ class Trial:
             self._replace(process.poll() if line is None else process.wait())
             return False
         said, lasting, cpu_s = json.loads(line)
-        self.cpu_s += cpu_s
+        self._spend(cpu_s)
         if said:
             error = GrammarError(said)
             error.lasting = lasting
@@ -96,9 +104,9 @@ class Trial:
         status: None where it has not ended by itself.
         """
         self.end()
-        self.cpu_s += _STARTED_CPU_S
+        self._spend(_STARTED_CPU_S)
         if status is not None and -status in _OWN_DOING:
-            self.cpu_s += CPU_S
+            self._spend(CPU_S)
             self._started()  # it is ready by the time that the next one comes
             error = GrammarError(TOO_LONG)
             error.costly, error.lasting = True, -status == signal.SIGPROF

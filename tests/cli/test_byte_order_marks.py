@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from pilotfish.cli import configuration, generation
+from pilotfish.deploy import signatures
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import openai
 from pilotfish.device_runtime.service.access import ApiKeys
@@ -46,6 +47,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], bytes]] = {
     "grammar.lark": (lambda path: constraint(lark=path), b'start: "a"'),
     "tools.json": (tools, b'[{"type": "function", "function": {"name": "f"}}]'),
     "device.pub": (read_public, KEY + b"\n"),
+    "signer.pub": (signatures.read_public, signatures.public_file(bytes(32))),
     "api-keys": (lambda path: ApiKeys.load(path)._digests, b"me:0123456789abcdef\n"),
     "prompts.txt": (read_prompts, b"One?\nTwo?\n"),
     "answers.jsonl": (lambda path: list(read_texts(path)), b'{"text": "said"}\n'),

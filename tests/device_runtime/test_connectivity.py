@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from pilotfish import Device
 from pilotfish.device_runtime.link.connectivity import (
@@ -21,10 +22,12 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family
 from pilotfish.device_runtime.link.loss import FAIL, Interrupt, Patience
 from pilotfish.wire import messages as m
+from pilotfish.wire.connections import Bounds
 from pilotfish.wire.errors import EdgeLostError, PilotfishError
-from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.link.attempts import SURE, Failure
 from pilotfish.wire.link.diagnosis import Finding
+from pilotfish.wire.transport import Listener
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_bad_edge import LyingEdge
 from tests.support.relay import Relay
@@ -126,6 +129,36 @@ def test_a_proxy_without_an_edge_is_no_wrong_edge_pub_and_is_tried_each_second(
         assert time.monotonic() - began_s < 5.0  # not half a minute
     finally:
         relay.close()
+
+
+@pytest.mark.parametrize("why", ["stops", "full"])
+def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
+    key_folders: dict[str, Path], opened: Callable[..., EdgeLink], why: str
+) -> None:
+    """It hangs up on handshakes, as one with another key does: see what else it hangs up on."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    held = EdgeKeys.load(key_folders["edge"])
+    room = Bounds(0 if why == "full" else 9, 9, 2**20)
+    listener = Listener(context, "tcp://127.0.0.1:0", held, room)
+    if why == "stops":
+        listener.stop_accepting()
+    assert listener.gate is not None
+    link = opened(listener.endpoint, DeviceKeys.load(key_folders["alice"]))
+    link.introduce(HELLO)
+    seen = set()
+    try:
+        end_s = time.monotonic() + 60.0
+        while link.channel.attempts.handshakes_failed < SURE + 4:
+            assert time.monotonic() < end_s
+            listener.connections.read_events()
+            listener.gate.answer()
+            link.attend()
+            seen.add(link.status.state)
+            time.sleep(0.002)
+        assert seen - {Connectivity.CONNECTING, Connectivity.LOST} == {Connectivity.BUSY}
+    finally:
+        listener.close()
+        context.destroy(linger=0)
 
 
 PLACES = {

@@ -17,7 +17,7 @@ from pilotfish import extras
         (None, "pip install '.[cpu]' in a checkout of Pilotfish"),
         ("damaged", "pip install '.[cpu]' in a checkout of Pilotfish"),
         (
-            {"url": "file:///src/my fish", "dir_info": {"editable": True}},
+            {"url": "file:///src/my%20fish", "dir_info": {"editable": True}},
             "pip install -e '/src/my fish[cpu]'",
         ),
         ({"url": "file:///src/fish", "dir_info": {}}, "pip install '/src/fish[cpu]'"),
@@ -26,8 +26,19 @@ from pilotfish import extras
             "pip install 'pilotfish[cpu] @ file:///a/pilotfish-1-py3-none-any.whl'",
         ),
         (
-            {"url": "git+https://example.org/fish", "vcs_info": {}},
-            "pip install 'pilotfish[cpu] @ git+https://example.org/fish'",
+            {
+                "url": "https://example.org/fish",
+                "vcs_info": {"vcs": "git", "requested_revision": "main", "commit_id": "5ea"},
+            },
+            "pip install 'pilotfish[cpu] @ git+https://example.org/fish@5ea'",
+        ),
+        (
+            {
+                "url": "https://example.org/fish.zip",
+                "archive_info": {},
+                "subdirectory": "python",
+            },
+            "pip install 'pilotfish[cpu] @ https://example.org/fish.zip#subdirectory=python'",
         ),
     ],
 )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pilotfish.engines import schemas
+from pilotfish.engines import relaxation, schemas
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.families import FAMILIES, Tools
 from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.tools import Tool
+from pilotfish.engines.notices import Notices
 from pilotfish.engines.relaxation import (
     ANYTHING,
     obstacle,
@@ -133,14 +136,14 @@ def test_a_schema_that_costs_too_much_becomes_any_object() -> None:
     hard = {f"p{n}": {"type": "string", "pattern": f"a{{{n}}}(?=x)"} for n in range(60)}
     found = relax(assertions(json.dumps({"type": "object", "properties": hard})))
     assert found.text == ANYTHING
-    assert found.told == '"" (at /)'
+    assert found.summary == "all of it"
 
 
 def test_many_faults_that_say_the_same_take_few_trials() -> None:
     properties = {f"p{n}": {"type": "number", "maximum": 3.5e38} for n in range(300)}
     found = relax(assertions(json.dumps({"type": "object", "properties": properties})))
-    assert len(found.left_out) == 300
-    assert found.told.endswith("and 297 more")
+    assert found.total == 300
+    assert found.summary.endswith("and 297 more")
 
 
 @pytest.mark.parametrize(("name", "schema"), tool_schemas().items())
@@ -280,36 +283,96 @@ def test_descriptions_do_not_count() -> None:
     assert compiles(told)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "arguments"),
-    [
-        # a function has no arguments that it does not name, but it has those that it requires
-        ({"required": ["a"]}, {"properties": {"a": True}, "additionalProperties": False}),
-        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}),
-        ({"properties": None}, {"properties": {}, "additionalProperties": False}),
-        ({"type": None}, {"properties": {}, "additionalProperties": False}),
-        ({"type": ["object", "null"]}, {"properties": {}, "additionalProperties": False}),
-        (True, {"additionalProperties": True}),
-        ({"additionalProperties": True}, {"additionalProperties": True}),
-        (None, {"properties": {}, "additionalProperties": False}),
-    ],
-    ids=str,
-)
-def test_the_top_of_a_tools_schema(parameters: Any, arguments: dict[str, Any]) -> None:
-    tool = Tool.read({"function": {"name": "f", "parameters": parameters}})
-    told = parameters if isinstance(parameters, dict) else {}
-    assert tool.arguments == {**told, "type": "object", **arguments}
-    assert relax(assertions(json.dumps(tool.arguments))).text != ANYTHING
+# Alone each compiles; so many of them are too large for the parser.
+MANY = {
+    "oneOf": [
+        {
+            "type": "object",
+            "properties": {"k": {"const": at}, "z": {"type": "string", "pattern": "(?=x)"}},
+        }
+        for at in range(650)
+    ]
+}
 
 
-def test_a_tool_is_strict_where_it_says_so() -> None:
-    for strict in (True, False, None):
-        assert Tool.read({"function": {"name": "f", "strict": strict}}).strict is bool(strict)
-    with pytest.raises(ValueError, match="strict is true or false"):
-        Tool.read({"function": {"name": "f", "strict": "yes"}})
+def test_what_only_many_of_a_kind_exceed_is_left_out_of_all_of_them() -> None:
+    schema = {"type": "object", "properties": {"a": MANY}}
+    text = assertions(json.dumps(schema))
+    assert len(text) < MAX_GRAMMAR
+    TRIAL.attempt(Grammar("json", relax(text).text))
 
 
-def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_schema_that_cannot_be_sent_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"properties": {"a": {"enum": [f"{at:06}" for at in range(MAX_GRAMMAR // 8)]}}}
+    monkeypatch.setattr(TRIAL, "attempt", None)
+    found = relax(assertions(json.dumps(schema)))
+    assert (found.text, found.summary) == (ANYTHING, "all of it")
+
+
+def costly(name: str) -> str:
+    """Write a schema that compiles, and that others are unlike."""
+    return assertions(json.dumps({"type": "object", "properties": {name: {"type": "null"}}}))
+
+
+def slowly(cpu_s: float) -> Callable[[Grammar], None]:
+    """Return what tries a grammar, and takes so much of a processor."""
+
+    def attempt(grammar: Grammar) -> None:
+        TRIAL._spend(cpu_s)
+
+    return attempt
+
+
+def test_the_tools_of_one_answer_share_what_they_may_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TRIAL, "attempt", slowly(0.2))
+    tools = tuple((f"t{at}", costly(f"shared {at}")) for at in range(100))
+    outline = Outline(tools=tools)
+    begun_s = TRIAL.cpu_s
+    limited = with_relaxed_tools(outline, (), lambda _: True)
+    assert TRIAL.cpu_s - begun_s < 3.0
+    assert limited.tools[0] == tools[0]
+    assert limited.tools[-1] == ("t99", ANYTHING)
+    # what was not tried is not blamed for it, and is tried the next time
+    for _ in range(20):
+        limited = with_relaxed_tools(outline, (), lambda _: True)
+    assert limited.tools == tools
+
+
+def test_what_others_try_meanwhile_is_no_cost_of_a_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attempt(_: Grammar) -> None:
+        other = threading.Thread(target=TRIAL._spend, args=(100.0,))
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(TRIAL, "attempt", attempt)
+    text = costly("beside others")
+    assert relax(text).text == text
+
+
+def test_a_client_cannot_fill_the_journal(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    notices = Notices()
+    for at in range(2000):
+        notices.warn(f"tool {at}")
+        notices.warn(f"tool {at}")
+    assert len(caplog.records) == 30
+    assert caplog.records[-1].message == "tool 29 (more of this kind follows, unlogged)"
+    now_s = 61.0
+    notices.warn("another one")
+    assert caplog.records[-1].message == "another one"
+
+
+def test_what_is_left_out_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaxation, "NOTICES", Notices())
     text = assertions(json.dumps({"type": "object", "uniqueItems": True, "required": None}))
     for name in ("logged", "logged", "again"):
         relaxed(name, text)
@@ -329,6 +392,6 @@ def test_a_machine_that_is_too_busy_leaves_out_what_is_known(
     monkeypatch.setattr(TRIAL, "attempt", busy)
     told = {"type": "object", "properties": {"busy": {"uniqueItems": True, "pattern": "(?=a)"}}}
     found = relaxed("f", assertions(json.dumps(told)))
-    assert found.told == '"uniqueItems" (at /properties/busy/uniqueItems)'
+    assert found.summary == '"uniqueItems" (at /properties/busy/uniqueItems)'
     monkeypatch.undo()
     assert len(relaxed("f", assertions(json.dumps(told))).left_out) == 2

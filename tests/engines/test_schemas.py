@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.relaxation import (
-    relax,
-)
+from pilotfish.engines.relaxation import relax
 from pilotfish.engines.schemas import assertions
 from tests.support.examples import examples
 
@@ -80,6 +78,14 @@ def test_names_and_data_stay(told: dict[str, Any]) -> None:
             {"patternProperties": {"^x": True}, "additionalProperties": False},
         ),
         ({"propertyNames": {"maxLength": 3}}, {"propertyNames": {"maxLength": 3}}),
+        (
+            {"propertyNames": {"enum": ["a", "1"], "pattern": "a"}},  # which one name does not fit
+            {"propertyNames": {"enum": ["a", "1"], "pattern": "a"}},
+        ),
+        (
+            {"propertyNames": {"type": "integer", "pattern": "a"}},  # which no name fits
+            {"propertyNames": {"type": "integer", "pattern": "a"}},
+        ),
     ],
 )
 def test_what_can_be_said_in_another_way(told: dict[str, Any], same: dict[str, Any]) -> None:
@@ -107,7 +113,9 @@ def _schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "additionalProperties": inner,
         "required": st.lists(st.sampled_from(["a", "b"]), unique=True),
         "minProperties": st.integers(0, 2),
-        "propertyNames": st.sampled_from([{"enum": ["a"]}, {"pattern": "a"}, {"maxLength": 1}]),
+        "propertyNames": st.sampled_from(
+            [{"enum": ["a"]}, {"pattern": "a"}, {"maxLength": 1}, {"enum": ["b"], "pattern": "a"}]
+        ),
         "items": inner,
         "prefixItems": st.lists(inner, min_size=1, max_size=2),
         "uniqueItems": st.booleans(),

@@ -136,6 +136,18 @@ CASES: dict[str, Case] = {
         {}, {"tokenizer_class": "Qwen2Tokenizer",
              "added_tokens_decoder": {"262": token("<|im_end|>", special=True)}}, CHATML, {},
     ),
+    "an empty token": (
+        {}, {"pad_token": ""}, NAMES % "(pad_token is defined) ~ pad_token", {},
+    ),
+    "an object that is not called a token": (
+        {}, {"image_token": token("<s>")}, NAMES % "image_token is defined", {},
+    ),
+    "an object that is called a token": (
+        {}, {"image_token": {"__type": "AddedToken", **token("<s>")}}, NAMES % "image_token", {},
+    ),
+    "what only the class has": (
+        {}, {"tokenizer_class": "GPTNeoXTokenizer"}, NAMES % "pad_token", {},
+    ),
     "split": ({}, {"split_special_tokens": True}, CHATML, {}),
     "a space before": (
         {}, {"add_prefix_space": True, "tokenizer_class": "GPT2Tokenizer"}, CHATML, {},
@@ -147,7 +159,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 REFUSED = {
     "beside it, with another id", "a token that is nowhere", "a list with a token that is nowhere",
-    "split", "a space before", "added by tokenizer.json alone",
+    "split", "a space before", "added by tokenizer.json alone", "what only the class has",
 }  # fmt: skip
 
 
@@ -171,7 +183,9 @@ def compare(folder: Path) -> int:
     theirs = AutoTokenizer.from_pretrained(folder)
     ours = vocabulary_of(DirectorySource(folder, lambda *step: None))
     known = Tokenizer.from_str(ours.tokenizer_json).get_vocab()
-    named = {name: one for name, one in theirs.special_tokens_map.items() if one in known}
+    named = {
+        name: one for name, one in theirs.special_tokens_map.items() if not one or one in known
+    }
     assert ours.special_tokens == named
     end = theirs.eos_token_id
     assert end is None or end in ours.eos_ids

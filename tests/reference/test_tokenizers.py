@@ -74,11 +74,17 @@ def test_pair_of_files_as_transformers_reads_it(tmp_path: Path) -> None:
     merges = "\n".join(" ".join(pair) for pair in tree["merges"])
     (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", "utf-8")
     special = {f"{role}_token": "<|endoftext|>" for role in ("bos", "eos", "unk")}
-    settings = {"tokenizer_class": "GPT2Tokenizer", **special}
+    size = len(tree["vocab"])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False}
+    added = {
+        str(size): {"content": "  ", "special": False, "normalized": True, **flags},
+        str(size + 1): {"content": "<|mark|>", "special": True, "normalized": False, **flags},
+    }
+    settings = {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": added, **special}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     ours = Tokenizer.from_json(gpt2_tokenizer_json(tmp_path))
     theirs = GPT2Tokenizer.from_pretrained(tmp_path)
-    for string in make_strings():
+    for string in (*make_strings(), "a<|mark|>  b  c"):
         expected = theirs.encode(string, add_special_tokens=False)
         assert ours.encode(string, special=True) == expected, string
 

@@ -103,6 +103,19 @@ def test_a_wrong_edge_pub_is_told_only_after_many_handshakes(clock: Clock) -> No
     assert waits[-1] == pytest.approx(30.0)
 
 
+def test_an_edge_that_was_away_has_not_broken_off_any_handshake(clock: Clock) -> None:
+    """It is back in the middle of a rotation: its first handshake may meet the other key."""
+    attempts = Attempts()
+    for _ in range(5 * SURE):
+        for event in (zmq.Event.CONNECT_DELAYED, zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED):
+            attempts.note(event, 9)
+    for _ in range(SURE):
+        fail(attempts, *REASONS[Failure.TIMEOUT])
+    attempts.wrong_key = True
+    fail(attempts, *REASONS[Failure.CLOSED])
+    assert not attempts.surely_wrong_key
+
+
 def test_whoever_waits_has_an_attempt_of_his_own_but_not_more_than_four_a_second(
     clock: Clock,
 ) -> None:
@@ -166,14 +179,55 @@ def mute(connection: socket.socket) -> None:
     time.sleep(0.5)
 
 
+def full(sent: int) -> Serve:
+    """An edge with keys that hangs up after so many bytes of its greeting."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+    def hang_up(connection: socket.socket) -> None:
+        connection.recv(100)
+        connection.sendall(greeting[:sent])
+        if sent == 64:
+            time.sleep(0.1)
+
+    return hang_up
+
+
+def drip(connection: socket.socket) -> None:
+    """What would hold a look for minutes."""
+    for _ in range(20):
+        connection.sendall(b"H")
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     ("serve", "finding"),
-    [(lambda _: None, Finding.NO_EDGE), (web, Finding.NO_EDGE), (mute, Finding.MUTE)],
-    ids=["hangs-up", "web", "mute"],
+    [
+        (lambda _: None, Finding.NO_EDGE),
+        (web, Finding.NO_EDGE),
+        (mute, Finding.MUTE),
+        (drip, Finding.NO_EDGE),
+        (full(10), Finding.TURNED_AWAY),
+        (full(64), Finding.TURNED_AWAY),
+    ],
+    ids=["hangs-up", "web", "mute", "drip", "full-early", "full-late"],
 )
 def test_what_is_no_edge_is_not_taken_for_one(serve: Serve, finding: Finding) -> None:
     with listening(serve) as port:
-        assert diagnose("127.0.0.1", port, 0.2) is finding
+        begun_s = time.monotonic()
+        assert diagnose("127.0.0.1", port, 0.3) is finding
+        assert time.monotonic() - begun_s < 1.5
+
+
+def test_a_machine_without_descriptors_blames_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "create_connection", none)
+    with pytest.raises(OSError, match="Too many open files"):
+        diagnose("127.0.0.1", 7)
+    diagnosis = Diagnosis("tcp://127.0.0.1:7")
+    diagnosis._look()
+    assert diagnosis.finding is None
 
 
 def test_an_address_without_anybody() -> None:
@@ -193,7 +247,7 @@ def test_edges_with_keys_and_without(curve: bool) -> None:
     port = edge.bind_to_random_port("tcp://127.0.0.1")
     try:
         wanted = Finding.CURVE if curve else Finding.PLAIN
-        assert diagnose("127.0.0.1", port) is wanted
+        assert diagnose("127.0.0.1", port, 0.3) is wanted
         diagnosis = Diagnosis(f"tcp://127.0.0.1:{port}")
         diagnosis.look()
         deadline_s = time.monotonic() + 20.0

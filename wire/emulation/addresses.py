@@ -4,6 +4,7 @@ import re
 import socket
 from typing import Any, TypeAlias
 
+from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.errors import EdgeUnreachableError, ListenError, UnsupportedError
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
@@ -20,9 +21,10 @@ def address_of(endpoint: str) -> Address:
 
     Raises UnsupportedError (misspelt), EdgeUnreachableError (no such host).
     """
+    require_address(endpoint)
     place = _parse(endpoint)
     if place is None or place[1] == 0:
-        raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
+        raise UnsupportedError(f"{endpoint!r} is no address of an edge: write tcp://HOST:PORT.")
     try:
         return _resolve(*place)
     except OSError as error:
@@ -31,9 +33,10 @@ def address_of(endpoint: str) -> Address:
 
 def listen_on(endpoint: str) -> socket.socket:
     """Open a non-blocking listener; ``*`` is every IPv4 address. Raises ListenError."""
+    require_listenable(endpoint)
     place = _parse(endpoint)
     if place is None:
-        raise ListenError(f"{endpoint!r} is no address to listen on; write tcp://HOST:PORT.")
+        raise ListenError(f"{endpoint!r} is no address to listen on: write tcp://HOST:PORT.")
     host, port = place
     try:
         family, address = _resolve("0.0.0.0" if host == "*" else host, port)

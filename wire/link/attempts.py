@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 import zmq
 
-SURE = 8  # handshakes in a row: an edge that answers to two keys by turns breaks half of them
+SURE = 8  # handshakes: an edge that answers to two keys by turns breaks half of them
 _RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # libzmq's, for which pyzmq has no names
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _RETRIED_S = 0.2  # in which ZeroMQ says that it tries again, if it does
@@ -47,13 +47,14 @@ def stop_at(socket: "zmq.Socket[bytes]") -> None:
 class Attempts:
     """The attempts of one socket. Its owner writes; any thread may read, and call `hurry`.
 
-    failure: of the last attempt, until one succeeds; None: there was none. in_row: failures since a
-    handshake succeeded. wrong_key: somebody has seen that an edge is there which hangs up on us.
+    failure: of the last attempt, until one succeeds; None: there was none. hung_up: handshakes that
+    the other end broke off, since one succeeded. wrong_key: somebody has seen that an edge is there
+    which hangs up on handshakes alone.
     """
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
-        self.in_row = 0
+        self.hung_up = 0
         self.wrong_key = False
         self.handshakes_failed = 0
         self.began_s = time.monotonic()
@@ -61,24 +62,25 @@ class Attempts:
         self._stopped = False  # it has, for sure
         self._pause_s = _FIRST_S
         self._due_s = 0.0
-        self._resolved = True  # the last attempt had an address
+        self._resolved = False  # the last attempt had an address
 
     def note(self, event: int, value: int) -> None:
         """Note an event of the socket's monitor."""
         match event:
             case zmq.Event.CONNECT_DELAYED:
-                self._began(resolved=True)
+                self.began()
+                self._resolved = True
             case zmq.Event.CONNECTED:
-                self._stopped_s = None
+                self._stopped_s, self._resolved = None, True
             case zmq.Event.CONNECT_RETRIED:
                 self._stopped_s = None
                 if not self._resolved:
-                    self._failed(Failure.CONNECT)
+                    self.failure = Failure.CONNECT
                 self._resolved = False
             case zmq.Event.CLOSED:
-                self._failed(Failure.CONNECT)
+                self.failure = Failure.CONNECT
             case zmq.Event.HANDSHAKE_SUCCEEDED:
-                self.failure, self.in_row, self.wrong_key = None, 0, False
+                self.failure, self.hung_up, self.wrong_key = None, 0, False
                 self._pause_s = _FIRST_S
             case zmq.Event.DISCONNECTED:
                 self._stopped_s = time.monotonic()
@@ -118,7 +120,7 @@ class Attempts:
     @property
     def surely_wrong_key(self) -> bool:
         """Whether an edge is there that does not take our handshake: edge.pub is not its key."""
-        return self.failure is Failure.CLOSED and self.wrong_key and self.in_row >= SURE
+        return self.failure is Failure.CLOSED and self.wrong_key and self.hung_up >= SURE
 
     def failed_since(self, since_s: float) -> bool:
         """Whether an attempt that began since then (monotonic) has failed and is over."""
@@ -129,24 +131,18 @@ class Attempts:
         self._due_s = min(self._due_s, self.began_s + _BETWEEN_S)
 
     def began(self) -> None:
-        """Note that the owner has connected anew."""
-        self._began(resolved=True)
-
-    def _began(self, *, resolved: bool) -> None:
+        """Note that an attempt begins; the owner's own ones show no other way."""
         self.began_s = time.monotonic()
-        self._stopped_s, self._stopped, self._resolved = None, False, resolved
-
-    def _failed(self, failure: Failure) -> None:
-        self.failure = failure
-        self.in_row += 1
+        self._stopped_s, self._stopped, self._resolved = None, False, False
 
     def _halted(self, failure: Failure) -> None:
-        self._failed(failure)
+        self.failure = failure
         self.handshakes_failed += 1
+        self.hung_up += failure is Failure.CLOSED
         now_s = time.monotonic()
         self._stopped_s, self._stopped = now_s, True
         lasting = failure in _LASTING or self.surely_wrong_key
         most_s = _LATEST_S if lasting else _SOON_S
         self._due_s = now_s + min(self._pause_s, most_s) * random.uniform(1 - _JITTER, 1 + _JITTER)
-        if failure is not Failure.CLOSED or self.in_row >= SURE:
+        if failure is not Failure.CLOSED or self.hung_up >= SURE:
             self._pause_s = min(2 * self._pause_s, most_s)

@@ -2,7 +2,8 @@
 
 ZeroMQ does not say why a connection fails. So the address is looked up and connected to once more.
 ZMTP's greeting (64 bytes: signature, version, mechanism, role) tells an edge with keys from one
-without, and from anything else.
+without, and from anything else. An edge that stops or is full hangs up on whoever comes, and not
+only on a handshake: it says nothing of keys.
 """
 
 import errno
@@ -17,7 +18,11 @@ _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
 # Signature and version: enough for an edge to send its whole greeting and await the rest of ours.
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01"
+_SIGNATURE = b"\xff", b"\x7f"  # its first byte and its tenth
 _PATIENCE_S = 5.0  # slow paths have an RTT of seconds
+_STAYS_S = 1.0  # an edge that takes no connections has looked after this one by then
+# This machine's own want of descriptors or memory tells nothing of an address.
+_OWN_TROUBLES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S = (1.0, 30.0)  # between two looks, doubling while they come to the same
 
 
@@ -29,37 +34,75 @@ class Finding(Enum):
     NO_ROUTE = auto()  # no machine answers: the network, the address, a firewall
     MUTE = auto()  # something takes the connection, and says nothing
     NO_EDGE = auto()  # something says what no edge says, or hangs up
+    TURNED_AWAY = auto()  # an edge hangs up on whoever comes: it stops, or has no room
     PLAIN = auto()  # an edge without keys
     CURVE = auto()  # an edge with keys
 
 
 def diagnose(host: str, port: int, patience_s: float = _PATIENCE_S) -> Finding:
-    """Look at this address once; waits for the name, and then ``patience_s`` for each step."""
+    """Look at this address once; waits for the name, and then ``patience_s`` for each step.
+
+    Raises `OSError` where this machine has no descriptor or memory to look with.
+    """
     try:
         with socket.create_connection((host, port), patience_s) as connection:
-            return _greeted(connection)
+            return _greeted(connection, patience_s)
     except socket.gaierror:
         return Finding.NO_NAME
     except UnicodeError:  # a name with an empty or too long label
         return Finding.NO_NAME
     except OSError as error:
+        if error.errno in _OWN_TROUBLES:
+            raise
         return Finding.REFUSED if error.errno == errno.ECONNREFUSED else Finding.NO_ROUTE
 
 
-def _greeted(connection: socket.socket) -> Finding:
-    got = b""
+def _greeted(connection: socket.socket, patience_s: float) -> Finding:
     try:
         connection.sendall(_GREETING)
-        while len(got) < _GREETING_BYTES and (more := connection.recv(_GREETING_BYTES - len(got))):
-            got += more
+        got = _read(connection, _GREETING_BYTES, patience_s)
+        ends = len(got) < _GREETING_BYTES or _hangs_up(connection, min(_STAYS_S, patience_s))
     except TimeoutError:
-        return Finding.NO_EDGE if got else Finding.MUTE
+        return Finding.MUTE
     except OSError:
         return Finding.NO_EDGE
-    if len(got) < _GREETING_BYTES or got[:1] != b"\xff":
+    if (got[:1], got[9:10]) != _SIGNATURE:
         return Finding.NO_EDGE
+    if ends:
+        return Finding.TURNED_AWAY
     mechanism = got[_MECHANISM].rstrip(b"\0")
     return Finding.CURVE if mechanism == b"CURVE" else Finding.PLAIN
+
+
+def _read(connection: socket.socket, size: int, patience_s: float) -> bytes:
+    """Read so many bytes, or what comes before the other end hangs up, or in this time.
+
+    Raises `TimeoutError` if nothing came.
+    """
+    got, end_s = b"", time.monotonic() + patience_s
+    while len(got) < size:
+        connection.settimeout(max(0.001, end_s - time.monotonic()))
+        try:
+            more = connection.recv(size - len(got))
+        except (TimeoutError, ConnectionError):
+            if not got:
+                raise
+            return got
+        if not more:
+            break
+        got += more
+    return got
+
+
+def _hangs_up(connection: socket.socket, within_s: float) -> bool:
+    """Whether the other end hangs up within this time."""
+    connection.settimeout(within_s)
+    try:
+        return not connection.recv(1)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
 
 
 class Diagnosis:
@@ -99,7 +142,10 @@ class Diagnosis:
             host, port = self._place
             assert host is not None
             assert port is not None
-            finding = diagnose(host, port)
+            try:
+                finding: Finding | None = diagnose(host, port)
+            except OSError:
+                finding = self.finding
             same = finding is self.finding
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1]) if same else _PAUSE_S[0]
             self.finding, self._due_s = finding, time.monotonic() + self._pause_s

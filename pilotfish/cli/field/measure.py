@@ -59,7 +59,7 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "measure",
         help="measure latency over a link, into a run file",
-        description="Answers every prompt under every protocol and window, several times and in "
+        description="Answers every prompt under every protocol and window, several times and in\n"
         "interleaved order, and writes each round into a run file as it happens.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -172,6 +172,8 @@ def _ends(
         edge = resumed.edge
         keys = keys or (Path(resumed.keys_path) if resumed.keys_path else None)
     if draft is None:
+        if told.resume and not begun(told.out):
+            raise UnsupportedError(f"There is no run file {told.out} to go on with.")
         raise UnsupportedError("Which drafter? Name the folder of its artifact by --draft.")
     if edge is None and matrix.needs_edge(settings):
         raise UnsupportedError("Which edge? Name its address by --edge tcp://HOST:PORT.")

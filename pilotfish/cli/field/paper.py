@@ -20,8 +20,8 @@ def add_to(actions: Commands) -> None:
     paper = actions.add_parser(
         "paper",
         help="a paper's closed forms as tables and plots",
-        description="What a paper's equations give for its own parameters, beside the figures "
-        "that it prints. Each constant says whose it is: the paper's, or ours where the paper has "
+        description="What a paper's equations give for its own parameters, beside the figures\n"
+        "that it prints. Each constant says whose it is: the paper's, or ours where the paper has\n"
         "none.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

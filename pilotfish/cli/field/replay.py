@@ -37,9 +37,9 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "replay",
         help="the recorded rounds under another link, by the model",
-        description="What the recorded answers would have taken over another link. Each round "
-        "keeps what it drafted, accepted and sent, and its computing times unless others are "
-        "stated; the link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down. "
+        description="What the recorded answers would have taken over another link. Each round\n"
+        "keeps what it drafted, accepted and sent, and its computing times unless others are\n"
+        "stated; the link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down.\n"
         "First rounds, which read the prompt, are left out.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -21,8 +21,8 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "report",
         help="what was measured, as a page with plots",
-        description="Makes one HTML page of one or more run files, and the plots beside it as PNG. "
-        "Needs the extra 'field' (matplotlib).",
+        description="Makes one HTML page of one or more run files, and the plots beside it "
+        "as PNG.\nNeeds the extra 'field' (matplotlib).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

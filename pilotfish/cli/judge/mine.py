@@ -35,8 +35,8 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "mine",
         help="find out which mismatches matter",
-        description="Answers questions with the target, and wherever the drafter would have said "
-        "another token, lets the target go on from that one. Writes each mismatch with both "
+        description="Answers questions with the target, and wherever the drafter would have said\n"
+        "another token, lets the target go on from that one. Writes each mismatch with both\n"
         "models' states, and whether it changed what the answer comes to.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

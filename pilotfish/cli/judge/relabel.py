@@ -31,8 +31,8 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "relabel",
         help="show what sampled channels make of the labels",
-        description="Samples channels for each mined question, and relaxes labels of critical "
-        "mismatches where the channel is poor, as `train` does with the same options. Writes "
+        description="Samples channels for each mined question, and relaxes labels of critical\n"
+        "mismatches where the channel is poor, as `train` does with the same options. Writes\n"
         "nothing but what it says.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

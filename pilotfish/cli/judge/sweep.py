@@ -39,8 +39,8 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "sweep",
         help="hold a head's thresholds against greedy: accuracy, rounds, latency",
-        description="Answers questions under each threshold, window and link, with both models, "
-        "and says how many answers are right, how many rounds they take, and how long those would "
+        description="Answers questions under each threshold, window and link, with both models,\n"
+        "and says how many answers are right, how many rounds they take, and how long those would\n"
         "take over the links.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -29,7 +29,7 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "train",
         help="train a head on mined mismatches",
-        description="Trains a two-layer head on mined mismatches under sampled channels, and "
+        description="Trains a two-layer head on mined mismatches under sampled channels, and\n"
         "writes NAME.json and NAME.safetensors. Needs the extra 'judge' (torch).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

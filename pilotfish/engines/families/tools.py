@@ -5,25 +5,24 @@ Out: `Tools`, or a `ValueError` that says what is wrong.
 """
 
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-_log = logging.getLogger("pilotfish.engines")
+from pilotfish.engines.notices import NOTICES
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
-_NOTED = 256
+_MOST_DEPTH = 512  # levels of a schema: half of what Python reads, whoever calls it from where
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
 # With these a schema names properties elsewhere.
 _OPENING = frozenset(
     (
         *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
-        *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
+        *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"),
+        *("dependentSchemas", "dependencies", "enum", "const"),
     )
 )
 
@@ -100,11 +99,30 @@ def _schema(name: str, parameters: object) -> dict[str, Any]:
     kind = parameters.get("type")
     if "object" not in (kind if isinstance(kind, list) else [kind or "object"]):
         raise ValueError(f"{name}: parameters are of type object")
+    if _is_deeper(parameters, _MOST_DEPTH):
+        raise ValueError(f"{name}: parameters have more than {_MOST_DEPTH} levels")
     try:
         json.dumps(parameters, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: parameters are no JSON: {error}") from None
     return {"type": "object", **parameters, **({"type": "object"} if kind != "object" else {})}
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether JSON has more levels than that; what holds itself has."""
+    layer = [value]
+    for _ in range(levels):
+        if not layer:
+            return False
+        layer = [
+            below
+            for one in layer
+            for below in (
+                one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+            )
+            if isinstance(below, Mapping | list)
+        ]
+    return bool(layer)
 
 
 @dataclass(frozen=True)
@@ -168,11 +186,5 @@ def arguments_of(name: str, told: object) -> Mapping[str, Any]:
     if isinstance(found, Mapping):
         return found
     if told is not None:
-        _note(f"a call to {name!r} has arguments that are no JSON object: taken as none")
+        NOTICES.warn(f"a call to {name!r} has arguments that are no JSON object: taken as none")
     return {}
-
-
-@lru_cache(_NOTED)
-def _note(said: str) -> None:
-    """Log something once."""
-    _log.warning("%s", said)

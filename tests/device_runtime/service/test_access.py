@@ -72,8 +72,9 @@ def test_the_page_and_health_are_for_everybody(everywhere: Serving) -> None:
     assert everywhere.get("/").status_code == 200
     health = everywhere.get("/health")
     assert health.status_code == 200
-    assert health.json()["edge"]["state"] == "connected"
-    assert "tcp://" not in health.text  # its address
+    assert health.json()["edge"] == {"state": "connected"}  # without the sentence, and its address
+    known = everywhere.get("/health", headers={"Authorization": f"Bearer {ALICE}"}).json()
+    assert "connected" in known["edge"]["message"]
 
 
 def test_clear_text_beyond_loopback_is_warned_of(everywhere: Serving, service: Serving) -> None:

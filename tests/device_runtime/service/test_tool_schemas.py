@@ -131,10 +131,10 @@ def test_results_without_an_id_are_of_the_calls_before_them() -> None:
         return {"id": id, "function": {"name": name}}
 
     messages: list[dict[str, Any]] = [
-        {"role": "assistant", "tool_calls": [call("a"), call("b"), call("c", "x")]},
+        {"role": "assistant", "tool_calls": [call("a", ""), call("b"), call("c", "x")]},
         {"role": "tool", "name": "b"},
         {"role": "tool", "tool_call_id": "x"},
-        {"role": "tool"},
+        {"role": "tool", "tool_call_id": ""},  # names none, as the id "" of a call
     ]
     told = with_call_ids(messages)
     ids = [one["id"] for one in told[0]["tool_calls"]]

@@ -14,7 +14,8 @@ from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.errors import TemplateError
-from pilotfish.engines.families import FAMILIES, Tool, Tools, family_of
+from pilotfish.engines.families import FAMILIES, Tool, Tools, family_of, tools
+from pilotfish.engines.notices import Notices
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_GRAMMAR
@@ -170,9 +171,10 @@ def test_calls_that_are_none(call: Any) -> None:
 
 @pytest.mark.parametrize("arguments", ['{"to": "he', "{", "null", "3", '["a"]', "[" * 9999, [1]])
 def test_a_call_that_was_cut_off_has_no_arguments(
-    arguments: Any, caplog: pytest.LogCaptureFixture
+    arguments: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused, its conversation could never go on; it comes back with each request."""
+    monkeypatch.setattr(tools, "NOTICES", Notices())
     name = f"cut{crc32(str(arguments).encode())}"
     call = {"function": {"name": name, "arguments": arguments}}
     for _ in range(2):

@@ -1,0 +1,42 @@
+"""Log what requests are the cause of: each sentence once, and only so many in a minute.
+
+Clients choose the names of tools and what their schemas hold. One that sends others with each
+request would fill the journal.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+
+_log = logging.getLogger("pilotfish.engines")
+
+_KEPT = 512  # sentences
+_MOST, _PERIOD_S = 30, 60.0
+
+
+class Notices:
+    """Logs warnings. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logged: OrderedDict[str, None] = OrderedDict()
+        self._times_s: deque[float] = deque(maxlen=_MOST)
+
+    def warn(self, sentence: str) -> None:
+        """Log a sentence, unless it is one of the last, or there are too many now."""
+        now_s = time.monotonic()
+        with self._lock:
+            if sentence in self._logged:
+                return
+            if len(self._times_s) == _MOST and now_s - self._times_s[0] < _PERIOD_S:
+                return
+            self._times_s.append(now_s)
+            self._logged[sentence] = None
+            if len(self._logged) > _KEPT:
+                self._logged.popitem(last=False)
+            full = len(self._times_s) == _MOST and now_s - self._times_s[0] < _PERIOD_S
+        _log.warning("%s%s", sentence, " (more of this kind follows, unlogged)" if full else "")
+
+
+NOTICES = Notices()
