@@ -314,3 +314,13 @@ def test_a_channel_comes_again_by_itself_after_a_broken_handshake() -> None:
     finally:
         channel.close()
         context.destroy(linger=0)
+
+
+def test_who_hangs_up_while_we_connect_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy without an edge resets so quickly that `connect` itself may report it."""
+
+    def reset(*_: object) -> socket.socket:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(socket, "create_connection", reset)
+    assert diagnose("127.0.0.1", 7) is Finding.NO_EDGE

@@ -39,6 +39,12 @@ class Finding(Enum):
     CURVE = auto()  # an edge with keys
 
 
+_OF_CONNECTING = {
+    errno.ECONNREFUSED: Finding.REFUSED,
+    errno.ECONNRESET: Finding.NO_EDGE,  # so quick a hang-up that connecting still waits
+}
+
+
 def diagnose(host: str, port: int, patience_s: float = _PATIENCE_S) -> Finding:
     """Look at this address once; waits for the name, and then ``patience_s`` for each step.
 
@@ -54,7 +60,7 @@ def diagnose(host: str, port: int, patience_s: float = _PATIENCE_S) -> Finding:
     except OSError as error:
         if error.errno in _OWN_TROUBLES:
             raise
-        return Finding.REFUSED if error.errno == errno.ECONNREFUSED else Finding.NO_ROUTE
+        return _OF_CONNECTING.get(error.errno or 0, Finding.NO_ROUTE)
 
 
 def _greeted(connection: socket.socket, patience_s: float) -> Finding:
