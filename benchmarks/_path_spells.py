@@ -4,7 +4,8 @@ Each asks every few seconds, most times briefly, every sixth time with 4 kB. Wha
 tenths of a second, so it can be told from outside when the path was dead, and for how long.
 
 A connection that ended while its packets still arrived both ways is a false cut; one whose packets
-arrived later an early one.
+arrived later an early one. Second connections that were tried beside a quiet one, and dropped when
+that moved again, are attempts.
 """
 
 import json
@@ -35,6 +36,7 @@ _SHORT, _LONG = letters(150), letters(3_000)
 _TOKENS = 24
 _BASE_S = 90.0
 _ALIVE_S = 0.95
+_HANDSHAKE_BYTES = 2_500  # and some heartbeats; a connection that carried answers has sent more
 NOTICE_S = 1.2  # until a path that is gone shows, on a LAN
 PROMISES_S = {"fail": 2.2, "local": 1.0, "wait": PATIENCE_S}
 
@@ -78,11 +80,13 @@ def answers_over(lab: Lab, seconds: float, keep: Path, **conditions: Any) -> Ite
     (keep / "connections.json").write_text(json.dumps([asdict(each) for each in connections]))
     for policy in POLICIES:
         yield _row(policy, spell.answers[policy], timeline)
-    ours = [each for each in connections if each.ended_s and begun_s < each.ended_s < ended_s]
+    over = [each for each in connections if each.ended_s and begun_s < each.ended_s < ended_s]
+    ours = [each for each in over if each.up.length > _HANDSHAKE_BYTES]
     needed = {way: base.sent[way] / base.count * spell.count for way in base.sent}
     yield {
         "what": "all connections",
         "connections": sum(begun_s < each.begun_s < ended_s for each in connections),
+        "attempts": len(over) - len(ours),
         "cuts": len(ours),
         "false cuts": sum(map(_was_alive, ours)),
         "early cuts": sum(not _was_alive(each) and each.after_end > 0 for each in ours),

@@ -36,7 +36,7 @@ CASES: dict[str, Callable[[Lab, bool], Iterator[Row]]] = {
 _COLUMNS = ("case", "what", "policy", "seconds", "code", "connections", "up", "up sent", "down")
 _COLUMNS += ("down sent", "ratio", "said")
 _SPELLS = ("what", "policy", "count", "failed", "p50 s", "longest gap s", "overdue s", "dead s")
-_SPELLS += ("connections", "cuts", "false cuts", "early cuts", "ratio", "ratio down")
+_SPELLS += ("attempts", "cuts", "false cuts", "early cuts", "ratio", "ratio down")
 
 
 def main() -> int:
