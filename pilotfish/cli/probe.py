@@ -14,7 +14,7 @@ from pilotfish.device_runtime.device import connect
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import CONNECT_S, SILENT_S
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
-from pilotfish.wire.errors import EdgeLostError, UnsupportedError
+from pilotfish.wire.errors import EdgeLostError, EdgeUnreachableError, UnsupportedError
 from pilotfish.wire.link.state import LinkState, Reading
 
 _SMALL_PINGS = 10
@@ -62,7 +62,7 @@ def add_to(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.watch and args.json:
         raise UnsupportedError("--watch goes on for ever, and --json is written at the end.")
-    link = connect(args.edge, args.keys, args.patience)
+    link = _connected(args)
     small_only: EdgeLostError | None = None
     try:
         if args.watch:
@@ -87,6 +87,17 @@ def _run(args: argparse.Namespace) -> int:
     if small_only is not None:
         raise small_only
     return 0
+
+
+def _connected(args: argparse.Namespace) -> EdgeLink:
+    try:
+        return connect(args.edge, args.keys, args.patience)
+    except EdgeUnreachableError as error:
+        if args.patience is not None:
+            raise
+        raise EdgeUnreachableError(
+            f"{error} A path whose RTT is above {CONNECT_S:g} s needs --patience, such as 20."
+        ) from error
 
 
 def _measure(link: EdgeLink, small: int, large: int) -> None:
