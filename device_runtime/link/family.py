@@ -16,7 +16,8 @@ from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.transport import is_loopback
 
-_log = logging.getLogger("pilotfish.device")
+LINK_LOG = "pilotfish.device.link"
+_log = logging.getLogger(LINK_LOG)
 
 _ORDER = {state: at for at, state in enumerate(Connectivity)}
 

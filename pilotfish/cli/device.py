@@ -4,7 +4,10 @@ Both draft here and have a target on the edge verify.
 """
 
 import argparse
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 
@@ -18,6 +21,7 @@ from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
 from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.link.family import LINK_LOG
 from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
 from pilotfish.extras import installing
 from pilotfish.field.summary import report, summary
@@ -96,7 +100,8 @@ def _run(args: argparse.Namespace) -> int:
     with Bars() as bars:
         config = asdict(from_args(args, DeviceConfig))
         opened = Device(**config, on_fetch=partial(bars.show, FETCHING))
-    with opened as device:
+    ends_by_loss = config["on_link_loss"] == "fail"
+    with opened as device, _without_link_log(ends_by_loss and not args.verbose):
         for piece in device.stream(prompt, **options):
             screen.show(piece)
         screen.end()
@@ -115,6 +120,19 @@ def _run(args: argparse.Namespace) -> int:
             screen.notes.print(f"auto: {choice.reason}")
         screen.notes.print(report([figures]))
     return 0
+
+
+@contextmanager
+def _without_link_log(quiet: bool) -> Iterator[None]:
+    """Leave out what is logged of the link, if ``quiet``: the command's error says the same."""
+    log = logging.getLogger(LINK_LOG)
+    before = log.level
+    if quiet:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _cut_short(tokens: int, most: int) -> str:

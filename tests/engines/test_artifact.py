@@ -130,5 +130,5 @@ def test_catalog(tmp_path: Path) -> None:
         (str(tmp_path / "b" / "target"), "tiny", "fp32", "opset24", 14),
     ]
     assert [entry.path for entry in list_artifacts(tmp_path / "a")] == [str(tmp_path / "a")]
-    with pytest.raises(ArtifactError, match="not a directory"):
+    with pytest.raises(ArtifactError, match="is no folder"):
         list_artifacts(tmp_path / "none")

@@ -132,7 +132,7 @@ def test_an_edge_that_stays_away_ends_the_run_which_goes_on_later(pair, out, pro
     assert code == 69
     assert "Trying again in 1 s" in said
     assert f"pilotfish field measure --resume --out {out}" in said
-    assert said.strip().splitlines()[-1].startswith("pilotfish: The edge at")
+    assert said.strip().splitlines()[-1].startswith("pilotfish: The edge did not come back")
     with Run.open(out) as run:
         broken = [a for a in run.answers(finished=False, warm_up=True) if not a.finished]
     # none, if the edge went between two answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.engines.errors import EngineError
+from pilotfish.extras import installing
 from pilotfish.judge.instances import InstanceOptions, instances
 from pilotfish.judge.thresholds import POINTS, auc, curve, recommended
 from pilotfish.judge.training import TrainingOptions, train
@@ -62,7 +64,7 @@ def test_the_recommended_threshold_is_the_largest_within_the_risk() -> None:
 
 def test_training_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(EngineError, match=r"pilotfish\[judge\]"):
+    with pytest.raises(EngineError, match=re.escape(installing("judge"))):
         train(
             "x",
             MINED,

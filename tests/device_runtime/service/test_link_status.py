@@ -93,7 +93,7 @@ def refused_request(ends: Ends) -> str:
 
 
 def logged(ends: Ends, state: str, level: str = "WARNING") -> list[str]:
-    start = f"{level} pilotfish.device: {state}"
+    start = f"{level} pilotfish.device.link: {state}"
     return [line for line in ends.device.lines if start in line]
 
 
