@@ -324,7 +324,7 @@ def test_a_state_lasts_until_another_one_is_known(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         endpoint = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         link = opened(endpoint, DeviceKeys.load(key_folders["alice"]))
-        link.channel.attempts.failure, link.channel.attempts.in_row = Failure.CLOSED, SURE
+        link.channel.attempts.failure, link.channel.attempts.hang_ups = Failure.CLOSED, SURE
         link._diagnosis.finding, link._diagnosis._due_s = Finding.CURVE, time.monotonic() + 60.0
         assert link.status.state is Connectivity.WRONG_EDGE_KEY
         link.retry()

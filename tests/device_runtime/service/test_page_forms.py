@@ -259,7 +259,7 @@ def test_a_call_that_is_cut_off_is_not_kept(
     sent = Sight(page, calling.url).posted
     say(page, "hello", tokens=2000)
     finished(page)
-    length = int((page.locator(".note").last.text_content() or "").split()[0])
+    length = int((page.locator("article .note").last.text_content() or "").split()[0])
     page.click("#new-chat")
     say(page, "hello", tokens=length - 20)
     finished(page)
