@@ -8,7 +8,7 @@ Here both are bounded: an excess connection is shut down on its descriptor, whic
 if the network had failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
 
 A connection is a stranger until its first message. A peer that has sent a message is never cut in
-favour of a stranger; among strangers the address with most of them loses one first, the newest,
+favour of a stranger; among strangers the address with most of them loses one first, the newest before this one,
 unless the oldest has had enough time for a handshake.
 """
 
@@ -335,7 +335,9 @@ class Connections:
             theirs = [s for s in self._strangers.values() if s.peer == busiest]
             # cutting the oldest always would keep a fleet that connects at once from ever finishing
             late = connection.came_s - theirs[0].came_s > _HANDSHAKE_S
-            self._cut(theirs[0 if late else -1], CROWD)
+            # nor is it the newcomer: it may shake hands at once, as those before it have not
+            newest = -2 if theirs[-1] is connection and len(theirs) > 1 else -1
+            self._cut(theirs[0 if late else newest], CROWD)
             self._crowded_s = time.monotonic()
 
     def _went(self, descriptor: int) -> None:
