@@ -8,8 +8,8 @@ Here both are bounded: an excess connection is shut down on its descriptor, whic
 if the network had failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
 
 A connection is a stranger until its first message. A peer that has sent a message is never cut in
-favour of a stranger; among strangers the address with most of them loses one first, the newest before this one,
-unless the oldest has had enough time for a handshake.
+favour of a stranger; among strangers the address with most of them loses one first: the newest
+before this one, unless the oldest has had enough time for a handshake.
 """
 
 import math
