@@ -11,7 +11,7 @@ from _path_lab import Answer, Lab, Service, letters
 
 _NOTICED_S = 1.2  # a path that is gone shows, on a LAN
 _PROMISED_S = 2.2  # then `fail` ends an answer
-_SLACK_S = 0.1  # of a busy machine, and of looking
+_SLACK_S = 0.1  # seconds that a busy machine and the polling interval may add
 _PROMPTS = ("hi", "sky", "why is it so", "three names", "a list", "tell me")
 
 

@@ -64,7 +64,7 @@ def _plain(content: Grammar | None) -> Grammar | None:
         return content
     try:
         return Grammar("json", assertions(content.text))
-    except (ValueError, RecursionError):  # whoever compiles it says so
+    except (ValueError, RecursionError):  # compiling the grammar raises the error
         return content
 
 

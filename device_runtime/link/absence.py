@@ -47,7 +47,7 @@ class Absence:
     def note(self, standing: Standing, now_s: float, stood_s: float = 0.0) -> None:
         """Note how the link stands; what passed since the last note counts as that.
 
-        stood_s: for which this process stood still: then nobody could come.
+        stood_s: seconds for which this process was suspended; they do not count as absence.
         """
         passed_s = max(0.0, now_s - self._noted_s - stood_s)
         before, self._standing, self._noted_s = self._standing, standing, now_s

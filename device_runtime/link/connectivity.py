@@ -45,7 +45,7 @@ class Connectivity(Enum):
     CONNECTING = "connecting"
 
 
-# They last until somebody does something, so that no request can succeed before.
+# An operator has to mend these states: until then every request fails.
 REFUSALS = {
     Connectivity.OTHER_VERSION: VersionMismatchError,
     Connectivity.KEY_REFUSED: AccessDeniedError,

@@ -5,7 +5,7 @@ acknowledgements come often; but enough to fill the link: its rate times its RTT
 rate is what was delivered from a chunk's departure to its acknowledgement, over that time (the
 delivery rate of BBR); the RTT the least time that a chunk took.
 
-Some paths lose every large segment, and tell nobody (a tunnel whose MTU is too small, and no ICMP).
+Some paths drop every large segment without an ICMP message: a tunnel whose MTU is too small.
 There a connection stands still as soon as it has one to send. So after one that stood still, chunks
 go one at a time, in segments that any path carries, and grow by and by.
 """
@@ -22,8 +22,8 @@ LEAST_BYTES: Final = 384  # with header, encryption and TCP's and IP's headers l
 SEGMENT_BYTES: Final = 1024  # and this less than Ethernet's 1500
 _TOO_LARGE: Final = 1400  # which some paths lose
 _FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
-_BEYOND_S: Final = 0.3  # of the link's time, that may be under way beyond what fills it
-_WHOLE_S: Final = 0.25  # of the link's time, that a message may take which is not cut into chunks
+_BEYOND_S: Final = 0.3  # bytes in flight beyond one RTT: what the link carries in this time
+_WHOLE_S: Final = 0.25  # a message that takes the link longer than this goes in chunks
 _UNKNOWN_BYTES: Final = 16 << 10  # the same where the rate is unknown
 _RATES: Final = 8  # the last ones, of which the best counts
 _GROWTH, _STEADY = 1.25, 16  # a rate that has not grown so for so many chunks is the link's own
@@ -68,7 +68,7 @@ class Flow:
         self._rates: deque[float] = deque(maxlen=_RATES)
         self._steady = 0  # chunks since the rate last grew
         self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
-        self._least_bytes = 0  # of the chunk that took least
+        self._least_bytes = 0  # size of the chunk with the shortest time
         self.forget()
 
     def forget(self) -> None:

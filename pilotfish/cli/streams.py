@@ -28,8 +28,8 @@ def repair() -> None:
             os.set_inheritable(number, True)
         stream = getattr(sys, name)
         if stream is None:
-            # never closed: it is the process's
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+            opened = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  # stays open
+            setattr(sys, name, opened)
         elif number and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
