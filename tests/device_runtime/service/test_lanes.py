@@ -232,7 +232,7 @@ def test_sigterm_lets_running_answers_end_and_takes_no_new_ones(
 
 def test_what_does_not_end_in_time_is_told_so(long_pair: Pair, endless_edge: EdgeServer) -> None:
     with serving(
-        long_pair.draft, endless_edge.endpoint, "--drain", 0.5, "--protocol", "stream"
+        long_pair.draft, endless_edge.endpoint, "--drain", 0.05, "--protocol", "stream"
     ) as service:
         chunks = stream(service.client())
         service.tell(signal.SIGTERM)
