@@ -24,8 +24,8 @@ from pilotfish.cli.cores import kept_to
 from pilotfish.device_runtime.drafting.memory import OFF
 from pilotfish.device_runtime.drafting.text import TEXT
 from pilotfish.device_runtime.record import Round
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.engines.decoder import Decoder
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.protocols import STREAM
 
 WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16)

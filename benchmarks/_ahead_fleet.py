@@ -22,8 +22,8 @@ from _ahead_replayed import Pace, load, replayed_drafters
 from _common import throwaway_keys
 
 from pilotfish import Device, PilotfishError
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import keys
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 
 PROCESSES = 2
 _SETTLE_S = 2.0  # after a change of ways

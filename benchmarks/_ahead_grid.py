@@ -8,7 +8,7 @@ from typing import Any
 from _ahead_cells import Cell, Ends, Spread, Texts, measured, told, ways
 from _common import Goal, Rows, Steps, at_least, at_most
 
-from pilotfish.wire.emulation.emulator import Conditions
+from pilotfish.emulation.emulator import Conditions
 from pilotfish.wire.protocols import STREAM
 
 # Of `rtt`, temperature 0: times `stream`, by drafter and RTT in ms.

@@ -9,7 +9,7 @@ from _ahead_cells import Cell, Ends, Spread, Texts, Way, ends, measured, told
 from _ahead_prompts import REPEATING, long_prompt
 from _common import Goal, Rows, Steps, at_most
 
-from pilotfish.wire.emulation.emulator import Conditions
+from pilotfish.emulation.emulator import Conditions
 from pilotfish.wire.protocols import STREAM
 
 FIRST_MOST = 1.05

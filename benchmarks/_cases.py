@@ -17,7 +17,7 @@ from pilotfish import Device, EdgeServer, Generation
 from pilotfish.cli.cores import halves, kept_to
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Round, acceptance
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Conditions, Emulator
 
 
 @dataclass

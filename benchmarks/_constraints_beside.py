@@ -19,9 +19,9 @@ from _common import PROMPTS
 from _daemons import memory_mib
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import PilotfishError
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire import keys
-from pilotfish.wire.errors import PilotfishError
 
 TOKENS = 32  # of a neighbour's answer
 HERE = Path(__file__).parent

@@ -21,10 +21,10 @@ from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget, open_target
 from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.emulation.emulator import Emulator
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.split import split_artifact
 from pilotfish.wire import keys
-from pilotfish.wire.emulation.emulator import Emulator
 from pilotfish.wire.keys import EdgeKeys
 
 _PREFIX = "pilotfish_edge_"

@@ -31,8 +31,8 @@ from links import RATES_MBPS, RTTS_MS, emulated
 
 from pilotfish import Device
 from pilotfish.device_runtime.plan import Auto, Options
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.speculation.latency import Link
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 
 DRAFTING = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 FIXED: dict[float, dict[str, tuple[int, ...]]] = {

@@ -2,7 +2,7 @@
 
     python benchmarks/chaos.py [--minutes 8] [--window 4] [--seed 0] [--json PATH] [--quick]
 
-One edge, `wire.emulation` in front of it, and two `pilotfish device serve` processes behind that,
+One edge, `emulation` in front of it, and two `pilotfish device serve` processes behind that,
 each asked by two clients at once: fixed prompts and seeds, under all protocols and `auto`. First
 each answer is asked for on a quiet link. Then, every few seconds, one of these befalls them: the
 edge is killed (SIGKILL) and started anew at the same address; the link is cut, with resets or in
@@ -49,7 +49,7 @@ from _daemons import MEMORY, START_S, CommandProcess, Seen, growth, memory_mib, 
 from _parting import Parting, random_head
 
 from pilotfish.device_runtime.plan import AUTO
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.protocols import EXCHANGES, LOCAL, names
 
 PROTOCOLS = (AUTO, *names())

@@ -2,7 +2,7 @@
 
     python benchmarks/links.py [--json PATH] [--quick] [--draft DIR] [--target DIR]
 
-The default pair, an edge process, CURVE, and between them `wire.emulation`: RTT 0, 20 and 50 ms by
+The default pair, an edge process, CURVE, and between them `emulation`: RTT 0, 20 and 50 ms by
 10, 50 and 100 Mbit/s each way. Before each answer the round is predicted as protocol "auto" does
 it: the link as pings of 12 kB measured it, computing times, acceptance and bytes as the rounds
 until then showed them (`device_runtime.choice`). Then the answer's rounds are measured:
@@ -36,9 +36,9 @@ from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.choice.costs import link_known, plan_costs, predicted_round_s
 from pilotfish.device_runtime.plan import Options, plan
 from pilotfish.device_runtime.record import Round
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.field.replay import round_s
 from pilotfish.speculation.latency import Link, streamed_token_s
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.protocols import STREAM
 
 RTTS_MS = (0, 20, 50)

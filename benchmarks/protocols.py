@@ -10,7 +10,7 @@ verified, bytes are frames as sent, "draft_ms" and "verify_ms" medians of a roun
 and "speedup", over `stream` at the same temperature, leave out each answer's first round.
 
 Several drafters, each a folder or a precision of the default model, take turns as well, so that
-before and after stand in one run. Each RTT is a link of `wire.emulation`, 0 none. With --apart the
+before and after stand in one run. Each RTT is a link of `emulation`, 0 none. With --apart the
 edge has one half of the cores and the devices have the other, as two machines would.
 
 The columns "modelled" are not measured. They are the speed-up over the target alone on a link of 1

@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py [--minutes 15] [--devices 8] [--json PATH] [--quick]
 
-One edge process, `wire.emulation` in front of it, and so many `pilotfish device serve` processes
+One edge process, `emulation` in front of it, and so many `pilotfish device serve` processes
 behind that, each asked by clients of the `openai` package: random prompts, lengths, protocols and
 seeds. One answer in five is given up in the middle, and every ten seconds or so the link is cut for
 up to three, with resets or in silence. No other error may come. Answers that are determined by
@@ -36,7 +36,7 @@ from _common import (
 from _daemons import MEMORY, Seen, growth, memory_mib, services
 
 from pilotfish import EdgeServer
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Conditions, Emulator
 
 PROTOCOLS = ("auto", "greedy", "coupled", "tslt", "tree", "dssd", "stream")
 SEEDS = 3

@@ -27,7 +27,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli.options import write_json
 from pilotfish.device_runtime.advice import Advice
 from pilotfish.device_runtime.record import Generation
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Conditions, Emulator
 
 TOKENS = 220
 GAIN = 1.3  # at RTT 50, of constrained drafts over free ones

@@ -44,9 +44,9 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli.cores import halves, kept_to
 from pilotfish.device_runtime.drafting.memory import OFF
 from pilotfish.device_runtime.record import Generation
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.speculation.corpus import MOST_TOKENS, Corpus
 from pilotfish.speculation.recall import Recall
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 
 LONG = 100_000
 COLUMNS = ("rtt_ms", "kind", "drafter", "protocol", "alpha", "a round", "draft_ms", "ratio", "same")

@@ -8,17 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pilotfish.device_runtime.bridge import Talk
-    from pilotfish.device_runtime.device import Device
-    from pilotfish.device_runtime.plan import Auto
-    from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
-    from pilotfish.device_runtime.turn import AnswerStream
-    from pilotfish.edge_runtime.process import EdgeServer
-    from pilotfish.engines.errors import EngineError
-    from pilotfish.engines.families.reader import ToolCall, Turn
-    from pilotfish.errors import PilotfishError
-    from pilotfish.speculation.shaping import Grammar
-    from pilotfish.wire.errors import (
+    from pilotfish.base.errors import (
         AccessDeniedError,
         BadGrammarError,
         DeviceClosedError,
@@ -27,41 +17,51 @@ if TYPE_CHECKING:
         EdgeUnreachableError,
         InterruptedGenerationError,
         PairMismatchError,
+        PilotfishError,
         PromptTooLongError,
         UnsupportedError,
     )
+    from pilotfish.device_runtime.bridge import Talk
+    from pilotfish.device_runtime.device import Device
+    from pilotfish.device_runtime.plan import Auto
+    from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
+    from pilotfish.device_runtime.turn import AnswerStream
+    from pilotfish.edge_runtime.process import EdgeServer
+    from pilotfish.engines.errors import EngineError
+    from pilotfish.engines.families.reader import ToolCall, Turn
+    from pilotfish.speculation.shaping import Grammar
     from pilotfish.wire.link.state import LinkState
 
 __version__: str
 
 # Imported when asked for: an edge needs nothing of what a device needs.
 _HOME = {
-    "AccessDeniedError": "pilotfish.wire.errors",
+    "AccessDeniedError": "pilotfish.base.errors",
     "AnswerStream": "pilotfish.device_runtime.turn",
     "Auto": "pilotfish.device_runtime.plan",
-    "BadGrammarError": "pilotfish.wire.errors",
+    "BadGrammarError": "pilotfish.base.errors",
     "Device": "pilotfish.device_runtime.device",
-    "DeviceClosedError": "pilotfish.wire.errors",
-    "DeviceInUseError": "pilotfish.wire.errors",
-    "EdgeLostError": "pilotfish.wire.errors",
+    "DeviceClosedError": "pilotfish.base.errors",
+    "DeviceInUseError": "pilotfish.base.errors",
+    "EdgeLostError": "pilotfish.base.errors",
     "EdgeServer": "pilotfish.edge_runtime.process",
-    "EdgeUnreachableError": "pilotfish.wire.errors",
+    "EdgeUnreachableError": "pilotfish.base.errors",
     "EngineError": "pilotfish.engines.errors",
     "Generation": "pilotfish.device_runtime.record",
     "Grammar": "pilotfish.speculation.shaping",
-    "InterruptedGenerationError": "pilotfish.wire.errors",
+    "InterruptedGenerationError": "pilotfish.base.errors",
     "LinkState": "pilotfish.wire.link.state",
-    "PairMismatchError": "pilotfish.wire.errors",
+    "PairMismatchError": "pilotfish.base.errors",
     "Piece": "pilotfish.device_runtime.record",
-    "PilotfishError": "pilotfish.errors",
-    "PromptTooLongError": "pilotfish.wire.errors",
+    "PilotfishError": "pilotfish.base.errors",
+    "PromptTooLongError": "pilotfish.base.errors",
     "Recovery": "pilotfish.device_runtime.record",
     "Round": "pilotfish.device_runtime.record",
     "Talk": "pilotfish.device_runtime.bridge",
     "Timings": "pilotfish.device_runtime.record",
     "ToolCall": "pilotfish.engines.families.reader",
     "Turn": "pilotfish.engines.families.reader",
-    "UnsupportedError": "pilotfish.wire.errors",
+    "UnsupportedError": "pilotfish.base.errors",
 }
 
 __all__ = [
@@ -97,7 +97,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("pilotfish.version").VERSION
+        return import_module("pilotfish.base.version").VERSION
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

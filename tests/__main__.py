@@ -31,6 +31,7 @@ SLOW_ROOMS = {
     "deploy": ("pilotfish/systemd/",),
     "device_runtime": ("pilotfish/wire/",),
     "distill": (),
+    "emulation": (),
     "edge_runtime": ("pilotfish/wire/", "pilotfish/engines/"),
     "engines": ("pilotfish/export/",),
     "export": (),

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pilotfish import wire
+from pilotfish.base.errors import BusyError, PilotfishError
+from pilotfish.base.prose import one_line
+from pilotfish.base.shortage import shortage
 from pilotfish.cli import logs
 from pilotfish.cli.options import choices_of
 from pilotfish.cli.streams import abandon_unread, complain, repair
 from pilotfish.engines.errors import EngineError
-from pilotfish.wire.errors import BusyError, PilotfishError
-from pilotfish.wire.prose import one_line
-from pilotfish.wire.shortage import shortage
 
 # each is a module of that name here
 _COMMANDS = (

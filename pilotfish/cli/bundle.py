@@ -5,11 +5,11 @@ import re
 import sys
 from pathlib import Path
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.deploy import bundle
 from pilotfish.deploy.manifest import MACHINES, ROLES
-from pilotfish.wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 example, on a machine with a network:

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pilotfish.reading import reading, unmarked
-from pilotfish.wire.errors import ConfigError
+from pilotfish.base.errors import ConfigError
+from pilotfish.base.reading import reading, unmarked
 
 if sys.version_info >= (3, 11):
     import tomllib

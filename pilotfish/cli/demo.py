@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
+from pilotfish.base.settings import setting
 from pilotfish.cli.cores import halves
 from pilotfish.cli.export import default_pair
 from pilotfish.cli.flags import add_flags, from_args
@@ -22,7 +23,6 @@ from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.field.summary import report, summary
 from pilotfish.wire import keys
 from pilotfish.wire.protocols import LOCAL, STREAM
-from pilotfish.wire.settings import setting
 
 _PROMPT = "Explain in a few sentences why the sky is blue."
 

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 
 from msgspec.structs import asdict
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.extras import installing
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
@@ -23,9 +25,7 @@ from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.link.family import LINK_LOG
 from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
-from pilotfish.extras import installing
 from pilotfish.field.summary import report, summary
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import LOCAL, Greedy
 
 _TEMPERATURE = 1.0  # of a request that names none, as at OpenAI

@@ -3,9 +3,9 @@
 import socket
 from collections.abc import Callable
 
+from pilotfish.base.child import Tie
+from pilotfish.base.errors import ListenError, PilotfishError
 from pilotfish.engines.errors import EngineError
-from pilotfish.wire.errors import ListenError, PilotfishError
-from pilotfish.wire.tie import Tie
 
 
 def for_parent(daemon: Callable[..., int], descriptor: int) -> int:

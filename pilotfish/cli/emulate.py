@@ -12,11 +12,11 @@ from typing import Annotated
 
 from msgspec import Struct, structs
 
+from pilotfish.base.settings import setting
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, write_json
-from pilotfish.wire.emulation.emulator import Conditions, Traffic
-from pilotfish.wire.emulation.proxy import Proxy, take_precedence
-from pilotfish.wire.settings import setting
+from pilotfish.emulation.emulator import Conditions, Traffic
+from pilotfish.emulation.proxy import Proxy, take_precedence
 
 _DESCRIPTION = """\
 Passes TCP connections on to an edge, over a link that is like the options say. Up is from the

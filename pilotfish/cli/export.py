@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.settings import setting
 from pilotfish.cli import export_auto, export_bridge, export_keep, export_split
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
@@ -25,7 +26,6 @@ from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, HEADS, LLAMACPP, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
-from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource

@@ -10,13 +10,13 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.manifest import STORED, Precision
 from pilotfish.speculation.speeds import worth_most
-from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from pilotfish.device_runtime.trial import DrafterTrial

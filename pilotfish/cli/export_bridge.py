@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pilotfish.base.settings import setting
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.settings import EngineSettings
-from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from pilotfish.device_runtime.bridge.report import Report

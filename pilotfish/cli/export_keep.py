@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from pilotfish.device_runtime.device import Device

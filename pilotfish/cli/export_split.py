@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
+from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -13,7 +14,6 @@ from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
-from pilotfish.wire.settings import setting
 
 _DESCRIPTION = """\
 Cuts an artifact at the borders of its layers into stages, each a folder of its own: stage-1 with

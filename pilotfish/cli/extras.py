@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pilotfish.base.extras import installing
 from pilotfish.engines.errors import EngineError
-from pilotfish.extras import installing
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Flags from settings: `add_flags` declares them, `from_args` reads them back.
 
-What a setting is, and what may be said of it, stands in `pilotfish.wire.settings`. Where a
+What a setting is, and what may be said of it, stands in `pilotfish.base.settings`. Where a
 description does not speak of the default itself, the help shows it behind.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta, Struct
 
+from pilotfish.base.settings import REQUIRED, Setting, plain, settings
 from pilotfish.cli.quantities import duration, rate, share
 from pilotfish.wire.keys import default_directory
-from pilotfish.wire.settings import REQUIRED, Setting, plain, settings
 
 _Settings = TypeVar("_Settings", bound=Struct)
 _Number = TypeVar("_Number", int, float)

@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli.options import Commands, between
 from pilotfish.cli.progress import Bars
 from pilotfish.deploy import admission, install
 from pilotfish.deploy.ssh import Board
-from pilotfish.wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 examples:

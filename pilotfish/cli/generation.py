@@ -5,15 +5,15 @@ import json
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from pilotfish.base.errors import ConfigError, UnsupportedError
+from pilotfish.base.reading import reading, text
+from pilotfish.base.settings import settings
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_taken
-from pilotfish.reading import reading, text
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols import names, option_types
-from pilotfish.wire.settings import settings
 
 
 def window(text: str) -> "int | Literal['auto']":

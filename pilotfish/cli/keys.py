@@ -11,11 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.errors import ConfigError, KeysError
 from pilotfish.cli.configuration import read_settings
 from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
 from pilotfish.wire import keys, rotation
-from pilotfish.wire.errors import ConfigError, KeysError
 
 SETTINGS = Path("/etc/pilotfish")  # of installed services
 _EDGES = ("edge", "worker")  # services with an allow-list, each with SETTINGS/NAME.toml

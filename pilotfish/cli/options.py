@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Meta
 
+from pilotfish.base.reading import naming
+from pilotfish.base.settings import Setting, setting
 from pilotfish.cli.flags import add_flag, bounded
-from pilotfish.reading import naming
-from pilotfish.wire.settings import Setting, setting
 
 _WRONG_USAGE = 2  # as argparse has it
 

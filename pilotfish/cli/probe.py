@@ -9,12 +9,12 @@ from itertools import count
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.errors import EdgeLostError, EdgeUnreachableError, UnsupportedError
 from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
 from pilotfish.device_runtime.device import connect
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import CONNECT_S, SILENT_S
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
-from pilotfish.wire.errors import EdgeLostError, EdgeUnreachableError, UnsupportedError
 from pilotfish.wire.link.state import LinkState, Reading
 
 _SMALL_PINGS = 10

@@ -2,8 +2,8 @@
 
 import argparse
 
+from pilotfish.base import supervisor
 from pilotfish.cli.options import Commands, positive
-from pilotfish.wire import supervisor
 
 
 def add_to(commands: Commands) -> None:

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.deploy import manifest, signatures
 from pilotfish.deploy.errors import BundleError, SignatureError
 from pilotfish.deploy.manifest import BundleManifest
 from pilotfish.deploy.signatures import Signers
-from pilotfish.wire.errors import UnsupportedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import zmq
 
+from pilotfish.base.errors import KeysError, UnsupportedError
 from pilotfish.deploy import manifest, signatures, wheelhouse
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
@@ -31,7 +32,6 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import LLAMACPP
 from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
-from pilotfish.wire.errors import KeysError, UnsupportedError
 from pilotfish.wire.transport import is_loopback
 
 # JetPack's Python and CPU (docs/jetson.md).

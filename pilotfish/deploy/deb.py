@@ -20,12 +20,12 @@ import time
 from importlib import metadata, resources
 from pathlib import Path
 
+from pilotfish.base.errors import PilotfishError
 from pilotfish.deploy import wheelhouse
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import LAUNCHER
 from pilotfish.deploy.manifest import MACHINES, Progress
 from pilotfish.deploy.wheels import Wheel
-from pilotfish.wire.errors import PilotfishError
 
 NAME = "pilotfish-edge"
 HOME = f"usr/lib/{NAME}"

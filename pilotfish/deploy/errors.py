@@ -1,6 +1,6 @@
 """Errors of bundles and installations."""
 
-from pilotfish.wire.errors import PilotfishError
+from pilotfish.base.errors import PilotfishError
 
 
 class BundleError(PilotfishError):

@@ -1,7 +1,7 @@
 """Change files as a whole or not at all, even if the power fails.
 
 Each function does nothing where its result exists already, so that a second run changes nothing.
-How one file is written is in `wire.files`.
+How one file is written is in `base.files`.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from pilotfish.wire.files import beside, sync, take_place, write_whole
+from pilotfish.base.files import beside, sync, take_place, write_whole
 
 
 def put(path: Path, content: bytes, mode: int = 0o644) -> bool:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotfish.base.errors import KeysError, PilotfishError
 from pilotfish.deploy import admission, files, manifest, precedence, settings, system
 from pilotfish.deploy.admission import Admitted, Demands
 from pilotfish.deploy.bytecode import compile_modules
@@ -32,7 +33,6 @@ from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.deploy.rootfs import Rootfs, resolve
 from pilotfish.deploy.versions import HOME, Versions
 from pilotfish.deploy.wheels import Wheel
-from pilotfish.wire.errors import KeysError, PilotfishError
 
 # The installed name of each role's artifact, which the configuration uses.
 ARTIFACTS = {"device": "draft", "edge": "target"}

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pilotfish.base.prose import one_line
 from pilotfish.deploy import signatures
 from pilotfish.deploy.errors import BundleError
-from pilotfish.wire.prose import one_line
 
 NAME = "manifest.json"
 FORMAT = 1

@@ -27,10 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotfish.base.errors import KeysError
+from pilotfish.base.reading import unmarked
 from pilotfish.deploy import files
 from pilotfish.deploy.errors import SignatureError
-from pilotfish.reading import unmarked
-from pilotfish.wire.errors import KeysError
 
 SIGNER = "signer"
 NAMESPACE = "pilotfish-bundle"

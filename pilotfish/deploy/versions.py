@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pilotfish.base.files import sync
 from pilotfish.deploy import files, manifest
 from pilotfish.deploy.errors import InstallError
-from pilotfish.wire.files import sync
 
 HOME = "opt/pilotfish"
 LISTING = "installed.json"

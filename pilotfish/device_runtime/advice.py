@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import BadGrammarError, BusyError
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.errors import BadGrammarError, BusyError
 
 _log = logging.getLogger("pilotfish.answers")
 

@@ -7,6 +7,7 @@ In:  rounds. Out: pieces.
 from collections.abc import Collection, Sequence
 from functools import partial
 
+from pilotfish.base.errors import BadGrammarError, UnsupportedError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Piece, Round
@@ -19,7 +20,6 @@ from pilotfish.engines.schemas import assertions
 from pilotfish.engines.tokenizer import TextStream
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import BadGrammarError, UnsupportedError
 from pilotfish.wire.messages import MAX_GRAMMAR
 
 _TAIL = 16  # tokens of a prompt, in which a thought may begin

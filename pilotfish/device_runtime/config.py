@@ -1,6 +1,6 @@
 """The settings of a device and of its HTTP service.
 
-Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
+Each is declared once: flags, TOML keys, help and reloads follow from it (`base.settings`).
 """
 
 from pathlib import Path
@@ -8,10 +8,10 @@ from typing import Annotated
 
 from msgspec import field
 
+from pilotfish.base.settings import setting
 from pilotfish.device_runtime.link.loss import OnLinkLoss
 from pilotfish.device_runtime.plan import Options
 from pilotfish.engines.settings import EngineSettings
-from pilotfish.wire.settings import setting
 
 
 class DeviceConfig(EngineSettings, frozen=True, kw_only=True):

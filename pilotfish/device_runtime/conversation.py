@@ -8,6 +8,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+from pilotfish.base.errors import (
+    BadGrammarError,
+    PairMismatchError,
+    PilotfishError,
+    UnsupportedError,
+)
 from pilotfish.device_runtime.advice import advice
 from pilotfish.device_runtime.answer import AnswerBuffer, explained, outline_of
 from pilotfish.device_runtime.bridge import Prompt
@@ -23,12 +29,6 @@ from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, 
 from pilotfish.device_runtime.session import Session
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.channel import Channel
-from pilotfish.wire.errors import (
-    BadGrammarError,
-    PairMismatchError,
-    PilotfishError,
-    UnsupportedError,
-)
 from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.device_runtime.bridge import Asked, Pair, Prompt
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
@@ -29,7 +30,6 @@ from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import PairMismatchError, UnsupportedError
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL

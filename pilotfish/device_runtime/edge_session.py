@@ -11,6 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pilotfish.base.errors import (
+    DivergedError,
+    MalformedError,
+    PilotfishError,
+    TooLargeError,
+    UnknownSessionError,
+)
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.link.loss import BUSY, Setbacks
@@ -20,13 +27,6 @@ from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.committed import Committed
-from pilotfish.wire.errors import (
-    DivergedError,
-    MalformedError,
-    PilotfishError,
-    TooLargeError,
-    UnknownSessionError,
-)
 from pilotfish.wire.protocols import LOCAL, Draft, Exchange
 from pilotfish.wire.protocols.exchange import NO_IDS
 

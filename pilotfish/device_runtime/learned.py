@@ -8,12 +8,12 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import POLICIES, Evidence
 from pilotfish.device_runtime.choice.acceptance import HOPE
 from pilotfish.device_runtime.choice.costs import compare, link_known
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols.exchange import Sizes

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError, PairMismatchError
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.device_runtime.bridge.arrival import Progress, target_vocabulary
 from pilotfish.device_runtime.learned import Learned
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import MalformedError, PairMismatchError
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols.exchange import Sizes
 

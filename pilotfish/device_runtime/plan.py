@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.shaping import Grammar, Shaping
 from pilotfish.speculation.tree import Expansion, nodes_at_most
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_LOGPROBS, MAX_WINDOW
 from pilotfish.wire.protocols import (
     EXCHANGES,

@@ -17,6 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import (
+    BadGrammarError,
+    MalformedError,
+    PromptTooLongError,
+    TokenOutOfRangeError,
+    UnsupportedError,
+)
 from pilotfish.device_runtime.advice import Advice
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafting import Drafter
@@ -36,13 +43,6 @@ from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.codecs.logprobs import TokenLogprob, decode_logprobs
 from pilotfish.wire.committed import Committed, common_prefix
-from pilotfish.wire.errors import (
-    BadGrammarError,
-    MalformedError,
-    PromptTooLongError,
-    TokenOutOfRangeError,
-    UnsupportedError,
-)
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose, lossless
 from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, SOURCES

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import cast
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.bridge import Asked, Prompt, Talk, are_messages
 from pilotfish.device_runtime.plan import Options, TalkOptions
 from pilotfish.engines.families import Tools
-from pilotfish.wire.errors import UnsupportedError
 
 _NAMES = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact, check_head
@@ -29,7 +30,6 @@ from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.speeds import best_window
 from pilotfish.speculation.theory import beta, tokens_per_round
-from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import LOCAL
 
 Progress = Callable[[str, int, "int | None"], None]

@@ -19,12 +19,12 @@ from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from pilotfish.device_runtime.record import Generation, Piece
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     DeviceClosedError,
     DeviceInUseError,
     InterruptedGenerationError,
 )
+from pilotfish.device_runtime.record import Generation, Piece
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -12,11 +12,11 @@ from threading import Lock
 
 import msgspec
 
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.files import PRIVATE
+from pilotfish.base.reading import content, reading
 from pilotfish.distill.asking import Prompting
 from pilotfish.distill.rows import TrainingRow
-from pilotfish.reading import content, reading
-from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.files import PRIVATE
 
 
 class Lesson(msgspec.Struct, frozen=True):

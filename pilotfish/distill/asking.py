@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.field.prompts import PromptLine, numbered_lines, question_of
-from pilotfish.wire.errors import UnsupportedError
 
 # built-in kinds that are never trained on: what is forgotten shows there
 UNTRAINED = ("stories", "translation")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from pilotfish.reading import reading
-from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.files import beside, take_place
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.files import beside, take_place
+from pilotfish.base.reading import reading
 
 if TYPE_CHECKING:
     import torch

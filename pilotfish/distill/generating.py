@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 
+from pilotfish.base.errors import EdgeLostError, UnsupportedError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.link.loss import AWAY
@@ -14,7 +15,6 @@ from pilotfish.distill.answers import Lesson, LessonFile
 from pilotfish.distill.asking import Prompting, Selection
 from pilotfish.distill.rows import row_of
 from pilotfish.distill.settings import AnswerOptions
-from pilotfish.wire.errors import EdgeLostError, UnsupportedError
 from pilotfish.wire.protocols import STREAM
 
 _OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from pilotfish.base.files import PRIVATE, write_whole
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.outcome import DEPTH, Distilled
 from pilotfish.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.field.report.canvas import legend_below, plain
-from pilotfish.wire.files import PRIVATE, write_whole
 
 _HEIGHT = 3.4  # inches
 

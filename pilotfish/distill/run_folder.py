@@ -25,10 +25,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.files import PRIVATE, private_folder, tidy, write_whole
+from pilotfish.base.reading import content, reading
 from pilotfish.device_runtime.bridge.shared import SharedTokens
-from pilotfish.reading import content, reading
-from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.files import PRIVATE, private_folder, tidy, write_whole
 
 _LOCK = ".lock"
 _Facts = dict[str, Any]

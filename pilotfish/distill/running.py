@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.device import Device
 from pilotfish.distill import asking
 from pilotfish.distill.answers import Lesson, LessonFile
@@ -28,7 +29,6 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.atomic import expect_replaceable
 from pilotfish.export.model import export_model
-from pilotfish.wire.errors import UnsupportedError
 
 # of the places: where torch's model and the artifact must choose the same. Other weights or another
 # forward pass leave next to nothing alike; int4 leaves most

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting
 from pilotfish.distill import asking
 from pilotfish.distill.training_choices import TrainingChoices
 from pilotfish.engines.settings import EngineSettings
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_LOGPROBS
-from pilotfish.wire.settings import setting
 
 _PRECISIONS = ("fp32", "fp16", "int8", "int4")
 

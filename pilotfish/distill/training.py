@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.distill.answers import Lesson
 from pilotfish.distill.checkpoints import restore, restore_facts, store
 from pilotfish.distill.measuring import ALL, by_kind
@@ -25,7 +26,6 @@ from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.schedule import rate_at, rows_at, steps_of_epoch
 from pilotfish.distill.stages import Told
 from pilotfish.distill.training_choices import TrainingChoices
-from pilotfish.wire.errors import RunFileError, UnsupportedError
 
 _TIMED = range(3, 9)  # steps by which the pace is measured; the first ones are slow
 _LAYER = re.compile(r"\.(\d+)\.")  # a weight's first number is its layer's, in every family

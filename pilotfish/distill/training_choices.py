@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from pilotfish.wire.settings import setting
+from pilotfish.base.settings import setting
 
 
 class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.extras import installing
 from pilotfish.engines.errors import EngineError
 from pilotfish.export.atomic import replacing
 from pilotfish.export.sources import DEFAULT, Progress, WeightSource, open_source
 from pilotfish.export.sources.default import fetch_default
-from pilotfish.extras import installing
-from pilotfish.wire.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

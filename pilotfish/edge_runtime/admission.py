@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from math import exp, inf
 
-from pilotfish.wire.errors import RateLimitedError
+from pilotfish.base.errors import RateLimitedError
 
 _CLIENTS = 1024  # most clients; beyond these the one silent longest is forgotten
 _SHARE = 0.5  # of the serving thread's time, for all costly clients together beside others

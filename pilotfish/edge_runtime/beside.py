@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.hints import Offer
 from pilotfish.edge_runtime.tally import Tally
@@ -35,7 +36,6 @@ from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import Law
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS, Lead, Met, drawn
 from pilotfish.wire.protocols.exchange import Ids

@@ -1,6 +1,6 @@
 """The settings of the edge daemon and the node daemon.
 
-Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
+Each is declared once: flags, TOML keys, help and reloads follow from it (`base.settings`).
 """
 
 from pathlib import Path
@@ -8,11 +8,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from pilotfish.cpus import usable_cpus
+from pilotfish.base.cpus import usable_cpus
+from pilotfish.base.errors import ConfigError
+from pilotfish.base.settings import setting
 from pilotfish.engines.settings import EngineSettings
-from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.settings import setting
 
 MEBIBYTE = 1024 * 1024
 

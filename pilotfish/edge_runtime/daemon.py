@@ -11,6 +11,7 @@ from functools import partial
 
 import zmq
 
+from pilotfish.base.supervisor import Supervisor, inherited_socket
 from pilotfish.edge_runtime.beside import Beside, open_drafter
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.loop import EdgeLoop
@@ -35,7 +36,6 @@ from pilotfish.engines.pace import least_times
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.messages import Buffer, PassTime, Reply
-from pilotfish.wire.supervisor import Supervisor, inherited_socket
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")

@@ -2,8 +2,8 @@
 
 import logging
 
+from pilotfish.base.errors import InternalError, PilotfishError
 from pilotfish.engines.errors import EngineError
-from pilotfish.wire.errors import InternalError, PilotfishError
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -14,6 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pilotfish.base.errors import (
+    DivergedError,
+    MalformedError,
+    PilotfishError,
+    PromptTooLongError,
+    RateLimitedError,
+    UnknownSessionError,
+)
 from pilotfish.edge_runtime.beside import Beside, Trail
 from pilotfish.edge_runtime.faults import refusal_for
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
@@ -27,14 +35,6 @@ from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed
-from pilotfish.wire.errors import (
-    DivergedError,
-    MalformedError,
-    PilotfishError,
-    PromptTooLongError,
-    RateLimitedError,
-    UnknownSessionError,
-)
 from pilotfish.wire.protocols import STREAM, Exchange, Law, exchange_named
 from pilotfish.wire.protocols.exchange import Ids, expect_frames
 from pilotfish.wire.transport import Envelope

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pilotfish.base.errors import BadGrammarError, BusyError, InternalError, PilotfishError
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.trial import TRIAL
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import BadGrammarError, BusyError, InternalError, PilotfishError
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import HeadError, PairMismatchError
 from pilotfish.edge_runtime.head_file import (
     HeadCard,
     Tensors,
@@ -31,7 +32,6 @@ from pilotfish.edge_runtime.head_file import (
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.codecs.hidden import HiddenFormat
-from pilotfish.wire.errors import HeadError, PairMismatchError
 
 _log = logging.getLogger("pilotfish.edge")
 _ALONE = 1 << 18  # multiplications, up to which OpenBLAS starts no second thread

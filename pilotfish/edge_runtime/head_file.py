@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import HeadError, PilotfishError
+from pilotfish.base.reading import content, reading, unmarked
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Stored
-from pilotfish.reading import content, reading, unmarked
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
-from pilotfish.wire.errors import HeadError, PilotfishError
 
 FORMAT: Final = 1
 CARD_BYTES = 1 << 16  # the most of a card, and of its weights

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from pilotfish.wire.errors import KeysError, ListenError
+from pilotfish.base.errors import KeysError, ListenError
 from pilotfish.wire.keys import EDGE, FORMER, EdgeKeys, reread_secret, rotates
 from pilotfish.wire.transport import Listener
 

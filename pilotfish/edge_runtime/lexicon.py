@@ -8,9 +8,9 @@ import hashlib
 import logging
 import zlib
 
+from pilotfish.base.errors import MalformedError, PairMismatchError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import MalformedError, PairMismatchError
 
 _log = logging.getLogger("pilotfish.edge")
 

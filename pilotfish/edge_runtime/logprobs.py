@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.codecs.logprobs import entries, entry_type, nameless
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
 from pilotfish.wire.protocols.exchange import Ids

@@ -3,6 +3,8 @@
 import logging
 import time
 
+from pilotfish.base.errors import TargetLostError
+from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.attendance import Attendance
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.reload import LiveSettings
@@ -12,8 +14,6 @@ from pilotfish.edge_runtime.serving import STOPPED_BY, ServingLoop, duties
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.inspection import Inspection
-from pilotfish.wire.errors import TargetLostError
-from pilotfish.wire.supervisor import Supervisor
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")

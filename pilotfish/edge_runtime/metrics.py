@@ -11,15 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pilotfish import wire
+from pilotfish.base.errors import ListenError, UnsupportedError
+from pilotfish.base.extras import installing
+from pilotfish.base.metrics import families, metric
 from pilotfish.edge_runtime.exposition import Application, Exposition
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.manifest import Manifest
-from pilotfish.extras import installing
-from pilotfish.wire.errors import ListenError, UnsupportedError
-from pilotfish.wire.metrics import families, metric
 from pilotfish.wire.transport import Listener, is_own_host
 
 if TYPE_CHECKING:

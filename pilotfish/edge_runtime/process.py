@@ -11,8 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from pilotfish.wire.errors import EdgeLostError
-from pilotfish.wire.tie import TiedProcess
+from pilotfish.base.child import TiedProcess
+from pilotfish.base.errors import EdgeLostError
 
 START_S = 120.0  # for loading a large target
 

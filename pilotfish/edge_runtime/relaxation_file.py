@@ -10,12 +10,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from pilotfish.base.errors import PairMismatchError, RelaxationError
+from pilotfish.base.reading import reading, unmarked
 from pilotfish.edge_runtime.head_file import End, read_bounded
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Manifest
-from pilotfish.reading import reading, unmarked
 from pilotfish.speculation.adaptive import Relaxation
-from pilotfish.wire.errors import PairMismatchError, RelaxationError
 from pilotfish.wire.protocols.adaptive import Ratio, Share
 
 FORMAT: Final = 1

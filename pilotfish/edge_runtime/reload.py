@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pilotfish.base.descriptors import room
+from pilotfish.base.errors import KeysError, PilotfishError
+from pilotfish.base.settings import fixed_changes
+from pilotfish.base.supervisor import in_brief
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig
 from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.wire.connections import Bounds
-from pilotfish.wire.descriptors import room
-from pilotfish.wire.errors import KeysError, PilotfishError
 from pilotfish.wire.keys import AllowList, EdgeKeys
-from pilotfish.wire.settings import fixed_changes
-from pilotfish.wire.supervisor import in_brief
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")

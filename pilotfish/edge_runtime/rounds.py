@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pilotfish.base.errors import BadGrammarError, BusyError, InternalError, PilotfishError
 from pilotfish.edge_runtime.faults import is_the_requests
 from pilotfish.edge_runtime.hints import NOTHING, Hints, Taken
 from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
@@ -26,7 +27,6 @@ from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.shaping import Shaper, behind_nodes
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.errors import BadGrammarError, BusyError, InternalError, PilotfishError
 from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 from pilotfish.wire.protocols.exchange import Ids
 

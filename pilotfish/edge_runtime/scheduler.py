@@ -33,6 +33,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import BusyError
+from pilotfish.base.shortage import shortage
 from pilotfish.edge_runtime.faults import is_the_requests
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.tally import Tally
@@ -40,9 +42,7 @@ from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import BusyError
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
-from pilotfish.wire.shortage import shortage
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -11,6 +11,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from pilotfish import wire
+from pilotfish.base.errors import (
+    AccessDeniedError,
+    ConflictError,
+    DivergedError,
+    DrainingError,
+    MalformedError,
+    PairMismatchError,
+    PilotfishError,
+    RateLimitedError,
+    TooLargeError,
+    UnknownSessionError,
+    VersionMismatchError,
+)
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.beside import Beside
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
@@ -30,19 +43,6 @@ from pilotfish.edge_runtime.transfers import Downloads, Uploads
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import (
-    AccessDeniedError,
-    ConflictError,
-    DivergedError,
-    DrainingError,
-    MalformedError,
-    PairMismatchError,
-    PilotfishError,
-    RateLimitedError,
-    TooLargeError,
-    UnknownSessionError,
-    VersionMismatchError,
-)
 from pilotfish.wire.protocols import STREAM, Draft
 from pilotfish.wire.protocols.exchange import expect_frames
 from pilotfish.wire.transfer import unpack

@@ -15,10 +15,10 @@ from functools import partial
 
 import zmq
 
+from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.inspection import Inspection
-from pilotfish.wire.supervisor import Supervisor
 from pilotfish.wire.transport import Envelope, Listener
 
 _log = logging.getLogger("pilotfish.edge")

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from pilotfish.base.errors import TooManySessionsError, UnknownSessionError
 from pilotfish.edge_runtime.hints import Hints
 from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.committed import Committed
-from pilotfish.wire.errors import TooManySessionsError, UnknownSessionError
 from pilotfish.wire.messages import Buffer, Inquiry, Verdict
 from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
 

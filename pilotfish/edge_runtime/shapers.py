@@ -3,15 +3,15 @@
 In:  a `Begin`, its law, and the constraint of its grammar. Out: a `Shaper`, or a typed refusal.
 """
 
-from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Constraint, Shaper
-from pilotfish.wire import messages as m
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     BadGrammarError,
     MalformedError,
     TokenOutOfRangeError,
     UnsupportedError,
 )
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.shaping import Constraint, Shaper
+from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Law
 
 

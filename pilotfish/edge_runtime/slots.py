@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError, TooLargeError
 from pilotfish.engines.language_model import LanguageModel, Output
 from pilotfish.engines.passes import Pass
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.stage import Stage
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import MalformedError, TooLargeError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Item
 

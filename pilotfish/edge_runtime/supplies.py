@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pilotfish.base.errors import MalformedError, PairMismatchError, UnsupportedError
 from pilotfish.edge_runtime.head import DecisionHead, HeadJudge, shipped
 from pilotfish.edge_runtime.relaxation_file import read_relaxation
 from pilotfish.engines.manifest import Manifest
-from pilotfish.wire.errors import MalformedError, PairMismatchError, UnsupportedError
 from pilotfish.wire.messages import Begin, DecisionConditions
 from pilotfish.wire.protocols import EXCHANGES, Exchange, ProtocolOptions
 from pilotfish.wire.protocols.adaptive import RelaxationOptions

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
 from pilotfish.edge_runtime.hints import Taken
-from pilotfish.wire.metrics import Histogram, counter, gauge, histogram, notes
-from pilotfish.wire.protocols import Exchange
+from pilotfish.wire.protocols import Exchange, counters
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
 _TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -24,7 +24,7 @@ _ENDINGS: Final = ("expired", "displaced", "revoked")
 
 @dataclass
 class Tally:
-    """Everything that is counted since the start, as `wire.metrics` declares it."""
+    """Everything that is counted since the start, as `base.metrics` declares it."""
 
     batch: Histogram = histogram("batch_sessions", "Sessions that share a target pass.", _WIDTHS)
     pass_tokens: Histogram = histogram("pass_tokens", "Tokens of a target pass.", _TOKENS)
@@ -39,7 +39,7 @@ class Tally:
     windows: Counter[str] = counter("windows", "Windows decided on.", "protocol")
     drafted: Counter[str] = counter("drafted_tokens", "Tokens of these windows.", "protocol")
     accepted: Counter[str] = counter("accepted_tokens", "Of these, accepted.", "protocol")
-    notes: dict[tuple[str, str], float] = notes(lambda one: one.metric)
+    notes: dict[tuple[str, str], float] = notes(counters, lambda one: one.metric)
     streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
     # "kept"; "stale": behind other tokens than those here; "unknown": of no generation that runs;
     # "malformed"; "refused": beyond the rate, or of a key that is not allowed

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from pilotfish.base.errors import BusyError, MalformedError, TooLargeError
 from pilotfish.edge_runtime.rounds import Send
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import BusyError, MalformedError, TooLargeError
 from pilotfish.wire.transfer import PACKING_BYTES, pack
 
 _EXPIRE_S: Final = 60.0

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.reading import content, reading
 from pilotfish.engines.cut import check_chain
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.manifest import (
@@ -27,7 +28,6 @@ from pilotfish.engines.manifest import (
     Manifest,
     read_manifest,
 )
-from pilotfish.reading import content, reading
 
 
 class Artifact:

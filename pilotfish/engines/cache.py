@@ -8,8 +8,8 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from pilotfish.home import user_folder
-from pilotfish.reading import naming
+from pilotfish.base.home import user_folder
+from pilotfish.base.reading import naming
 
 _log = logging.getLogger("pilotfish")
 

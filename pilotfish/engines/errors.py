@@ -6,7 +6,7 @@ Each error has a sentence that says what to do, and the exit code that the comma
 
 from __future__ import annotations
 
-from pilotfish.errors import PilotfishError
+from pilotfish.base.errors import PilotfishError
 
 
 class EngineError(PilotfishError):

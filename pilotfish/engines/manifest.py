@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pilotfish.base.reading import content, reading
 from pilotfish.engines.cut import Cut
 from pilotfish.engines.errors import ArtifactError
-from pilotfish.reading import content, reading
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"

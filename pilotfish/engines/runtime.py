@@ -14,10 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pilotfish.cpus import usable_cpus
+from pilotfish.base.cpus import usable_cpus
+from pilotfish.base.extras import installing
+from pilotfish.base.reading import reading, utf8_path
 from pilotfish.engines.errors import ProviderError
-from pilotfish.extras import installing
-from pilotfish.reading import reading, utf8_path
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 

@@ -12,7 +12,7 @@ _THREADS = Meta(
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
-    """What a decoder is told of the machine (see `pilotfish.wire.settings`)."""
+    """What a decoder is told of the machine (see `pilotfish.base.settings`)."""
 
     provider: Annotated[
         str,

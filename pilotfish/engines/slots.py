@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pilotfish.cpus import usable_cpus
+from pilotfish.base.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
 from pilotfish.engines.errors import ProviderError, TreeError

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from pilotfish.base.reading import reading, text
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError, EngineError, TextTooLongError
 from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
-from pilotfish.reading import reading, text
 
 # Texts are encoded one by one, each by the calling thread: a pool of threads would take the cores
 # that a drafter computes on. The library reads this at its first encoding.

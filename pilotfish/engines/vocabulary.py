@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from pilotfish.base.reading import reading
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError, TemplateError
 from pilotfish.engines.families import ModelFamily, family_of
 from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from pilotfish.engines.manifest import TOKENIZER_NAME, Positive, TokenId
 from pilotfish.engines.tokenizer import Tokenizer, tokenizer_text
-from pilotfish.reading import reading
 
 if TYPE_CHECKING:
     from pilotfish.engines.chat import ChatTemplate

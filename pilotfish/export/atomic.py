@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pilotfish.base.reading import naming
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.errors import ExportError
-from pilotfish.reading import naming
 
 OLD = "-old"  # suffix of the old content's name while it is being replaced
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.reading import reading
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources import WeightSource
-from pilotfish.reading import reading
 
 Counts = NDArray[np.int64]
 PIECE = 1 << 16  # characters

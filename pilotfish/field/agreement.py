@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import PromptTooLongError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafting import Drafter, ModelDrafter
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import PromptTooLongError
 from pilotfish.wire.protocols import Law
 from pilotfish.wire.protocols.ahead import drawn
 

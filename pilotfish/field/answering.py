@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from pilotfish.base.errors import PromptTooLongError, RunFileError
+from pilotfish.base.files import PRIVATE, sync
+from pilotfish.base.reading import reading
 from pilotfish.device_runtime.device import Device
-from pilotfish.reading import reading
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import PromptTooLongError, RunFileError
-from pilotfish.wire.files import PRIVATE, sync
 from pilotfish.wire.protocols import STREAM, Law
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import PromptTooLongError, UnsupportedError
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.source import DraftSource
@@ -22,7 +23,6 @@ from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.agreement import GREEDY, Agreed, agreement
 from pilotfish.field.answering import Answered, Asking
-from pilotfish.wire.errors import PromptTooLongError, UnsupportedError
 from pilotfish.wire.protocols.ahead import drawn
 
 Progress = Callable[[str, int, "int | None"], None]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pilotfish.extras import installing
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.extras import installing
 
 try:
     from matplotlib import style

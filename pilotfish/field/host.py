@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish import wire
-from pilotfish.cpus import cpu_quota
+from pilotfish.base.cpus import cpu_quota
 
 _ROOT = Path("/")
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")

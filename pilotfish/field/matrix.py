@@ -9,10 +9,10 @@ and so does what an answer leaves behind for the next.
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from pilotfish.base.errors import PromptTooLongError, TooLargeError, UnsupportedError
 from pilotfish.device_runtime.plan import AUTO, plan
 from pilotfish.field.run import Cell, Configuration, Settings
 from pilotfish.speculation.tree import nodes_at_most
-from pilotfish.wire.errors import PromptTooLongError, TooLargeError, UnsupportedError
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL, STREAM
 

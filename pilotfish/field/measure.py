@@ -16,6 +16,14 @@ from typing import Annotated, Any, cast
 
 from msgspec import Struct
 
+from pilotfish.base.errors import (
+    BusyError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    RateLimitedError,
+    TooManySessionsError,
+)
+from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.energy import Meter, Rail
@@ -24,15 +32,7 @@ from pilotfish.device_runtime.record import Generation, Round
 from pilotfish.field.prompts import BUILT_IN
 from pilotfish.field.recording import Recorder
 from pilotfish.field.run import Answer, Cell, Settings
-from pilotfish.wire.errors import (
-    BusyError,
-    EdgeLostError,
-    EdgeUnreachableError,
-    RateLimitedError,
-    TooManySessionsError,
-)
 from pilotfish.wire.protocols import LOCAL, STREAM
-from pilotfish.wire.settings import setting
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 8.0
 _PASSING = (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from pilotfish.reading import reading
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.reading import reading
 
 # short and long answers, prose and code: what a drafter predicts well, and what it does not
 BUILT_IN = (

@@ -23,6 +23,8 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.files import PRIVATE
 from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer, Cell, Configuration, Facts, Start
 from pilotfish.field.run_file import (
@@ -37,8 +39,6 @@ from pilotfish.field.run_file import (
     open_read_only,
     upgrade,
 )
-from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.files import PRIVATE
 from pilotfish.wire.protocols import STREAM, counters
 
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.device_runtime.plan import AUTO
 from pilotfish.device_runtime.record import Round
 from pilotfish.field.report.figures import order, steady, steady_token_ms
 from pilotfish.field.run import Answer, Configuration
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
-from pilotfish.wire.errors import RunFileError, UnsupportedError
 from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, lossless, streams
 
 

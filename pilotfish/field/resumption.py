@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import structs
 
+from pilotfish.base.errors import RunFileError
 from pilotfish.field.run import Facts
-from pilotfish.wire.errors import RunFileError
 
 
 def expect_same_settings(path: Path, facts: Facts, asked: Mapping[str, Any]) -> None:

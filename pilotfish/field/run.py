@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from pilotfish.base.settings import setting
 from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.field.run_file import (
@@ -28,7 +29,6 @@ from pilotfish.field.run_file import (
 )
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import counters_of, option_types
-from pilotfish.wire.settings import setting
 
 WindowSetting: TypeAlias = int | Literal["auto"]
 

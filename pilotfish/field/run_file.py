@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.prose import one_line
 from pilotfish.device_runtime.record import STAGES
-from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.prose import one_line
 from pilotfish.wire.protocols import RoundCounter, counters
 
 APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases

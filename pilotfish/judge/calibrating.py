@@ -24,6 +24,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.relaxation_file import Outcome
 from pilotfish.judge.reading import Procedure, Readers
@@ -34,10 +36,8 @@ from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample
 from pilotfish.speculation.truncation import truncate
 from pilotfish.wire.codecs.sparse import ROW_TOKENS
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols.adaptive import Adaptive
-from pilotfish.wire.settings import setting
 
 QUANTILES, TENTHS = 20, 10
 

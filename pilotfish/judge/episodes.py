@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.files import PRIVATE, private_folder
+from pilotfish.base.reading import content, reading
 from pilotfish.engines.cache import replace_file
 from pilotfish.judge.reading import Floats, Ids
 from pilotfish.judge.speakers import Mismatch
-from pilotfish.reading import content, reading
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.files import PRIVATE, private_folder
 
 SETTINGS = "mined.json"
 _SUFFIX = ".safetensors"

@@ -20,6 +20,8 @@ import numpy as np
 from msgspec import Struct, structs
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting
 from pilotfish.judge.episodes import Episode, Mined, episodes
 from pilotfish.judge.reading import Floats, Ids
 from pilotfish.speculation.channel import GOOD_BPS, GOOD_RTT_S, POOR_BPS, POOR_RTT_S, Channel
@@ -31,8 +33,6 @@ from pilotfish.speculation.relabelling import (
     repair_probabilities,
 )
 from pilotfish.wire.codecs.hidden import HiddenFormat, decode_hidden, encode_hidden
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.settings import setting
 
 # what is sampled: log-uniform, but for the loss, which is uniform
 BPS = (2e6, 1e9)

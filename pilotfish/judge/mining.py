@@ -19,12 +19,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.judge.episodes import Episode, Labelled, Mined
 from pilotfish.judge.reading import Procedure, Readers
 from pilotfish.judge.speakers import Mismatch, PairSettings, Speaker
 from pilotfish.judge.tasks import TASKS, Question, Task
-from pilotfish.wire.settings import setting
 
 # Forgiving saves about one round. About a third of all tokens are mismatches, some of which are
 # forgiven, so four more tokens cost that round again.

@@ -18,10 +18,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.passes import Pass
 from pilotfish.engines.settings import EngineSettings
-from pilotfish.wire.errors import UnsupportedError
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

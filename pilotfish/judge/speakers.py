@@ -13,6 +13,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
 from pilotfish.edge_runtime.head_file import End
 from pilotfish.engines.artifact import Artifact, check_head
@@ -21,14 +23,12 @@ from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Readers, Sight
 from pilotfish.judge.tasks import Question
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.settings import setting
 
 _OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
 
 
 class PairSettings(EngineSettings, frozen=True, kw_only=True):
-    """A pair, and what it reads at a time (`pilotfish.wire.settings`)."""
+    """A pair, and what it reads at a time (`pilotfish.base.settings`)."""
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
     target: Annotated[Path, setting("target's artifact", metavar="DIR")]

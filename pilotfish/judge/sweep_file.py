@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.reading import content, reading
 from pilotfish.judge.trajectories import Trajectory
-from pilotfish.reading import content, reading
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.latency import Link
-from pilotfish.wire.errors import UnsupportedError
 
 
 class LinkProfile(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead, Score
 from pilotfish.engines.settings import EngineSettings
@@ -25,7 +26,6 @@ from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, 
 from pilotfish.judge.tasks import TASKS, Question, Task
 from pilotfish.judge.trajectories import Course, Trajectory, walks
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.settings import setting
 
 QUANTILES = "quantiles"
 _WHOLE = 12  # windows of one question

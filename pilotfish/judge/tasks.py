@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from pilotfish.reading import reading, text
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.reading import reading, text
 
 _COMMAND_S = 30.0
 _NUMBER = r"[-−]?\$?\s?[\d,]*\.?\d+"

@@ -20,17 +20,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.extras import installing
+from pilotfish.base.settings import setting
 from pilotfish.edge_runtime.head import DecisionHead, token_buckets
 from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Tensors, Training, Value
 from pilotfish.engines.errors import EngineError
-from pilotfish.extras import installing
 from pilotfish.judge.episodes import Mined
 from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, MinedSettings, split
 from pilotfish.judge.reading import Floats
 from pilotfish.judge.thresholds import auc, curve, recommended, share
 from pilotfish.speculation.channel import FEATURES
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     import torch

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from pilotfish.base.child import TiedProcess
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.field.host import facts
 from pilotfish.selftest.finding import Finding, Status
 from pilotfish.selftest.providers import BUILDING
 from pilotfish.selftest.shelf import Shelf, Show
 from pilotfish.selftest.trying import OPENING, Assignment, ProviderJob
-from pilotfish.wire.tie import TiedProcess
 
 COMMAND = (sys.executable, "-m", "pilotfish.selftest.trying")
 TICK_S = 1.0

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from pilotfish.base.child import Tie
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.errors import ProviderError, TreeError
@@ -37,7 +38,6 @@ from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, Plain, empty
 from pilotfish.selftest.finding import Finding, worst
 from pilotfish.selftest.providers import describe, tolerance, unable, why_absent
 from pilotfish.selftest.timing import pass_times
-from pilotfish.wire.tie import Tie
 
 Tell = Callable[[dict[str, Any]], None]
 

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-from pilotfish.wire.errors import ListenError, UnsupportedError
+from pilotfish.base.errors import ListenError, UnsupportedError
 
 _LOCAL = ("ipc://", "inproc://")
 _STRANGE = re.compile(r"[\s@/?#]")  # what no name of a host has

@@ -19,8 +19,8 @@ from weakref import finalize
 import msgspec
 import zmq
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.wire.address import require_address
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.attempts import Attempts, Failure, stop_at

@@ -27,11 +27,11 @@ from shlex import quote
 import zmq
 from zmq.utils import z85
 
-from pilotfish.home import user_folder
-from pilotfish.reading import unmarked
-from pilotfish.wire.errors import KeysError
-from pilotfish.wire.files import sync, write_whole
-from pilotfish.wire.prose import one_line
+from pilotfish.base.errors import KeysError
+from pilotfish.base.files import sync, write_whole
+from pilotfish.base.home import user_folder
+from pilotfish.base.prose import one_line
+from pilotfish.base.reading import unmarked
 
 EDGE = "edge"
 DEVICE = "device"

@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError, TooLargeError
+from pilotfish.base.prose import MOST_CHARACTERS, one_line
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.shaping import AS_THEY_ARE, MOST_BIASED, Grammar, Shaping
-from pilotfish.wire.errors import MalformedError, TooLargeError
-from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024

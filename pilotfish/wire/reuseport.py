@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, ip_address
 from itertools import islice
 from typing import Final
 
-from pilotfish.wire.errors import ListenError
+from pilotfish.base.errors import ListenError
 
 _ATTACH: Final = 51  # SO_ATTACH_REUSEPORT_CBPF, which the socket module lacks
 MOST_ADDRESSES: Final = 200  # with routes of their own: a program fits in 20 kB, `optmem_max`

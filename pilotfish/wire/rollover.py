@@ -15,8 +15,8 @@ from typing import Final
 
 import zmq
 
+from pilotfish.base.errors import ListenError
 from pilotfish.wire.access import Gate, domain
-from pilotfish.wire.errors import ListenError
 from pilotfish.wire.reuseport import MOST_ADDRESSES, Route, SharedPort
 
 _log = logging.getLogger("pilotfish.wire")

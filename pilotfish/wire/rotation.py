@@ -12,8 +12,8 @@ from pathlib import Path
 
 import zmq
 
-from pilotfish.wire.errors import KeysError
-from pilotfish.wire.files import write_whole
+from pilotfish.base.errors import KeysError
+from pilotfish.base.files import write_whole
 from pilotfish.wire.keys import (
     EDGE,
     FORMER,

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from pilotfish.wire.errors import MalformedError
+from pilotfish.base.errors import MalformedError
 from pilotfish.wire.messages import MAX_FRAMES, Buffer
 
 PACKING_BYTES: Final = 1 + 5 * (1 + MAX_FRAMES)  # what packing adds at most

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 
+from pilotfish.base.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.access import DOMAIN, Gate
 from pilotfish.wire.address import literal_address, require_listenable
 from pilotfish.wire.connections import Bounds, Connections
-from pilotfish.wire.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.io_memory import Growth
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.link.liveness import HEARTBEAT_S

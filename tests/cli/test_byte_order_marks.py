@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from pilotfish.base.reading import text
 from pilotfish.cli import configuration, generation
 from pilotfish.deploy import signatures
 from pilotfish.device_runtime.plan import Options
@@ -19,10 +20,9 @@ from pilotfish.device_runtime.service.access import ApiKeys
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.tokens import tokens_of
 from pilotfish.edge_runtime.targets.listed import Federation, read_list
+from pilotfish.emulation.traces import Trace
 from pilotfish.export.kept_tokens import read_texts
 from pilotfish.field.prompts import read_prompts
-from pilotfish.reading import text
-from pilotfish.wire.emulation.traces import Trace
 from pilotfish.wire.keys import read_public
 
 KEY, _ = zmq.curve_keypair()

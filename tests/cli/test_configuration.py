@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import ConfigError
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.options import between
-from pilotfish.wire.errors import ConfigError
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import pytest
 from msgspec import Meta, Struct, field
 
+from pilotfish.base.settings import fixed_changes, setting
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.wire.settings import fixed_changes, setting
 
 
 class Limits(Struct, frozen=True, kw_only=True):

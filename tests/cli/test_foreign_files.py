@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 
+from pilotfish.base.errors import PilotfishError
+from pilotfish.base.reading import content, reading
 from pilotfish.cli import configuration, generation
 from pilotfish.device_runtime.service.access import ApiKeys
 from pilotfish.distill.asking import read as read_asked
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.edge_runtime.relaxation_file import read_relaxation, write_relaxation
 from pilotfish.edge_runtime.targets.listed import Federation, read_list
+from pilotfish.emulation.traces import Trace
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.genai.config import read_genai_config
@@ -35,9 +38,6 @@ from pilotfish.field.prompts import read_questions
 from pilotfish.judge.episodes import Mined
 from pilotfish.judge.sweep_file import SweepFile
 from pilotfish.judge.tasks import Exact, questions
-from pilotfish.reading import content, reading
-from pilotfish.wire.emulation.traces import Trace
-from pilotfish.wire.errors import PilotfishError
 from pilotfish.wire.keys import read_public
 from tests.conftest import Pair
 from tests.engines.test_damaged_files import RELAXATION

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import KeysError
 from pilotfish.engines import cache
 from pilotfish.wire import keys
-from pilotfish.wire.errors import KeysError
 
 UNKNOWN_UID = 12345
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import KeysError
 from pilotfish.cli import keys as command
 from pilotfish.cli import main
 from pilotfish.wire import keys
-from pilotfish.wire.errors import KeysError
 from pilotfish.wire.keys import AllowList, EdgeKeys, read_public
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
+from pilotfish.base.settings import Setting, settings
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.edge_runtime.config import EdgeConfig, NodeConfig
-from pilotfish.wire.settings import Setting, settings
 
 EXAMPLES = Path(str(resources.files("pilotfish"))) / "systemd"
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import ConfigError
 from pilotfish.cli.generation import talk_of, talk_options
-from pilotfish.wire.errors import ConfigError
 from tests.support.calling import TOOLS
 
 

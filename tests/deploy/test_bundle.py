@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import KeysError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.deploy import admission, bundle, manifest, wheelhouse
 from pilotfish.deploy.errors import BundleError, FetchError
 from pilotfish.deploy.wheels import Wheel
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import keys
-from pilotfish.wire.errors import KeysError, UnsupportedError
 from tests.support.bundles import (
     MACHINE,
     PYTHON,

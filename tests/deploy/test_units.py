@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import KeysError
 from pilotfish.cli import parser
 from pilotfish.deploy import power
 from pilotfish.deploy.errors import InstallError
-from pilotfish.wire.errors import KeysError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 
 FOLDER = Path(str(resources.files("pilotfish"))) / "systemd"

@@ -11,10 +11,7 @@ import pytest
 import zmq
 
 from pilotfish import Device, PilotfishError
-from pilotfish.engines.artifact import Artifact
-from pilotfish.wire import messages as m
-from pilotfish.wire.codecs.counts import encode_counts
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     InternalError,
     MalformedError,
     PairMismatchError,
@@ -24,6 +21,9 @@ from pilotfish.wire.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.counts import encode_counts
 from pilotfish.wire.protocols import EXCHANGES
 from pilotfish.wire.protocols.dssd import P_BITS
 from tests.conftest import CONTEXT, VOCAB, Pair

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.costs import plan_costs
 from pilotfish.device_runtime.choice.predictive import Predictive
@@ -14,7 +15,6 @@ from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.latency import Link
 from pilotfish.speculation.theory import tokens_per_round
 from pilotfish.speculation.tree import nodes_at_most
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import LOCAL, STREAM, names
 from pilotfish.wire.protocols.exchange import Sizes

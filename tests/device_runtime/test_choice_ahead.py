@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.costs import PlanCosts, compare, plan_costs
 from pilotfish.device_runtime.choice.predictive import Predictive
@@ -12,7 +13,6 @@ from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, pla
 from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.ahead import survival, token_costs
 from pilotfish.speculation.latency import Link
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import STREAM, names
 from pilotfish.wire.protocols.exchange import Sizes
 from tests.device_runtime.test_choice import plans, rounds, state

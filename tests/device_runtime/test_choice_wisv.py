@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import POLICIES, Evidence
 from pilotfish.device_runtime.choice.costs import predicted_round_s
 from pilotfish.device_runtime.choice.predictive import Predictive
@@ -13,7 +14,6 @@ from pilotfish.device_runtime.choice.threshold import Threshold
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.latency import Link, communication_s
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import EXCHANGES
 from pilotfish.wire.protocols.exchange import Sizes

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from pilotfish import Device
+from pilotfish.base.errors import EdgeLostError, PilotfishError
 from pilotfish.device_runtime.link.connectivity import (
     REFUSALS,
     Connectivity,
@@ -23,7 +24,6 @@ from pilotfish.device_runtime.link.family import Family
 from pilotfish.device_runtime.link.loss import FAIL, Interrupt, Patience
 from pilotfish.wire import messages as m
 from pilotfish.wire.connections import Bounds
-from pilotfish.wire.errors import EdgeLostError, PilotfishError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.link.attempts import SURE, Failure
 from pilotfish.wire.link.diagnosis import Finding

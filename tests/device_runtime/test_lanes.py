@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Round
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.drafting.turns import Turns
-from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 
 PROMPT = [1, 3, 2, 7]

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.base.errors import InterruptedGenerationError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.link.loss import Patience
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
-from pilotfish.wire.errors import InterruptedGenerationError
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import free_port

@@ -17,10 +17,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer, Piece
-from pilotfish.device_runtime.link.loss import backoff
-from pilotfish.wire import messages as m
-from pilotfish.wire.emulation.emulator import Emulator
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     AccessDeniedError,
     EdgeLostError,
     InterruptedGenerationError,
@@ -29,6 +26,9 @@ from pilotfish.wire.errors import (
     TooManySessionsError,
     UnsupportedError,
 )
+from pilotfish.device_runtime.link.loss import backoff
+from pilotfish.emulation.emulator import Emulator
+from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.device_runtime.test_bad_edge import TIMES, LyingEdge
 from tests.support.relay import Relay

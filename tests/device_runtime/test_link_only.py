@@ -19,12 +19,12 @@ import zmq
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.device import connect
 from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.grammar import Grammars
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import Bounds
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.transport import Listener
 from tests.conftest import Pair
 from tests.support.calling import callers, tool

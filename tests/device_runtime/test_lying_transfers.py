@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from pilotfish.base.errors import MalformedError, PilotfishError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import Patience
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import MalformedError, PilotfishError
 from pilotfish.wire.transfer import pack
 from tests.conftest import Pair
 from tests.device_runtime.test_bad_edge import Answer, LyingEdge

@@ -14,12 +14,12 @@ from statistics import median
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import TooLargeError
 from pilotfish.device_runtime.link.probing import PROBE_BYTES
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Probing
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
-from pilotfish.wire.errors import TooLargeError
 from pilotfish.wire.link.meter import FRESH_S
 from tests.conftest import Pair
 from tests.support.hostile import RawClient

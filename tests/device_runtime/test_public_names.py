@@ -17,7 +17,7 @@ import pytest
 
 import pilotfish
 from pilotfish import Auto, Device, EdgeServer, Grammar, PilotfishError, UnsupportedError
-from pilotfish.wire.errors import from_code
+from pilotfish.base.errors import from_code
 from tests.conftest import Pair
 from tests.support.calling import callers
 

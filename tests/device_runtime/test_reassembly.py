@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.device_runtime.link.flow import Flow
 from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival, Line
 from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.link.reassembly import Reassembly
 from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.transfer import pack
 from tests.device_runtime.test_bad_edge import TIMES
 

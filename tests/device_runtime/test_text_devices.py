@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import EdgeUnreachableError, UnsupportedError
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import EdgeUnreachableError, UnsupportedError
 from tests.conftest import Pair
 from tests.support.daemons import free_port
 from tests.support.relay import Relay

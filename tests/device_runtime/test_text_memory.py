@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.files import write_whole
 from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.text import Recollection
 from pilotfish.speculation.corpus import BREAK
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.files import write_whole
 from tests.support.examples import examples
 
 SIZE = 100  # of the vocabulary

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.drafting import owners
 from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
@@ -19,7 +20,6 @@ from pilotfish.device_runtime.drafting.texts import KeptTexts
 from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.service.access import ApiKeys, Client
 from pilotfish.speculation.corpus import BREAK
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import LOCAL, STREAM, lossless, names
 from tests.conftest import Pair
 from tests.device_runtime.test_text_memory import TEXTS, holder, ids, kept, written

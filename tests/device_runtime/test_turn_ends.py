@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import DeviceClosedError
 from pilotfish.device_runtime import device as device_module
 from pilotfish.device_runtime import turn as turn_module
-from pilotfish.wire.errors import DeviceClosedError
 from tests.conftest import Pair
 
 WISH: dict[str, Any] = {"protocol": "greedy", "max_tokens": 6, "window": 3, "seed": 1}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.wire.errors import DeviceClosedError, DeviceInUseError, InterruptedGenerationError
+from pilotfish.base.errors import DeviceClosedError, DeviceInUseError, InterruptedGenerationError
 from tests.conftest import Pair
 
 PROTOCOLS = ("greedy", "coupled", "stream", "ahead", "tslt", "dssd", "local", "auto")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import PilotfishError
 from pilotfish.export.model import export_model
-from pilotfish.wire.errors import PilotfishError
 from tests.support.sentencepieces import unigram
 from tests.support.tiny import RandomSource, tiny_artifact, tiny_config
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, PilotfishError
+from pilotfish.base.errors import EdgeLostError, MalformedError, UnknownSessionError
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.hidden import hidden_bytes
-from pilotfish.wire.errors import EdgeLostError, MalformedError, UnknownSessionError
 from tests.conftest import HIDDEN, Pair
 from tests.device_runtime.test_bad_edge import TIMES, Answer, LyingEdge, failure, verdict
 from tests.support.hostile import PROMPT

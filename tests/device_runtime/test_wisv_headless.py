@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.plan import Auto
-from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 from tests.support.daemons import free_port
 from tests.support.hostile import PROMPT

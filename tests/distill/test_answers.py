@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.files import beside
 from pilotfish.distill.answers import Lesson, LessonFile
 from pilotfish.distill.asking import Prompting
 from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.run_folder import RunFolder
-from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.files import beside
 
 
 def answered(number: int) -> Lesson:

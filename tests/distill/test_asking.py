@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.distill import asking
 from pilotfish.distill.asking import UNTRAINED, Prompting
-from pilotfish.wire.errors import UnsupportedError
 
 
 def test_a_text_file_has_a_prompt_a_line_and_its_name_is_their_kind(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import EdgeLostError, UnsupportedError
 from pilotfish.device_runtime.device import Device
 from pilotfish.distill.answers import LessonFile
 from pilotfish.distill.asking import Prompting, Selection
@@ -20,7 +21,6 @@ from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.settings import AnswerOptions
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.settings import EngineSettings
-from pilotfish.wire.errors import EdgeLostError, UnsupportedError
 from tests.conftest import Pair
 
 OPTIONS = AnswerOptions(tokens=12, top=4)

@@ -11,6 +11,12 @@ import msgspec
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import (
+    MalformedError,
+    PairMismatchError,
+    RelaxationError,
+    UnsupportedError,
+)
 from pilotfish.edge_runtime.relaxation_file import (
     Outcome,
     RelaxationCard,
@@ -20,12 +26,6 @@ from pilotfish.edge_runtime.relaxation_file import (
 )
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import (
-    MalformedError,
-    PairMismatchError,
-    RelaxationError,
-    UnsupportedError,
-)
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_bad_edge import Answer as Parts
 from tests.device_runtime.test_bad_edge import LyingEdge, verdict

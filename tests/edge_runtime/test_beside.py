@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.beside import Beside, Trail, open_drafter
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.daemon import _beside
@@ -27,7 +28,6 @@ from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import Law, choose
 from tests.conftest import VOCAB, Pair
 from tests.support.examples import examples

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from pilotfish.base.errors import ConfigError
 from pilotfish.edge_runtime.config import ClusterPlan, EdgeConfig
-from pilotfish.wire.errors import ConfigError
 
 LOCAL = EdgeConfig(target=Path("target"))
 LISTED = Path("nodes.toml")

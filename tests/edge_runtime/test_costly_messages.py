@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import RateLimitedError
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.sparse import encode_sparse
-from pilotfish.wire.errors import RateLimitedError
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import Daemon, Systemd, running

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import zmq
 
+from pilotfish.base.descriptors import room
+from pilotfish.base.errors import BusyError
+from pilotfish.base.shortage import shortage
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.decoder import Decoder
 from pilotfish.wire import messages as m
-from pilotfish.wire.descriptors import room
-from pilotfish.wire.errors import BusyError
-from pilotfish.wire.shortage import shortage
 from tests.conftest import Pair
 from tests.support.daemons import Daemon, Systemd, await_sample, free_port, running, scrape
 from tests.support.hostile import RawClient
@@ -101,7 +101,7 @@ def test_a_worker_without_open_files_goes_on(pair: Pair) -> None:
 def test_connections_leave_open_files_for_other_needs(
     limit: int, connections: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pilotfish.wire.descriptors.raised_limit", lambda wanted: limit)
+    monkeypatch.setattr("pilotfish.base.descriptors.raised_limit", lambda wanted: limit)
     assert room(connections, 128) == found
 
 

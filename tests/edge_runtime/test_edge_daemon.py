@@ -18,13 +18,13 @@ import zmq
 from msgspec.structs import replace
 
 from pilotfish import Device
+from pilotfish.base.errors import AccessDeniedError, KeysError
+from pilotfish.base.extras import installing
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
 from pilotfish.edge_runtime.tally import Tally
-from pilotfish.extras import installing
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import AccessDeniedError, KeysError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.transport import Listener
 from tests.conftest import Pair

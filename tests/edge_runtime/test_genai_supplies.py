@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.edge_runtime.supplies import Supplies
-from pilotfish.wire.errors import UnsupportedError
 from tests.support.genai_folders import genai_artifact
 from tests.support.small_heads import head
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.head import DecisionHead, token_buckets
 from pilotfish.edge_runtime.head_file import End, LinkScale
 from pilotfish.engines.manifest import Manifest, Source
 from pilotfish.speculation.channel import Channel
-from pilotfish.wire.errors import PairMismatchError
 from tests.engines.test_artifact import MANIFEST
 from tests.support.small_heads import BUCKETS, LINK, Case, D, H, T, card, head, mismatches, weights
 from tests.support.tiny import tiny_artifact

@@ -19,6 +19,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import HeadError, PilotfishError, from_code
 from pilotfish.edge_runtime import head as heads
 from pilotfish.edge_runtime.head import DecisionHead, shipped
 from pilotfish.edge_runtime.head_file import (
@@ -32,7 +33,6 @@ from pilotfish.edge_runtime.head_file import (
 )
 from pilotfish.speculation.channel import FEATURES, Channel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, HiddenFormat
-from pilotfish.wire.errors import HeadError, PilotfishError, from_code
 from tests.support.small_heads import LINK, Arrays, D, H, T, card, head, mismatches, weights
 
 POOR = Channel(rtt_s=0.09, up_bps=1.1e7, down_bps=2e7, loss=0.08)

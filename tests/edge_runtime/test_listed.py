@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import ConfigError, KeysError
 from pilotfish.edge_runtime.targets.listed import Federation, Pipeline, places, read_list
 from pilotfish.edge_runtime.targets.peer import expect_locked
 from pilotfish.wire import keys
-from pilotfish.wire.errors import ConfigError, KeysError
 from pilotfish.wire.keys import EdgeKeys
 
 ONE = '[[worker]]\naddress = "tcp://127.0.0.1:1"\n'

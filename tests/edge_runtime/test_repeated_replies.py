@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime import admission
 from pilotfish.edge_runtime.targets.target import Scores
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.logprobs import entry_type
-from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import running

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import TooManySessionsError
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import Sessions, SessionState
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import TooManySessionsError
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import free_port, running, scrape

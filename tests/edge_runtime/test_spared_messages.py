@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
+from pilotfish.base.errors import RateLimitedError
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import RateLimitedError
 from tests.conftest import Pair
 from tests.support.hostile import PROMPT, RawSession
 from tests.support.socketless import SocketlessEdge

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import BusyError, MalformedError, PilotfishError, TooLargeError
 from pilotfish.edge_runtime.transfers import Downloads, Uploads
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import BusyError, MalformedError, PilotfishError, TooLargeError
 from pilotfish.wire.transfer import pack, unpack
 from pilotfish.wire.transport import Envelope
 from tests.conftest import Pair

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.base.errors import UnsupportedError
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
 from tests.support.hostile import PROMPT, RawClient, RawSession
 from tests.support.judging import conditions_of

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import ConfigError, HeadError, KeysError, PilotfishError, RelaxationError
 from pilotfish.cli import parser
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.relaxation_file import (
@@ -29,7 +30,6 @@ from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.errors import ArtifactError, EngineError
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import ConfigError, HeadError, KeysError, PilotfishError, RelaxationError
 from tests.conftest import Pair
 from tests.support.small_heads import card, head
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from pilotfish import Device
+from pilotfish.base.errors import EdgeLostError, EdgeUnreachableError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.inspection import PIECE_BYTES, Inspection
-from pilotfish.wire.errors import EdgeLostError, EdgeUnreachableError
 from tests.conftest import Pair
 from tests.engines.test_artifact import FILES, write
 from tests.support.daemons import Systemd, await_sample, free_port, running, scrape

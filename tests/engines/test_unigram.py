@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.dialogue import Dialogue
@@ -20,7 +21,6 @@ from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import PairMismatchError
 from tests.support.examples import examples
 from tests.support.sentencepieces import read_model, trained, unigram
 from tests.support.tokenizer_strings import PROSE

@@ -8,11 +8,11 @@ from pathlib import Path
 import gguf
 import pytest
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.trial import LONGEST, SIZES, fastest_window, try_drafters
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.model import export_model
 from pilotfish.speculation.theory import tokens_per_round
-from pilotfish.wire.errors import PairMismatchError
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
 from tests.support.tiny import tiny_artifact
 

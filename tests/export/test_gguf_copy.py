@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pilotfish.base.extras import installing
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.errors import ArtifactError, ProviderError
@@ -19,7 +20,6 @@ from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
-from pilotfish.extras import installing
 from tests.support.gguf_models import gguf_artifact, gguf_file, write_foreign
 from tests.support.tiny import tiny_artifact
 

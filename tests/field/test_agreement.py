@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import PromptTooLongError
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.agreement import GREEDY, accepted, agreement, by_depth
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import PromptTooLongError
 from pilotfish.wire.protocols import Law
 from tests.support.bridged import SMALL
 from tests.support.tiny import tiny_artifact

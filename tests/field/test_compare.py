@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.cli.field.comparison_tables import tell
 from pilotfish.field import comparison, comparison_picture
@@ -22,7 +23,6 @@ from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.drawing import panels
 from pilotfish.field.prompts import read_questions
 from pilotfish.speculation.speeds import best_window, hinted_token_s
-from pilotfish.wire.errors import RunFileError, UnsupportedError
 from tests.device_runtime.test_unigram import artifact as unigram_artifact
 from tests.support.tiny import tiny_artifact
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.field.recording import Recorder, begun
 from pilotfish.field.replay import replay
 from pilotfish.field.report.measured import read
 from pilotfish.field.report.write import write
 from pilotfish.field.run import Run
 from pilotfish.speculation.latency import Link
-from pilotfish.wire.errors import RunFileError, UnsupportedError
 from tests.field.test_run import CHOICE, FACTS, LINK, a_round, asked
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"

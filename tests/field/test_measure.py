@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.device_runtime.session import Session
 from pilotfish.engines.artifact import Artifact
@@ -17,7 +18,6 @@ from pilotfish.field import matrix
 from pilotfish.field.prompts import BUILT_IN, read_prompts
 from pilotfish.field.recording import Recorder, begun
 from pilotfish.field.run import Run, Settings
-from pilotfish.wire.errors import UnsupportedError
 from tests.support.daemons import free_port
 from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure
 

@@ -10,8 +10,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
+from pilotfish.base.extras import installing
 from pilotfish.cli import main
-from pilotfish.extras import installing
 from pilotfish.field.drawing import PALETTE
 from pilotfish.field.papers import PAPERS
 from tests.support.thinned import thinned

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.files import private_folder
 from pilotfish.distill.answers import LessonFile
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.engines.cache import replace_file
 from pilotfish.field.answering import AnswerFile, Asking
 from pilotfish.field.recording import Recorder
 from pilotfish.judge.episodes import Mined
-from pilotfish.wire.files import private_folder
 from tests.conftest import Pair
 from tests.support.made_answers import facts
 

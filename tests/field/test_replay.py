@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.field.replay import best, replay, replayed, round_s
 from pilotfish.field.report.figures import steady_token_ms
 from pilotfish.field.run import Run
 from pilotfish.speculation.latency import Link, communication_s
-from pilotfish.wire.errors import RunFileError, UnsupportedError
 from tests.support.made_answers import answer, chosen, recorded
 
 QUICK = Link(rtt_s=0.0, up_bps=math.inf, down_bps=math.inf)

@@ -12,13 +12,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.extras import installing
 from pilotfish.cli import main
-from pilotfish.extras import installing
 from pilotfish.field.report.measured import named_apart, read
 from pilotfish.field.report.page import page
 from pilotfish.field.report.pictures import draw
 from pilotfish.field.report.write import write
-from pilotfish.wire.errors import RunFileError
 from tests.field.conftest import HOSTILE
 from tests.support.made_answers import answer, chain, linked, recorded
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
 from pilotfish.field.recording import Recorder, begun, expect_nothing
 from pilotfish.field.resumption import expect_same_pair, expect_same_settings
 from pilotfish.field.run import Answer, Configuration, Facts, Model, Run, Settings, Start
 from pilotfish.field.run_file import APPLICATION_ID
-from pilotfish.wire.errors import RunFileError
 from pilotfish.wire.link.state import LinkState, Reading
 from tests.support.examples import examples
 

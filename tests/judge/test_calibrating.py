@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import RelaxationError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.relaxation_file import RelaxationCard, read_relaxation
 from pilotfish.judge.calibrating import Observed, Position, chosen
 from pilotfish.speculation.adaptive import Comparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.truncation import truncate
-from pilotfish.wire.errors import RelaxationError, UnsupportedError
 from tests.conftest import Pair
 from tests.support.enumeration import Model
 from tests.support.examples import examples

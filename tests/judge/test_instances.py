@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.judge.instances import (
     BPS,
@@ -27,7 +28,6 @@ from pilotfish.judge.instances import (
     split,
 )
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
-from pilotfish.wire.errors import UnsupportedError
 from tests.support.made_episodes import MINED, D, episode, episodes
 
 

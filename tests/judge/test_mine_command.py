@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.judge.episodes import Mined, episodes
-from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
 from tests.support.genai_folders import genai_artifact
 from tests.support.tiny import tiny_artifact

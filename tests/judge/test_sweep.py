@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
@@ -31,7 +32,6 @@ from pilotfish.judge.tasks import Exact
 from pilotfish.judge.trajectories import Course, CourseRound, Trajectory
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.codecs.hidden import encode_hidden
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes, Wanted
 from pilotfish.wire.protocols.judged import JudgedDraft
 from pilotfish.wire.protocols.wisv_full import WisvFull

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.cli.export import default_artifact
 from pilotfish.edge_runtime.head import DecisionHead
@@ -27,7 +28,6 @@ from pilotfish.judge.instances import (
 from pilotfish.judge.thresholds import auc
 from pilotfish.judge.training import TrainingOptions, train
 from pilotfish.speculation.channel import Channel
-from pilotfish.wire.errors import UnsupportedError
 from tests.support.made_episodes import MINED, D, episodes
 
 pytestmark = pytest.mark.reference

@@ -23,6 +23,7 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
+from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits, NodeConfig
 from pilotfish.edge_runtime.node.daemon import NodeLoop
 from pilotfish.edge_runtime.node.service import NodeService
@@ -42,7 +43,6 @@ from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.messages import encode
 from pilotfish.wire.protocols import Law
 from pilotfish.wire.protocols.baselines import choose
-from pilotfish.wire.supervisor import Supervisor
 from pilotfish.wire.transport import Listener
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
 from tests.support.tiny import tiny_artifact

@@ -29,7 +29,7 @@ from typing import Any
 
 import pytest
 
-from pilotfish.wire.tie import TiedProcess
+from pilotfish.base.child import TiedProcess
 from tests.support.path_connections import Connection
 from tests.support.path_forwarder import DEVICE, EDGE, INTERFACE
 from tests.support.path_ways import PathConditions, WayFigures

@@ -2,8 +2,8 @@
 
 `main(DESCRIPTOR)` makes both namespaces, each with a tun interface, and forwards IPv4 packets from
 one to the other as `PathConditions` say. It holds the namespaces as open descriptors, so nothing
-with a name remains when it ends, for whatever reason. DESCRIPTOR is a `wire.tie`: requests are JSON
-objects, one a line, and when the other end closes, the process ends.
+with a name remains when it ends, for whatever reason. DESCRIPTOR is a `base.child`: requests are
+JSON objects, one a line, and when the other end closes, the process ends.
 
 The kernel's own TCP runs over that: handshakes take round trips, what is lost is sent again,
 `TCP_INFO` tells of it.
@@ -22,7 +22,7 @@ from dataclasses import asdict
 from time import monotonic
 from typing import Any
 
-from pilotfish.wire.tie import Tie
+from pilotfish.base.child import Tie
 from tests.support.path_connections import Connections
 from tests.support.path_nat import Nat
 from tests.support.path_ways import PathConditions, Way

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
-from pilotfish.wire.emulation.traces import Trace, TraceClock
+from pilotfish.emulation.traces import Trace, TraceClock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from pilotfish.base.settings import setting
 from pilotfish.wire.protocols import Greedy, ProtocolOptions, RoundCounter, Ruling, register
-from pilotfish.wire.settings import setting
 
 
 class ToyOptions(ProtocolOptions, frozen=True):

@@ -1,7 +1,7 @@
 """An edge that is absent, or another than was wanted: one clear line, in time.
 
 A line on stderr within three seconds (the interpreter's own start aside), the exit code of
-`wire.errors`, no traceback.
+`base.errors`, no traceback.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.base.errors import ListenError
 from pilotfish.cli import main
 from pilotfish.wire import keys
-from pilotfish.wire.errors import ListenError
 from tests.conftest import Pair
 from tests.support.commands import (
     command,

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import (
+    UnsupportedError,
+)
 from pilotfish.cli import main
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.gauge import TimedReply
@@ -27,9 +30,6 @@ from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.codecs.sparse import decode_sparse
-from pilotfish.wire.errors import (
-    UnsupportedError,
-)
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_choice_wisv import fresh, rounds
 from tests.support.hostile import PROMPT

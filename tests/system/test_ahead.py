@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Conditions, Emulator
 from tests.conftest import Pair
 from tests.device_runtime.bridged_devices.conftest import models as bridged_models
 from tests.support.relay import Relay

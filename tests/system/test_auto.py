@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Choice, Round
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.protocols import LOCAL, STREAM, Ahead
 from tests.conftest import Pair
 

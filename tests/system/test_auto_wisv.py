@@ -9,13 +9,13 @@ import httpx
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import ping, refresh
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Generation
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.link.meter import SMALL_BYTES
 from tests.conftest import Pair
 from tests.support.hostile import PROMPT

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Grammar
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.edge_runtime.logprobs import expect_tellable
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.shaping import Shaping
-from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import VOCAB, Pair
 from tests.support.relay import Relay
 from tests.support.shaped import shaped

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import free_port, running, scrape

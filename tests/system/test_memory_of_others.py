@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.keys import DeviceKeys
 from tests.support.daemons import free_port, scrape
 from tests.support.hostile import RawClient, RawSession, peak_mib, resident_mib

@@ -1,7 +1,7 @@
 """Ends that die or freeze in the middle: one clear line, in time, and nothing left.
 
 A line on stderr within three seconds (the interpreter's own start aside), the exit code of
-`wire.errors`, no traceback, no process left behind.
+`base.errors`, no traceback, no process left behind.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import EdgeLostError
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.errors import EdgeLostError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Ping
 from tests.conftest import Pair

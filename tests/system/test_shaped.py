@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
+from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.shaping import Shaping
-from pilotfish.wire.errors import TokenOutOfRangeError, UnsupportedError
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.bridged_devices.conftest import models as bridged_models
 from tests.support.daemons import running

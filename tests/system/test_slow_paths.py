@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.wire.errors import EdgeLostError
+from pilotfish.base.errors import EdgeLostError
 from tests.conftest import Pair
 from tests.support.kernel_path import KernelPath, needs_paths
 

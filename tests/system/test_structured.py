@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import BadGrammarError, PilotfishError, UnsupportedError
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import BadGrammarError, PilotfishError, UnsupportedError
 from tests.conftest import Pair
 from tests.support.daemons import running
 from tests.support.judging import random_head, saved

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer, Talk
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.engines.families import Tools
 from pilotfish.export.model import export_model
-from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 from tests.support.calling import CALLER_PIECES, TOOLS, callers, tool
 from tests.support.tiny import RandomSource, tiny_artifact, tiny_config

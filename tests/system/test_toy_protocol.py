@@ -19,14 +19,14 @@ import httpx
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import ConfigError
+from pilotfish.base.settings import setting
 from pilotfish.cli import main
 from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.field.run import Run
-from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.protocols import EXCHANGES, ProtocolOptions, RoundCounter, register
 from pilotfish.wire.protocols.declared import SHARED_OPTIONS
 from pilotfish.wire.protocols.greedy import Greedy
-from pilotfish.wire.settings import setting
 from tests.conftest import Pair
 from tests.support.daemons import free_port
 from tests.support.serving import Serving, serving

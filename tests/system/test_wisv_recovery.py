@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.link import pending
 from pilotfish.device_runtime.link.line import Line
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 from tests.support.judging import random_head, saved
 from tests.support.relay import Relay

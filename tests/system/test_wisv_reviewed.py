@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import MalformedError, TooLargeError, UnsupportedError
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Auto
@@ -18,7 +19,6 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.session import Session
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.errors import MalformedError, TooLargeError, UnsupportedError
 from pilotfish.wire.link.meter import LinkMeter
 from pilotfish.wire.link.tcp import Segments
 from tests.conftest import Pair

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from pilotfish.base.errors import ListenError, UnsupportedError
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.connections import Bounds
-from pilotfish.wire.errors import ListenError, UnsupportedError
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.transport import Listener
 

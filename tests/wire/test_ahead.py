@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import PilotfishError
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
 from pilotfish.wire.committed import Committed
-from pilotfish.wire.errors import PilotfishError
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols.ahead import HintChain, Lead
 from tests.support.examples import examples

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.wire.codecs.hidden import (
     BLOCK,
     HIDDEN_FORMATS,
@@ -19,7 +20,6 @@ from pilotfish.wire.codecs.hidden import (
     encode_hidden,
     hidden_bytes,
 )
-from pilotfish.wire.errors import MalformedError
 from tests.support.coded import damaged
 from tests.support.examples import examples
 

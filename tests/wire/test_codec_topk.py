@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.ensemble import TopRows, rebuild, top_rows
 from pilotfish.wire.codecs import TOPK_FORMATS, decode_topk, encode_topk
 from pilotfish.wire.codecs.bits import BitSlots, write
 from pilotfish.wire.codecs.topk import MOST_OFF
-from pilotfish.wire.errors import MalformedError
 from tests.support.coded import VOCABS, damaged
 from tests.support.examples import examples
 from tests.wire.test_codecs_specification import Bits, rice_widths

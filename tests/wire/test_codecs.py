@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs import (
     decode_counts,
@@ -19,7 +20,6 @@ from pilotfish.wire.codecs import (
     encode_ids,
     encode_sparse,
 )
-from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
 from tests.support.coded import (
     VOCABS,
     check_rows,

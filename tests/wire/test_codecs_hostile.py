@@ -8,6 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.codecs import (
     decode_counts,
     decode_ids,
@@ -18,7 +19,6 @@ from pilotfish.wire.codecs import (
 )
 from pilotfish.wire.codecs.bits import BitSlots, write
 from pilotfish.wire.codecs.sparse import MAX_TOKENS
-from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
 from tests.support.coded import (
     rows_of,
 )

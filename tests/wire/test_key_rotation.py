@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from pilotfish.base.errors import KeysError
+from pilotfish.base.files import write_whole
 from pilotfish.wire import keys, rotation
-from pilotfish.wire.errors import KeysError
-from pilotfish.wire.files import write_whole
 from pilotfish.wire.keys import EDGE, FORMER, EdgeKeys, read_public
 
 

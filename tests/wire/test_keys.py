@@ -16,9 +16,9 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import KeysError
 from pilotfish.cli import main
 from pilotfish.wire import keys
-from pilotfish.wire.errors import KeysError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys, read_public
 
 

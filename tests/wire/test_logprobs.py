@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import MalformedError, PilotfishError, TokenOutOfRangeError
 from pilotfish.wire.codecs.logprobs import decode_logprobs, entries, entry_type, unknown
-from pilotfish.wire.errors import MalformedError, PilotfishError, TokenOutOfRangeError
 from tests.support.examples import examples
 
 VOCAB = 9

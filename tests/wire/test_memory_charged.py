@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import zmq
 
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import UNFINISHED, Bounds
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.memory_watch import Glance
 from pilotfish.wire.transport import Envelope, Listener

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import inspect
 
+from pilotfish.base.errors import MalformedError
+from pilotfish.base.prose import one_line
 from pilotfish.wire import messages as m
 from pilotfish.wire.committed import Committed
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.nodes import Report, decode_report
-from pilotfish.wire.prose import one_line
 from tests.support.examples import examples
 
 REQUESTS = get_args(m.Request)

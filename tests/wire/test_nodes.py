@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.wire import messages as m
 from pilotfish.wire import nodes
-from pilotfish.wire.errors import MalformedError
 from tests.support.examples import examples
 from tests.wire.test_messages import messages
 

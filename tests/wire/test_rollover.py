@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from pilotfish.base.errors import ListenError
 from pilotfish.edge_runtime.serving import duties
 from pilotfish.wire import rollover
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import Bounds
-from pilotfish.wire.errors import ListenError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping
 from pilotfish.wire.reuseport import Route, SharedPort

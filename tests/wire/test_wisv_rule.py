@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.head_file import End
 from pilotfish.field.papers import wisv
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import EXCHANGES, Draft, Judge, Law, Ruling, Wanted
 from pilotfish.wire.protocols.judged import Judged, JudgedDraft

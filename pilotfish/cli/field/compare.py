@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from pilotfish.base.errors import MalformedError, PairMismatchError, UnsupportedError
+from pilotfish.base.files import private_folder
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.field.compare_settings import CompareSettings
 from pilotfish.cli.field.comparison_tables import as_json, tell
@@ -32,8 +34,6 @@ from pilotfish.field.contenders import (
 )
 from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.prompts import BUILT_IN, read_questions
-from pilotfish.wire.errors import MalformedError, PairMismatchError, UnsupportedError
-from pilotfish.wire.files import private_folder
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 

@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pilotfish import wire
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import settings as settings_of
 from pilotfish.cli.field.progress import Answers
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import protocol_options, protocol_options_of
@@ -38,8 +40,6 @@ from pilotfish.field.resumption import (
     expect_same_settings,
 )
 from pilotfish.field.run import Cell, Facts, Model, Run, Settings, Start
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.settings import settings as settings_of
 
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(one.name for one in settings_of(Settings) if one.meta.description)

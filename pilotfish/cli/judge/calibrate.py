@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -23,7 +24,6 @@ from pilotfish.judge.calibrating import CalibrateSettings, Observed, Position, c
 from pilotfish.judge.instances import split
 from pilotfish.judge.speakers import OpenPair, end_of
 from pilotfish.judge.tasks import Question, questions, task_named
-from pilotfish.wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from rich.console import Console
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -13,7 +14,6 @@ from pilotfish.judge.episodes import Episode, Mined, done, episodes
 from pilotfish.judge.mining import MineSettings, mine
 from pilotfish.judge.speakers import OpenPair, end_of
 from pilotfish.judge.tasks import questions, task_named
-from pilotfish.wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 example:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.judge.swept import draw, show
@@ -21,7 +22,6 @@ from pilotfish.judge.speakers import OpenPair, end_of, length
 from pilotfish.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.judge.sweeping import SweepSettings, settings_of, sweep
 from pilotfish.judge.tasks import questions, task_named
-from pilotfish.wire.errors import PairMismatchError, UnsupportedError
 
 _Value = TypeVar("_Value")
 _EXAMPLE = """\

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from pilotfish.base.errors import MalformedError, PairMismatchError, PilotfishError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import BUSY, Setbacks
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import MalformedError, PairMismatchError, PilotfishError
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all

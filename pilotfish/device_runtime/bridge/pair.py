@@ -7,6 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import (
+    PairMismatchError,
+    PromptTooLongError,
+    TokenOutOfRangeError,
+    UnsupportedError,
+)
 from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
 from pilotfish.device_runtime.bridge.context import Context
 from pilotfish.device_runtime.bridge.prompt import Asked, Messages, Prompt, Talk, are_messages
@@ -15,12 +21,6 @@ from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.errors import TemplateError, TextTooLongError
 from pilotfish.engines.families.family import within_first_user
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import (
-    PairMismatchError,
-    PromptTooLongError,
-    TokenOutOfRangeError,
-    UnsupportedError,
-)
 
 
 class Pair:

@@ -22,13 +22,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.passes import Pass
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling, probabilities
-from pilotfish.wire.errors import UnsupportedError
 
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 Ids = NDArray[np.int64]

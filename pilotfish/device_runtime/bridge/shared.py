@@ -26,11 +26,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.foreign import UNIGRAM_UNSHARED
 from pilotfish.engines.tokenizer import BYTE_TOKEN, Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import PairMismatchError
 
 _log = logging.getLogger("pilotfish.device")
 

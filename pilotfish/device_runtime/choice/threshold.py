@@ -11,13 +11,13 @@ model of `predictive`.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice.costs import link_known
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.policy import Policy
 from pilotfish.device_runtime.choice.predictive import Predictive
 from pilotfish.device_runtime.plan import THRESHOLD, Auto, Plan
 from pilotfish.device_runtime.record import Choice
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import WisvFull, WisvSelective
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.choice.acceptance import HOPE
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
@@ -32,7 +33,6 @@ from pilotfish.speculation.distributions import Floats, mixed
 from pilotfish.speculation.recall import Echo
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import Exchange
 

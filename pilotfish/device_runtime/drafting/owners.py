@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from pilotfish.base.files import write_whole
 from pilotfish.device_runtime.drafting.texts import unusable
-from pilotfish.wire.files import write_whole
 
 _log = logging.getLogger("pilotfish.device")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.drafting.drafter import Drafter
 from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.model import ModelDrafter
 from pilotfish.device_runtime.drafting.text import TEXT, Recollection, TextDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import VERSION, Hello
 
 

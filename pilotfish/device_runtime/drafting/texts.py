@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.files import write_whole
 from pilotfish.speculation.corpus import BREAK, Corpus
 from pilotfish.speculation.repeats import Ids
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.files import write_whole
 
 _log = logging.getLogger("pilotfish.device")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     AccessDeniedError,
     BusyError,
     DrainingError,

@@ -11,6 +11,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from pilotfish.base.errors import (
+    AccessDeniedError,
+    BusyError,
+    DrainingError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    InterruptedGenerationError,
+    MalformedError,
+    PilotfishError,
+    from_code,
+)
 from pilotfish.device_runtime.link.absence import Absence
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity
 from pilotfish.device_runtime.link.gauge import TimedReply
@@ -26,17 +37,6 @@ from pilotfish.device_runtime.link.loss import (
 )
 from pilotfish.device_runtime.link.pending import SOON_S, Pending, Sent
 from pilotfish.device_runtime.link.upload import Uploads
-from pilotfish.wire.errors import (
-    AccessDeniedError,
-    BusyError,
-    DrainingError,
-    EdgeLostError,
-    EdgeUnreachableError,
-    InterruptedGenerationError,
-    MalformedError,
-    PilotfishError,
-    from_code,
-)
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import LARGE_BYTES
 from pilotfish.wire.link.state import LinkState

@@ -8,11 +8,11 @@ import time
 from functools import partial
 from pathlib import Path
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity, LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import Interrupt, Patience
 from pilotfish.wire.address import require_address
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.transport import is_loopback
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from pilotfish.base.errors import AccessDeniedError, PairMismatchError, PilotfishError, from_code
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, of_error
 from pilotfish.device_runtime.link.gauge import Gauge
 from pilotfish.device_runtime.link.loss import BUSY, RESEND_S, Interrupt
 from pilotfish.device_runtime.link.sliced_line import SlicedLine
-from pilotfish.wire.errors import AccessDeniedError, PairMismatchError, PilotfishError, from_code
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Failure, Hello, Welcome
 

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from pilotfish.device_runtime.record import Recovery, Round
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     AccessDeniedError,
     BusyError,
     DrainingError,
@@ -33,6 +32,7 @@ from pilotfish.wire.errors import (
     UnsupportedError,
     VersionMismatchError,
 )
+from pilotfish.device_runtime.record import Recovery, Round
 from pilotfish.wire.protocols import LOCAL
 
 if TYPE_CHECKING:

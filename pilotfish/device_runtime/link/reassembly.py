@@ -8,10 +8,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from pilotfish.base.errors import BusyError, MalformedError
 from pilotfish.device_runtime.link.flow import Flow
 from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import BusyError, MalformedError
 from pilotfish.wire.transfer import PACKING_BYTES, unpack
 
 _BEHIND: Final = 256  # replies that wait for a large one before them

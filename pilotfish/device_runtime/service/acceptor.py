@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from pilotfish.wire.descriptors import EXHAUSTED, open_files, raised_limit
+from pilotfish.base.descriptors import EXHAUSTED, open_files, raised_limit
 
 _log = logging.getLogger("pilotfish.service")
 

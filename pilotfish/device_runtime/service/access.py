@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pilotfish.base.errors import KeysError, ListenError
+from pilotfish.base.reading import unmarked
 from pilotfish.device_runtime.drafting.owners import Owner
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.reading import unmarked
-from pilotfish.wire.errors import KeysError, ListenError
 from pilotfish.wire.transport import is_loopback
 
 _FILE_BYTES = 256 * 1024

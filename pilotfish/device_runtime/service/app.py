@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pilotfish.base.errors import PilotfishError
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import page
 from pilotfish.device_runtime.service.access import Client
@@ -26,7 +27,6 @@ from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
 from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
-from pilotfish.wire.errors import PilotfishError
 from pilotfish.wire.protocols import EXCHANGES, STREAM
 
 

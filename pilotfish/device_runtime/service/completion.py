@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pilotfish.base.errors import BadGrammarError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.access import Client
@@ -21,7 +22,6 @@ from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.refusal import Body, RefusalError, gone, refusal_of
-from pilotfish.wire.errors import BadGrammarError
 
 QUIET_S = 3.0
 BODY_S = 10.0  # for a body to arrive

@@ -18,6 +18,9 @@ import uvicorn
 from msgspec.structs import replace
 from starlette.types import ASGIApp
 
+from pilotfish.base.errors import CertificateError, PilotfishError
+from pilotfish.base.settings import adopted, fixed_changes
+from pilotfish.base.supervisor import Supervisor, in_brief
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
@@ -37,10 +40,7 @@ from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.status import Status
 from pilotfish.device_runtime.service.tls import tls_context
 from pilotfish.engines.inspection import Inspection
-from pilotfish.wire.errors import CertificateError, PilotfishError
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.settings import adopted, fixed_changes
-from pilotfish.wire.supervisor import Supervisor, in_brief
 
 _log = logging.getLogger("pilotfish.service")
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import msgspec
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
 from pilotfish.device_runtime.service.prompts import refused
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 # Fields that belong to protocol "auto", and to one that drafts.

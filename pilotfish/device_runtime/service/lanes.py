@@ -21,6 +21,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
+from pilotfish.base.errors import DrainingError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import Options
@@ -28,7 +29,6 @@ from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.refusal import RefusalError, gone
 from pilotfish.speculation.randomness import seed_of
-from pilotfish.wire.errors import DrainingError
 
 _log = logging.getLogger("pilotfish.service")
 _each_log = logging.getLogger("pilotfish.answers")

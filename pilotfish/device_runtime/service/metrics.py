@@ -20,13 +20,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
 from pilotfish import wire
-from pilotfish.device_runtime.energy import Rail, Watch, rails
-from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
-from pilotfish.device_runtime.record import STAGES, Generation, Round
-from pilotfish.engines.inspection import Inspection
-from pilotfish.engines.language_model import Execution
-from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.metrics import (
+from pilotfish.base.metrics import (
     Histogram,
     Histograms,
     counter,
@@ -36,7 +30,13 @@ from pilotfish.wire.metrics import (
     metric,
     notes,
 )
-from pilotfish.wire.protocols import names
+from pilotfish.device_runtime.energy import Rail, Watch, rails
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
+from pilotfish.device_runtime.record import STAGES, Generation, Round
+from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.language_model import Execution
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import counters, names
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "pilotfish_"
@@ -62,7 +62,7 @@ _READINGS = (  # name, help, attribute of `LinkState`, scale
 
 @dataclass
 class _Counts:
-    """Everything that is counted since the start, as `wire.metrics` declares it."""
+    """Everything that is counted since the start, as `base.metrics` declares it."""
 
     drafts: Counter[str] = counter(
         "spec_decode_num_drafts", "Windows that were verified.", "protocol"
@@ -78,7 +78,7 @@ class _Counts:
     )
     hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
     notes: dict[tuple[str, str], float] = notes(
-        lambda one: f"spec_decode_{'num_' if one.whole else ''}{one.metric}"
+        counters, lambda one: f"spec_decode_{'num_' if one.whole else ''}{one.metric}"
     )
     accepted_at: Counter[str] = counter(
         "spec_decode_num_accepted_tokens_per_pos",

@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar, cast
 
 import msgspec
 
+from pilotfish.base.reading import unmarked
 from pilotfish.device_runtime.bridge import Asked, Talk
 from pilotfish.device_runtime.plan import AUTO, Options, plan
 from pilotfish.device_runtime.service.extension import Mass, Temperature, Top, extend
@@ -45,7 +46,6 @@ from pilotfish.device_runtime.service.tools import (
     tools_asked,
     with_call_ids,
 )
-from pilotfish.reading import unmarked
 from pilotfish.speculation.shaping import (
     LEAST_FACTOR,
     MOST_BIAS,

@@ -13,12 +13,12 @@ from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
 import msgspec
 
+from pilotfish.base.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 from pilotfish.device_runtime.bridge import Asked, Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import calls_of
 from pilotfish.engines.errors import TemplateError
-from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 
 _Prompt = str | list[int]
 _NEUTRAL_BYTES = 64

@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pilotfish.engines.errors import EngineError, TemplateError
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     AccessDeniedError,
     BadGrammarError,
     BusyError,
@@ -27,8 +26,9 @@ from pilotfish.wire.errors import (
     TooManySessionsError,
     UnsupportedError,
 )
-from pilotfish.wire.prose import one_line
-from pilotfish.wire.shortage import shortage
+from pilotfish.base.prose import one_line
+from pilotfish.base.shortage import shortage
+from pilotfish.engines.errors import EngineError, TemplateError
 
 _log = logging.getLogger("pilotfish.service")
 

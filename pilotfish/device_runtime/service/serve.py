@@ -13,6 +13,8 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from pilotfish.base.errors import ListenError
+from pilotfish.base.supervisor import Supervisor
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.drafting.memory import OFF
@@ -21,8 +23,6 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
 from pilotfish.device_runtime.service.tls import tls_context
 from pilotfish.engines.inspection import Inspection
-from pilotfish.wire.errors import ListenError
-from pilotfish.wire.supervisor import Supervisor
 from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.service")

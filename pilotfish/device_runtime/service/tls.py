@@ -6,7 +6,7 @@ import ssl
 import stat
 from pathlib import Path
 
-from pilotfish.wire.errors import CertificateError
+from pilotfish.base.errors import CertificateError
 
 _log = logging.getLogger("pilotfish.service")
 _NOT_YET_VALID, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_…

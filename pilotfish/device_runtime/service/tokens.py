@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pilotfish.base.reading import unmarked
 from pilotfish.device_runtime.bridge import Asked, Talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.prompts import (
@@ -21,7 +22,6 @@ from pilotfish.device_runtime.service.prompts import (
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import ToolList, tools_asked
-from pilotfish.reading import unmarked
 
 Body = dict[str, Any]
 _MOST = 1 << 20  # tokens

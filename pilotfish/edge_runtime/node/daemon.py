@@ -8,6 +8,9 @@ from typing import Any
 
 import zmq
 
+from pilotfish.base.descriptors import room
+from pilotfish.base.errors import KeysError
+from pilotfish.base.supervisor import Supervisor, in_brief, inherited_socket
 from pilotfish.edge_runtime.config import MEBIBYTE, NodeConfig
 from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.edge_runtime.node.service import NodeService
@@ -21,10 +24,7 @@ from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.connections import Bounds
-from pilotfish.wire.descriptors import room
-from pilotfish.wire.errors import KeysError
 from pilotfish.wire.keys import AllowList, EdgeKeys
-from pilotfish.wire.supervisor import Supervisor, in_brief, inherited_socket
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
+from pilotfish.base.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
 from pilotfish.edge_runtime.faults import is_the_requests
 from pilotfish.edge_runtime.node.work import Work, timed
-from pilotfish.wire.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
 from pilotfish.wire.transport import Envelope, Listener, check_size

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from pilotfish import wire
+from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
 from pilotfish.edge_runtime.node.work import Work, timed
 from pilotfish.edge_runtime.slots import StageSlots
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
-from pilotfish.wire.errors import MalformedError, TargetLostError, UnsupportedError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import VERSION, Attach, Ready, Refused, Step, decode_report

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pilotfish import wire
+from pilotfish.base.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
 from pilotfish.edge_runtime.node.work import Work
 from pilotfish.edge_runtime.slots import ModelSlots, numbers
 from pilotfish.engines.language_model import LanguageModel
 from pilotfish.speculation.ensemble import TopRows, top_rows
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk
-from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
+from pilotfish.base.errors import ConfigError, TargetLostError
 from pilotfish.edge_runtime.config import ClusterPlan
 from pilotfish.edge_runtime.node.actor import Holds, Made
 from pilotfish.edge_runtime.slots import CHUNK
@@ -35,7 +36,6 @@ from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.target import Opening, Span, shared_out, wait_for_nodes
 from pilotfish.engines.artifact import open_stages
 from pilotfish.engines.stage import Head
-from pilotfish.wire.errors import ConfigError, TargetLostError
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import zmq
 
+from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
 from pilotfish.edge_runtime.targets.listed import Federation, places, read_list
 from pilotfish.edge_runtime.targets.member import DEPTH, Member
 from pilotfish.edge_runtime.targets.peer import NodeAddress, expect_locked
@@ -32,7 +33,6 @@ from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.target import Opening, Span, wait_for_nodes
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
-from pilotfish.wire.errors import ConfigError, TargetLostError, UnsupportedError
 from pilotfish.wire.nodes import MAX_ITEMS
 
 _log = logging.getLogger("pilotfish.edge")

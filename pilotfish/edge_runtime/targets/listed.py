@@ -11,9 +11,9 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from pilotfish.base.errors import ConfigError
+from pilotfish.base.reading import content, reading, unmarked
 from pilotfish.edge_runtime.targets.peer import NodeAddress
-from pilotfish.reading import content, reading, unmarked
-from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.nodes import Ready
 

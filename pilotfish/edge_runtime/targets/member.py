@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
@@ -21,7 +22,6 @@ from pilotfish.edge_runtime.targets.target import Opening, Span
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire.codecs.topk import decode_topk
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 

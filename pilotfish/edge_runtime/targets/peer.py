@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import zmq
 
+from pilotfish.base.errors import KeysError, MalformedError, TargetLostError
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.errors import KeysError, MalformedError, TargetLostError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.link.attempts import Failure
 from pilotfish.wire.messages import Buffer

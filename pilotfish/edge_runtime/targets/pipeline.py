@@ -22,6 +22,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import ConfigError, MalformedError, TargetLostError
 from pilotfish.edge_runtime.slots import CHUNK, StageSlots
 from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
@@ -32,7 +33,6 @@ from pilotfish.edge_runtime.targets.stages import Stages
 from pilotfish.edge_runtime.targets.target import Opening, Span, shared_out, wait_for_nodes
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
-from pilotfish.wire.errors import ConfigError, MalformedError, TargetLostError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Scored
 

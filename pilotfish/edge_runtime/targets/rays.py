@@ -13,12 +13,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pilotfish.cpus import usable_cpus
+from pilotfish.base.cpus import usable_cpus
+from pilotfish.base.errors import ConfigError, TargetLostError
+from pilotfish.base.extras import installing
 from pilotfish.edge_runtime.node.actor import NodeActor
 from pilotfish.edge_runtime.targets.target import Opening
 from pilotfish.engines.artifact import Artifact
-from pilotfish.extras import installing
-from pilotfish.wire.errors import ConfigError, TargetLostError
 
 _STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
 _ROWS = 2 * 16  # of logits for each session in the store; those of longer windows go to disk

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
-from pilotfish.wire.errors import TargetLostError
 
 _LOOK_S = 0.3  # longer than a loop waits for news of its nodes
 

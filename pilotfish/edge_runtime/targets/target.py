@@ -20,11 +20,11 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import Execution, Output
-from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.keys import EdgeKeys
 
 _log = logging.getLogger("pilotfish.edge")

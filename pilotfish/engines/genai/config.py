@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from pilotfish.base.reading import content, reading
 from pilotfish.engines.errors import ArtifactError
-from pilotfish.reading import content, reading
 
 MOST_BYTES = 1 << 20  # of genai_config.json
 FLOATS = ("float32", "float16")  # numpy has no bfloat16

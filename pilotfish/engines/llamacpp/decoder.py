@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.cpus import usable_cpus
+from pilotfish.base.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.extras import installing
 from pilotfish.engines.errors import ProviderError
-from pilotfish.extras import installing
 
 log = logging.getLogger("pilotfish.engines")
 

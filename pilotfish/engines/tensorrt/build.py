@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pilotfish.base.reading import reading, utf8_path
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.cudart import Cuda, Gpu
@@ -27,7 +28,6 @@ from pilotfish.engines.tensorrt.gates import (
     tensorrt_version,
 )
 from pilotfish.engines.tensorrt.profiles import Profiles
-from pilotfish.reading import reading, utf8_path
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pilotfish.base.extras import installing
 from pilotfish.engines.errors import BuildError, ProviderError
 from pilotfish.engines.manifest import GENAI, LLAMACPP, Manifest
-from pilotfish.extras import installing
 
 if TYPE_CHECKING:
     import tensorrt as trt

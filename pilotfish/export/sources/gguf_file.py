@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.reading import reading
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS, keep_blocks
 from pilotfish.export.sources.mapped_file import MappedFile
-from pilotfish.reading import reading
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4

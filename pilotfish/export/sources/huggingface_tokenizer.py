@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from pilotfish.base.reading import reading, text
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer, complaining
 from pilotfish.export.errors import ExportError
@@ -27,7 +28,6 @@ from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.roles import CLASSES, content, named_tokens, tokenizer_class
 from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
-from pilotfish.reading import reading, text
 
 log = logging.getLogger("pilotfish.export")
 TEMPLATE = "chat_template.jinja"

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.base.reading import content, reading
 from pilotfish.export.errors import ExportError
-from pilotfish.reading import content, reading
 
 # Python's json writes infinity bare, which is no JSON; transformers writes it so.
 _BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.reading import reading
 from pilotfish.export.errors import ExportError
-from pilotfish.reading import reading
 
 
 class MappedFile:

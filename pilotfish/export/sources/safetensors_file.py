@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from pilotfish.base.reading import reading
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
-from pilotfish.reading import reading
 
 BYTES_AT_ONCE = 1 << 24
 ROWS_BYTES = 1 << 24  # of a tensor that is read in parts

@@ -10,13 +10,13 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models
 
+from pilotfish.base.reading import reading, text
 from pilotfish.engines.tokenizer import complaining
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import read_added
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS
 from pilotfish.export.tokenizers.tables import pair
-from pilotfish.reading import reading, text
 
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 

@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, processors
 
+from pilotfish.base.reading import content, reading
 from pilotfish.engines.tokenizer import complaining
 from pilotfish.export.errors import ExportError
 from pilotfish.export.tokenizers.added import Added, read_added
@@ -29,7 +30,6 @@ from pilotfish.export.tokenizers.model_proto import (
 )
 from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score
-from pilotfish.reading import content, reading
 
 MODEL = "tokenizer.model"
 

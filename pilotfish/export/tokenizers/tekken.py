@@ -14,10 +14,10 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
+from pilotfish.base.reading import content, reading
 from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, complaining
 from pilotfish.export.errors import ExportError
 from pilotfish.export.tokenizers.tables import merges_by_score
-from pilotfish.reading import content, reading
 
 FILE = "tekken.json"
 BOS = "<s>"

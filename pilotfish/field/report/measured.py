@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pilotfish.base.errors import RunFileError
 from pilotfish.field.report.figures import Figures, figures, flat
 from pilotfish.field.report.hindsight import Hindsight, hindsight
 from pilotfish.field.report.link import unmeasured
 from pilotfish.field.report.plausible import expect_plausible
 from pilotfish.field.report.statistics import LEVEL, RESAMPLES
 from pilotfish.field.run import Answer, Facts, Run
-from pilotfish.wire.errors import RunFileError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ may then divide, take logarithms and draw without further checks.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer
-from pilotfish.wire.errors import RunFileError
 from pilotfish.wire.protocols import counters
 
 _LONGEST_S = 1e7  # of a stage or an answer: four months

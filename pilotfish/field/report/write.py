@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pilotfish.base.files import PRIVATE, private_folder, write_whole
 from pilotfish.field.report.measured import Measured
 from pilotfish.field.report.page import page
 from pilotfish.field.report.pictures import draw
-from pilotfish.wire.files import PRIVATE, private_folder, write_whole
 
 PAGE = "report.html"
 

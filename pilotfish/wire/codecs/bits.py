@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.wire.errors import MalformedError
+from pilotfish.base.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
 Ints = NDArray[np.int64]

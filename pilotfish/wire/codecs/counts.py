@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.wire.codecs.bits import BitReader, BitSlots, Ints, write
 from pilotfish.wire.codecs.gaps import TILTS, good_tilt, layout
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
 MAX_BITS: Final = 24

@@ -24,7 +24,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.wire.errors import MalformedError
+from pilotfish.base.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
 HiddenFormat = Literal["int8", "fp16", "int4", "fp32"]

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
+from pilotfish.base.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.messages import Buffer
 
 _TWO_BYTES: Final = 2**16

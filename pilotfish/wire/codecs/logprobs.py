@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.truncation import likeliest
-from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.messages import Buffer
 
 Entries = NDArray[np.void]

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.truncation import MAX_LEVEL
 from pilotfish.wire.codecs.bits import BitReader, Ints, write
 from pilotfish.wire.codecs.gaps import Layout, good_tilt, layout, rice_parameter
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
 MAX_HEIGHT_PARAMETER: Final = 5

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 
 MAX_TOKENS: Final = 2**18  # of a frame: bounds what a hostile one can cost

@@ -25,13 +25,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.speculation.theory import Values
 from pilotfish.speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, STEPS_PER_OCTAVE
 from pilotfish.wire.codecs.bits import Ints
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
 TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; their places are their codes

@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from pilotfish.wire.errors import ConfigError, UnsupportedError
+from pilotfish.base.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.ahead import Ahead
 from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose

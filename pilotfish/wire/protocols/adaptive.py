@@ -15,13 +15,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, Relaxation, verify
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.exchange import Law, Place, Ruling, coins, follow
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
-from pilotfish.wire.settings import setting
 
 # Where neither request nor edge say anything. A position deviates by 0.045 with it on the default
 # pair, where 18 % of the drafts are key; with SmolLM2-135M for Qwen2.5-Coder-1.5B by 0.022 in chats

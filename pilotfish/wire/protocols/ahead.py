@@ -18,16 +18,16 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
+from pilotfish.base.errors import MalformedError
+from pilotfish.base.settings import setting
 from pilotfish.speculation.distributions import Floats, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, race
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
 from pilotfish.wire.committed import Committed, common_prefix
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.declared import ProtocolOptions
 from pilotfish.wire.protocols.exchange import Ids, Law, expect_frames, ids_in
-from pilotfish.wire.settings import setting
 
 MOST_DRAFTS = 15  # of a pass: with the committed token before them a TensorRT engine's 16 rows
 DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # of hints

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin
 
 import msgspec
 
-from pilotfish.wire.settings import settings
+from pilotfish.base.settings import settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,7 +41,7 @@ SHARED_OPTIONS = frozenset(
 class ProtocolOptions(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Base of a protocol's options: settings as `wire.settings` has them, each with a default.
+    """Base of a protocol's options: settings as `base.settings` has them, each with a default.
 
     None as a default stands for the edge's own value. Protocols may share a type; no two types may
     have an option of the same name, nor one of `SHARED_OPTIONS`.

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import BadDraftError, MalformedError
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import Expansion, Tree, chain
-from pilotfish.wire.errors import BadDraftError, MalformedError
 from pilotfish.wire.messages import Buffer, frame
 from pilotfish.wire.protocols.exchange import (
     Draft,

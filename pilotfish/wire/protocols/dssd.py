@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.candidates import residual
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, uniforms
@@ -25,7 +26,6 @@ from pilotfish.speculation.split import systematic
 from pilotfish.speculation.tree import Expansion, Tree, Walk
 from pilotfish.wire.codecs.counts import decode_counts, encode_counts
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.exchange import (
     Draft,

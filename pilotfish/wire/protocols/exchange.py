@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import BadDraftError, MalformedError, TooLargeError
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
@@ -25,7 +26,6 @@ from pilotfish.speculation.shaping import AS_THEY_ARE, Constraint, Shaper, Shapi
 from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
-from pilotfish.wire.errors import BadDraftError, MalformedError, TooLargeError
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
 

@@ -8,9 +8,9 @@ The device drafts its argmax; the edge accepts while the draft equals the target
 first argmax that differs, or the one after the window, follows.
 """
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError, UnsupportedError
+from pilotfish.base.settings import setting
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.judging import judged, mismatches
 from pilotfish.speculation.tree import Tree
@@ -25,11 +27,9 @@ from pilotfish.wire.codecs.hidden import (
     encode_hidden,
     hidden_bytes,
 )
-from pilotfish.wire.errors import MalformedError, UnsupportedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
-from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from typing_extensions import Self

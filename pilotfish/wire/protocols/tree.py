@@ -19,12 +19,12 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError, TooLargeError
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.tree import Expansion, Tree
 from pilotfish.speculation.truncation import SparseRows, truncate
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
 from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
-from pilotfish.wire.errors import MalformedError, TooLargeError
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.exchange import (
     VERDICT_BYTES,

@@ -16,10 +16,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.exchange import (
     INQUIRY_BYTES,

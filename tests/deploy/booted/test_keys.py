@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device
+from pilotfish.base.errors import PilotfishError
 from pilotfish.wire import keys
-from pilotfish.wire.errors import PilotfishError
 from tests.deploy.booted.asking import is_undisturbed, link_losses, stream
 from tests.deploy.booted.conftest import DEVICE, EDGE, ETC, Prepared
 from tests.deploy.booted.machine import Machine

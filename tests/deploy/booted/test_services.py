@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from pilotfish import Device
+from pilotfish.base.errors import PilotfishError
 from pilotfish.wire import keys
-from pilotfish.wire.errors import PilotfishError
 from tests.deploy.booted.asking import (
     AFTERWARDS,
     client,

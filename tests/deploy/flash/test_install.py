@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import PilotfishError, UnsupportedError
 from pilotfish.cli import flash, main
 from pilotfish.deploy import errors, manifest
 from pilotfish.deploy.errors import BundleError, InstallError
 from pilotfish.deploy.rootfs import Rootfs
 from pilotfish.deploy.wheelhouse import pack
-from pilotfish.wire.errors import PilotfishError, UnsupportedError
 from tests.support.bundles import (
     HOME,
     MACHINE,

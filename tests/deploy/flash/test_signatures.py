@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import KeysError
 from pilotfish.cli import main
 from pilotfish.deploy import manifest, signatures
 from pilotfish.deploy.errors import SignatureError
-from pilotfish.wire.errors import KeysError
 from tests.support.bundles import (
     TOOLS,
     can_install,

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair, TrivialBridge
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.trial import try_drafters
@@ -29,7 +30,6 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.speakers import OpenPair
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.shaping import Grammar
-from pilotfish.wire.errors import PairMismatchError
 from tests.support.bridged import END, TARGETS_END, WORDS, ids
 from tests.support.enumeration import p_value
 from tests.support.rounds import PROMPT, Setting

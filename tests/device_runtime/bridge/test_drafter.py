@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import InterruptedGenerationError
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import InterruptedGenerationError
 from pilotfish.wire.protocols import EXCHANGES, Law
 from tests.support.tiny import tiny_artifact
 

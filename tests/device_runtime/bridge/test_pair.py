@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.engines.errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
-from pilotfish.wire.errors import TokenOutOfRangeError, UnsupportedError
 from tests.support.tiny import tiny_tokenizer
 from tests.support.vocabularies import sentencepiece_metadata
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import shared as module
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.engines.tokenizer import BYTE_OF_CHARACTER, BYTE_TOKEN
@@ -19,7 +20,6 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.projection import Projection
-from pilotfish.wire.errors import PairMismatchError
 from tests.support.tiny import tiny_artifact
 from tests.support.vocabularies import sentencepiece_metadata, smollm2_metadata
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from pilotfish import EdgeServer
-from pilotfish.wire import messages as m
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     AccessDeniedError,
     InterruptedGenerationError,
 )
+from pilotfish.wire import messages as m
 from tests.device_runtime.bridged_devices.asking import (
     GREEDY,
     TEXT,

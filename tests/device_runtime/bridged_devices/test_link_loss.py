@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer, Piece
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     EdgeLostError,
     PromptTooLongError,
 )

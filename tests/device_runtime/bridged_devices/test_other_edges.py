@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import PairMismatchError
 from tests.device_runtime.bridged_devices.asking import (
     GREEDY,
     TEXT,

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import PairMismatchError
 from tests.device_runtime.bridge.test_drafter import THEIRS
 from tests.device_runtime.bridged_devices.asking import (
     CONTEXT,

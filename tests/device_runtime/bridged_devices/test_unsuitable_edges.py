@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import PairMismatchError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import PairMismatchError
 from tests.device_runtime.bridged_devices.asking import (
     GREEDY,
     TEXT,

@@ -15,10 +15,10 @@ import openai
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.base.errors import KeysError
+from pilotfish.base.extras import installing
 from pilotfish.cli import main
 from pilotfish.device_runtime.service.access import ApiKeys, api_keys
-from pilotfish.extras import installing
-from pilotfish.wire.errors import KeysError
 from pilotfish.wire.keys import create as create_pair
 from tests.conftest import Pair
 from tests.support.serving import Serving, chat, serving

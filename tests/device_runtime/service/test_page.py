@@ -22,7 +22,7 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
 from pilotfish import EdgeServer
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Conditions, Emulator
 from tests.conftest import Pair
 from tests.device_runtime.test_metrics import accept_by_promtool
 from tests.support.browsing import (

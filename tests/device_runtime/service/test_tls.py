@@ -16,10 +16,10 @@ import httpx
 import openai
 import pytest
 
+from pilotfish.base.errors import CertificateError
 from pilotfish.cli import main
 from pilotfish.device_runtime.service.connection import CONNECTIONS, TlsHandshake
 from pilotfish.device_runtime.service.tls import tls_context
-from pilotfish.wire.errors import CertificateError
 from tests.conftest import Pair
 from tests.support.serving import Serving, chat, said, serving
 

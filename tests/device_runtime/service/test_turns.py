@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pilotfish import Device
+from pilotfish.base.errors import DrainingError
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.wire.errors import DrainingError
 from tests.conftest import Pair
 
 NOWHERE = "tcp://127.0.0.1:1"

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from pilotfish import EdgeServer
-from pilotfish.device_runtime.drafting.source import DraftSource
-from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import FAIL, Interrupt
-from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire import messages as m
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     InterruptedGenerationError,
     PairMismatchError,
 )
+from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import FAIL, Interrupt
+from pilotfish.emulation.emulator import Conditions, Emulator
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.device_runtime.vocabulary_wire.arriving import (
     PARTS,

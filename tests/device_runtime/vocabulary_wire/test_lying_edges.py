@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.device_runtime.link.loss import Patience
-from pilotfish.wire import messages as m
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     EdgeLostError,
     MalformedError,
     PairMismatchError,
     PilotfishError,
     RateLimitedError,
 )
+from pilotfish.device_runtime.link.loss import Patience
+from pilotfish.wire import messages as m
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_bad_edge import Answer
 from tests.device_runtime.vocabulary_wire.arriving import (

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import AccessDeniedError
 from pilotfish.wire import messages as m
-from pilotfish.wire.errors import AccessDeniedError
 from pilotfish.wire.keys import DeviceKeys
 from tests.support.hostile import PROMPT, RawClient, RawSession
 

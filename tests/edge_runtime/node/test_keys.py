@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import TargetLostError
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import keys
-from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.protocols import Law
 from tests.support.daemons import Systemd, await_sample, free_port, running, scrape
 from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, worker, write_list

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
+from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.slots import check_items
 from pilotfish.wire.codecs.topk import decode_topk
-from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import MAX_WINDOW, encode
 from pilotfish.wire.nodes import MAX_ITEMS, Attach, Item, Refused, Scored, Step
 from tests.conftest import CONTEXT, VOCAB

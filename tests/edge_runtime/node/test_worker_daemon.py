@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from pilotfish.base.errors import ListenError
 from pilotfish.cli import main
 from pilotfish.wire import keys
-from pilotfish.wire.errors import ListenError
 from pilotfish.wire.nodes import Greet, Ready, Refused
 from tests.conftest import CONTEXT, Pair
 from tests.support.commands import await_end, patience_s, refusal

@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets import peer
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.nodes import Ready, Refused, Scored
 from pilotfish.wire.protocols import Law
 from tests.conftest import VOCAB

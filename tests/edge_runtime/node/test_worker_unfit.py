@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets import peer
-from pilotfish.wire.errors import TargetLostError
 from tests.conftest import VOCAB
 from tests.support.federating import (
     SESSIONS,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.codecs import decode_counts, decode_ids, decode_sparse
-from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.messages import MAX_WINDOW, decode_reply, decode_request
 
 VOCAB = 50_000

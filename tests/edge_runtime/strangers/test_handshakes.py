@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import HANDSHAKE_STEP_S
 from tests.conftest import Pair

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import Law
 from tests.conftest import CONTEXT
 from tests.support.averaging import tokens_of

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pytest
 
 from pilotfish import Device
+from pilotfish.base.errors import TargetLostError
 from pilotfish.device_runtime.record import Piece
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.protocols import Law
 from tests.support.daemons import await_sample, free_port, scrape
 from tests.support.federating import (

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import TargetLostError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.protocols import Law
 from tests.support.commands import await_end, children, patience_s, refusal
 from tests.support.daemons import Daemon, Systemd, free_port, running

@@ -17,7 +17,7 @@ from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
 from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
-from pilotfish.wire.emulation.emulator import Emulator
+from pilotfish.emulation.emulator import Emulator
 from pilotfish.wire.protocols import Ruling
 from tests.support.passes import collect, run
 from tests.support.pipelines import Row, cut, made_pair, opened, row

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.node.stage import StageWork
 from pilotfish.edge_runtime.slots import StageSlots
 from pilotfish.edge_runtime.tally import Tally
@@ -18,7 +19,6 @@ from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
-from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.nodes import Attached, Refused, Scored
 from tests.conftest import HIDDEN, Pair
 from tests.support.federating import Frames, Said, WorkerThread

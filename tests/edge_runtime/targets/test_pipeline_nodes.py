@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import ConfigError, KeysError
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
@@ -21,7 +22,6 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.export.split import split_artifact
 from pilotfish.wire import keys
-from pilotfish.wire.errors import ConfigError, KeysError
 from pilotfish.wire.keys import EdgeKeys
 from tests.conftest import Pair
 from tests.support.hostile import cpu_s

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
-from pilotfish.wire.emulation.emulator import Emulator
-from pilotfish.wire.errors import TargetLostError
+from pilotfish.emulation.emulator import Emulator
 from tests.conftest import Pair
 from tests.support.daemons import free_port, scrape
 from tests.support.hostile import cpu_s

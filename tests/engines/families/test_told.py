@@ -9,6 +9,7 @@ from zlib import crc32
 
 import pytest
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.answer import outline_of
 from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
@@ -17,7 +18,6 @@ from pilotfish.engines.errors import TemplateError
 from pilotfish.engines.families import FAMILIES, Tool, Tools, family_of, tools
 from pilotfish.engines.notices import Notices
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_GRAMMAR
 from tests.support.calling import CALLING, TEMPLATES, TOLD, TOOLS, tool
 from tests.support.vocabularies import smollm2

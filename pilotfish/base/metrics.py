@@ -9,12 +9,10 @@ else needs it.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
-
-from pilotfish.wire.protocols import RoundCounter, counters
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -66,13 +64,32 @@ def histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> An
     return _declared(lambda: made(bounds), "histogram", name, text, *labels)
 
 
-def notes(name: Callable[[RoundCounter], str]) -> Any:
-    """Declare the protocols' own counters, called as ``name`` says: a dict by counter, protocol."""
+class Described(Protocol):
+    """A quantity with a name of its own and a help text."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+    @property
+    def help(self) -> str:
+        """Return its help text."""
+
+
+_Described = TypeVar("_Described", bound=Described)
+
+
+def notes(kinds: Callable[[], Mapping[str, _Described]], name: Callable[[_Described], str]) -> Any:
+    """Declare the protocols' own counters: a dict by the counter's name and the protocol.
+
+    kinds: lists them by name; name: makes the metric's name of one.
+    """
 
     def made(prefix: str, sums: dict[tuple[str, str], float]) -> Iterator["Metric"]:
-        for one in counters().values():
-            own = {protocol: sums[what, protocol] for what, protocol in [*sums] if what == one.name}
-            yield metric("counter", prefix, name(one), one.help, own, "protocol")
+        for kind in kinds().values():
+            labels = [protocol for what, protocol in [*sums] if what == kind.name]
+            values = {protocol: sums[kind.name, protocol] for protocol in labels}
+            yield metric("counter", prefix, name(kind), kind.help, values, "protocol")
 
     about = {"metrics": made, "labels": ("protocol",)}
     return field(default_factory=lambda: defaultdict(float), metadata=about)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.wire.emulation.emulator import Conditions
-from pilotfish.wire.emulation.shaper import (
+from pilotfish.emulation.emulator import Conditions
+from pilotfish.emulation.shaper import (
     FIN,
     MAX_HELD_BYTES,
     SEGMENT_BYTES,
@@ -20,7 +20,7 @@ from pilotfish.wire.emulation.shaper import (
     LinkShaper,
     shapes,
 )
-from pilotfish.wire.emulation.traces import Trace
+from pilotfish.emulation.traces import Trace
 from tests.support.examples import examples
 
 

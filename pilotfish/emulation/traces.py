@@ -15,8 +15,8 @@ from array import array
 from bisect import bisect_left
 from pathlib import Path
 
-from pilotfish.reading import unmarked
-from pilotfish.wire.errors import TraceError
+from pilotfish.base.errors import TraceError
+from pilotfish.base.reading import unmarked
 
 OPPORTUNITY_BYTES = 1500
 

@@ -20,8 +20,8 @@ from collections import deque
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
-from pilotfish.wire.emulation.emulator import Conditions
-from pilotfish.wire.emulation.traces import OPPORTUNITY_BYTES, Trace, TraceClock
+from pilotfish.emulation.emulator import Conditions
+from pilotfish.emulation.traces import OPPORTUNITY_BYTES, Trace, TraceClock
 
 SEGMENT_BYTES = OPPORTUNITY_BYTES
 FOLLOWERS = 3

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.wire.emulation.emulator import Conditions, Emulator, Traffic
-from pilotfish.wire.errors import (
+from pilotfish.base.errors import (
     EdgeUnreachableError,
     ListenError,
     TraceError,
     UnsupportedError,
 )
+from pilotfish.emulation.emulator import Conditions, Emulator, Traffic
 from tests.support.tcp import connected, echo, received, serving
 
 
@@ -188,7 +188,7 @@ def test_many_connections_at_once():
 def test_more_connections_than_descriptors_wait_their_turn():
     program = (
         "import resource, sys\n"
-        "from pilotfish.wire.emulation.emulator import Emulator\n"
+        "from pilotfish.emulation.emulator import Emulator\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))\n"
         "with Emulator(sys.argv[1]) as link:\n"
         "    print(link.endpoint, flush=True)\n"
@@ -216,7 +216,7 @@ def test_more_connections_than_descriptors_wait_their_turn():
 def test_the_proxy_ends_with_its_parent(number):
     program = (
         "import sys\n"
-        "from pilotfish.wire.emulation.emulator import Emulator\n"
+        "from pilotfish.emulation.emulator import Emulator\n"
         "link = Emulator('tcp://127.0.0.1:9').start()\n"
         "print(link.pid, flush=True)\n"
         "sys.stdin.read()\n"

@@ -5,7 +5,18 @@ message is a whole sentence that says what to do. `from_code` turns a received c
 class, so that a caller catches the same type wherever the fault was found.
 """
 
-from pilotfish.errors import PilotfishError as PilotfishError  # noqa: PLC0414  # re-exported
+from typing import ClassVar
+
+
+class PilotfishError(Exception):
+    """Root of the hierarchy; never raised itself.
+
+    code: names the kind on the wire and over HTTP. exit_code: what a command ends with. The message
+    is a whole sentence that says what to do.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
 
 
 class MalformedError(PilotfishError):

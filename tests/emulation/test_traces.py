@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.wire.emulation.traces import Trace, TraceClock
-from pilotfish.wire.errors import TraceError
+from pilotfish.base.errors import TraceError
+from pilotfish.emulation.traces import Trace, TraceClock
 
 
 def written(path, text):

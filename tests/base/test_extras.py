@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish import extras
+from pilotfish.base import extras
 
 
 @pytest.mark.parametrize(

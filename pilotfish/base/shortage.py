@@ -1,6 +1,6 @@
 """Tell the errors of a machine that has no room left from those of a program."""
 
-from pilotfish.wire.descriptors import EXHAUSTED
+from pilotfish.base.descriptors import EXHAUSTED
 
 _NO_THREAD = "can't start new thread"  # CPython says no more of it
 

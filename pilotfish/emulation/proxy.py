@@ -21,16 +21,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
-from pilotfish.wire.emulation.addresses import address_of, endpoint_of, listen_on
-from pilotfish.wire.emulation.connection import (
+from pilotfish.emulation.addresses import address_of, endpoint_of, listen_on
+from pilotfish.emulation.connection import (
     SocketEnd,
     Way,
     joined,
     limit_received,
     reset,
 )
-from pilotfish.wire.emulation.emulator import Conditions, Traffic
-from pilotfish.wire.emulation.shaper import RESET, LinkShaper, shapes
+from pilotfish.emulation.emulator import Conditions, Traffic
+from pilotfish.emulation.shaper import RESET, LinkShaper, shapes
 
 _log = logging.getLogger("pilotfish.emulate")
 

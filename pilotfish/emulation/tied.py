@@ -1,6 +1,6 @@
 """The emulator's process: a `Proxy`, tied to the `Emulator` that started it.
 
-`python -m pilotfish.wire.emulation.tied DESCRIPTOR` reads requests from a socket, one JSON object a
+`python -m pilotfish.emulation.tied DESCRIPTOR` reads requests from a socket, one JSON object a
 line, and answers each with one. The first configures the proxy; later ones change the link or ask
 for totals. When the other end closes, the process ends.
 """
@@ -11,10 +11,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from pilotfish.wire.emulation.emulator import Conditions
-from pilotfish.wire.emulation.proxy import Proxy, take_precedence
-from pilotfish.wire.errors import PilotfishError
-from pilotfish.wire.tie import Tie
+from pilotfish.base.child import Tie
+from pilotfish.base.errors import PilotfishError
+from pilotfish.emulation.emulator import Conditions
+from pilotfish.emulation.proxy import Proxy, take_precedence
 
 
 def _answer(proxy: Proxy, asked: dict[str, Any]) -> dict[str, Any]:

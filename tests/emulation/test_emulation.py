@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish import Device
-from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Conditions, Emulator
 from tests.support.examples import examples
 from tests.support.tcp import arrivals, connected, echo, received, round_trips_s, serving
 

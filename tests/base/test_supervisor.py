@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.wire.errors import NotReloadedError
-from pilotfish.wire.supervisor import Supervisor, reload
+from pilotfish.base.errors import NotReloadedError
+from pilotfish.base.supervisor import Supervisor, reload
 
 
 class Ear:
@@ -141,7 +141,7 @@ def test_no_listener(tmp_path: Path) -> None:
 
 _CHILD = """
 import os
-from pilotfish.wire.supervisor import Supervisor, inherited_socket
+from pilotfish.base.supervisor import Supervisor, inherited_socket
 os.environ["WATCHDOG_PID"] = str(os.getpid() + int(os.environ.pop("OFF_BY")))
 if "LISTEN_FDS" in os.environ:
     os.environ["LISTEN_PID"] = str(os.getpid())

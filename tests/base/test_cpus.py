@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.cpus import cpu_quota, usable_cpus
+from pilotfish.base.cpus import cpu_quota, usable_cpus
 
 V1 = "31 23 0:29 {top} /sys/fs/cgroup/cpu rw shared:1 - cgroup cgroup rw,cpu,cpuacct\n"
 V2 = "31 23 0:38 {top} /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
@@ -85,7 +85,7 @@ def test_a_quota_of_this_kernel() -> None:
         (group / "cpu.cfs_period_us").write_text("100000")
         script = (
             f"open({str(group / 'cgroup.procs')!r}, 'w').write('0');"
-            "from pilotfish.cpus import usable_cpus; print(usable_cpus())"
+            "from pilotfish.base.cpus import usable_cpus; print(usable_cpus())"
         )
         done = subprocess.run(
             [sys.executable, "-c", script], check=False, capture_output=True, text=True

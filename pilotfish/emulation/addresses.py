@@ -4,8 +4,8 @@ import re
 import socket
 from typing import Any, TypeAlias
 
+from pilotfish.base.errors import EdgeUnreachableError, ListenError, UnsupportedError
 from pilotfish.wire.address import require_address, require_listenable
-from pilotfish.wire.errors import EdgeUnreachableError, ListenError, UnsupportedError
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 

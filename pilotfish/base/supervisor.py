@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pilotfish.wire.errors import NotReloadedError
-from pilotfish.wire.files import write_whole
-from pilotfish.wire.prose import one_line
+from pilotfish.base.errors import NotReloadedError
+from pilotfish.base.files import write_whole
+from pilotfish.base.prose import one_line
 
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 _RUNTIME = "RUNTIME_DIRECTORY"  # what systemd calls it; may list several

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from pilotfish.wire.errors import PilotfishError, from_code
+from pilotfish.base.errors import PilotfishError, from_code
 
 STOP_S = 5.0
 

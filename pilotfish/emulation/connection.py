@@ -5,7 +5,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from pilotfish.wire.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, LinkShaper
+from pilotfish.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, LinkShaper
 
 # What the kernel receives ahead of the emulated queue, per socket. With little room it tells the
 # sender so at once, which then sees the link's rate in what is acknowledged.

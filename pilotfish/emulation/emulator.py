@@ -1,7 +1,7 @@
 """`Emulator`: a slow, long or lossy link in front of an edge, for tests, benchmarks and demos.
 
 in: where to pass connections on to, and `Conditions`, which may change while it runs. out: an
-endpoint to connect to instead, whose traffic is delayed as `wire.emulation.shaper` says.
+endpoint to connect to instead, whose traffic is delayed as `emulation.shaper` says.
 
 The proxy is that of `pilotfish emulate`, in a process of its own: in one interpreter with a busy
 test it would be late by milliseconds. A socket pair carries conditions and figures; the proxy stops
@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 from msgspec import Struct, structs
 
-from pilotfish.wire.errors import ListenError, UnsupportedError
-from pilotfish.wire.settings import setting
-from pilotfish.wire.tie import TiedProcess
+from pilotfish.base.child import TiedProcess
+from pilotfish.base.errors import ListenError, UnsupportedError
+from pilotfish.base.settings import setting
 
 _ANSWER_S = 30.0
 MAX_BUFFER_BYTES = 16 * 1024 * 1024
@@ -165,7 +165,7 @@ class Emulator:
         Raises ListenError (address taken), TraceError, UnsupportedError (address misspelt),
         EdgeUnreachableError (no such host).
         """
-        command = [sys.executable, "-m", "pilotfish.wire.emulation.tied"]
+        command = [sys.executable, "-m", "pilotfish.emulation.tied"]
         self._child = TiedProcess(command, _ANSWER_S)
         try:
             told = self._ask(

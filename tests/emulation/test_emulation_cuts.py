@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pilotfish.wire.emulation.emulator import Emulator
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.emulation.emulator import Emulator
 from tests.support.tcp import connected, echo, received, serving
 
 
