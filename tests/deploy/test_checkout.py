@@ -29,7 +29,13 @@ def run(checkout: Path, *words: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     command = [sys.executable, "-m", *words]
     completed = subprocess.run(
-        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=250
+        command,
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
     )
     assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-2000:]
     return completed.stdout
