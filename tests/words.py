@@ -1,6 +1,6 @@
 """Check the words of the code: `make lint` runs `python -m tests.words [PATH…]`.
 
-Names must be the field's nouns and verbs; comments and docstrings must be sentences or noun phrases.
+Names must be nouns and verbs of the field; comments and docstrings, sentences or noun phrases.
 Exact match and a few patterns find the usual faults; readers find the rest. An exception is a line
 of `tests/words_allowed.txt`: path, word, reason.
 """
@@ -115,8 +115,7 @@ def prose_lines(text: str) -> Iterator[tuple[int, str]]:
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
         elif token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT):
-            for number, line in enumerate(token.string.splitlines(), token.start[0]):
-                yield number, line
+            yield from enumerate(token.string.splitlines(), token.start[0])
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             before = token.type
 
