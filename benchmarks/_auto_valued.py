@@ -20,7 +20,7 @@ from _common import PROMPTS, Rows, Steps
 
 from pilotfish import Device
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
@@ -206,7 +206,7 @@ def _pick(
         up=Reading(value=link.up_bps, age_s=0.0, samples=5),
         down=Reading(value=link.down_bps, age_s=0.0, samples=5),
     )
-    policy, plans, picked = Predictive(), [choice.plan for choice in allowed], []
+    policy, plans, picked = PredictivePolicy(), [choice.plan for choice in allowed], []
     for turn in range(6):
         chosen, _ = policy.choose(Auto(), plans, state, evidence)
         choice = allowed[plans.index(chosen)]

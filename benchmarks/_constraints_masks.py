@@ -61,7 +61,7 @@ def synthetic(vocabulary: Vocabulary, size: int) -> Vocabulary:
 
 def masks_of(place: Path, size: int, rows: int) -> Rows:
     """The rows of one vocabulary; size: make it so large, 0: as it is. For a fresh process."""
-    vocabulary = Vocabulary.of(Artifact.open(place))
+    vocabulary = Vocabulary.from_artifact(Artifact.open(place))
     name = str(vocabulary.model)
     if size:
         vocabulary, name = synthetic(vocabulary, size), "synthetic"

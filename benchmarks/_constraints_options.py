@@ -42,7 +42,7 @@ def options_of(text: int, windows: int) -> Rows:
             begun_s = time.thread_time()
             shaper.process(logits, ids, node_paths(drafts.tolist(), parents))
             shaped_s = time.thread_time()
-            log.note(Draft(drafts), logits, Decision(DRAFTS, 0))
+            log.record(Draft(drafts), logits, Decision(DRAFTS, 0))
             log.commit()
             spent.append((shaped_s - begun_s, time.thread_time() - shaped_s))
             if at < 0:

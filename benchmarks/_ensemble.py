@@ -47,7 +47,7 @@ class Authors:
         self._weights = federation.weights
         self._workers = [Decoder(path, context=CONTEXT) for path in federation.workers]
         self._drafter = Decoder(drafter, context=CONTEXT)
-        self._vocabulary = Vocabulary.of(Artifact.open(federation.workers[0]))
+        self._vocabulary = Vocabulary.from_artifact(Artifact.open(federation.workers[0]))
         self.vocab = self._vocabulary.vocab_size
 
     def write(

@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
         from pilotfish.distill.running import distill
 
     with _Stages({ANSWERS: told.sessions}) as stages:
-        found = distill(told, stages.at)
+        found = distill(told, stages.update)
     page = write(told.folder, found)
     console.print(_table(found))
     console.print(f"{found.learnt} answers learnt from; the report is {page}", markup=False)
@@ -79,7 +79,7 @@ class _Stages:
         self._label, self._waves = "", waves
         self._countdown: Countdown | None = None
 
-    def at(self, label: str, done: int, total: int, left_s: float | None) -> None:
+    def update(self, label: str, done: int, total: int, left_s: float | None) -> None:
         """So many steps of this stage are done."""
         if self._countdown is None or self._label != label:
             self._end()
@@ -88,7 +88,7 @@ class _Stages:
             self._countdown = Countdown(label, total, begun=done, wave=wave)
             self._countdown.__enter__()
         self._countdown.total = total  # of training it is settled on the way
-        self._countdown.at(done, left_s)
+        self._countdown.update(done, left_s)
 
     def _end(self) -> None:
         if self._countdown is not None:

@@ -66,7 +66,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
     ) = None
 
     @property
-    def given(self) -> bool:
+    def requested(self) -> bool:
         """Whether there is anything to try drafters against."""
         return self.target is not None or self.target_ms is not None
 
@@ -75,7 +75,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
         """The round trip of the link."""
         return _RTT_S if self.rtt_s is None else self.rtt_s
 
-    def wrong(self, precision: str) -> str:
+    def problem(self, precision: str) -> str:
         """Say what makes no sense with this precision; "" if all does."""
         told = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
         named = [name for name, value in told.items() if value is not None]
@@ -86,7 +86,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
         return ""
 
 
-def untried() -> Precision:
+def default_choice() -> Precision:
     """What is taken where there is nothing to try drafters against; says so."""
     print(
         f"pilotfish: took {_UNTRIED}, which is accepted nearly as fp32 is, whatever the weights: "

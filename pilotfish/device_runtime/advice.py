@@ -20,7 +20,7 @@ from pilotfish.speculation.distributions import Floats
 _log = logging.getLogger("pilotfish.answers")
 
 
-class Advice:
+class DraftAdvice:
     """Constrains drafts until its parser gives up; of a device alone, raises `BadGrammarError`.
 
     Two ends may have different versions of the parser: what this one cannot follow, the other may.
@@ -63,12 +63,12 @@ class Advice:
         self._constraint, self._why = None, why
 
 
-def advice(plan: Plan, target: Vocabulary) -> Advice | None:
+def draft_advice(plan: Plan, target: Vocabulary) -> DraftAdvice | None:
     """Return what constrains an answer's drafts; None for an answer that may be anything."""
-    if (grammar := plan.law.logits_options.grammar) is None:
+    if (grammar := plan.sampling.logits_options.grammar) is None:
         return None
     try:
-        return Advice(target.grammars.constraint(grammar))
+        return DraftAdvice(target.grammars.constraint(grammar))
     except GrammarError as error:
         _log.info("drafts are not constrained: %s", error)
-        return Advice(None, error)
+        return DraftAdvice(None, error)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import POLICIES, Evidence
-from pilotfish.device_runtime.choice.acceptance import HOPE
-from pilotfish.device_runtime.choice.costs import compare, link_known
+from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE
+from pilotfish.device_runtime.choice.costs import add_forecast_error, with_defaults
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round
 from pilotfish.wire.link.state import LinkState
@@ -21,7 +21,7 @@ from pilotfish.wire.protocols.exchange import PairSizes
 _log = logging.getLogger("pilotfish.answers")
 
 
-class Learned:
+class PairStatistics:
     """Collects evidence and applies the policies of "auto".
 
     drafter_pace: seconds of a pass by the number of its tokens, measured at start. hope: α until
@@ -29,16 +29,16 @@ class Learned:
     """
 
     def __init__(
-        self, drafter_pace: Mapping[int, float], sizes: PairSizes, hope: float = HOPE
+        self, drafter_pace: Mapping[int, float], sizes: PairSizes, prior: float = PRIOR_ACCEPTANCE
     ) -> None:
-        self._pace, self._hope = drafter_pace, hope
+        self._pace, self._hope = drafter_pace, prior
         self._sizes = sizes
         self._policies = {name: policy() for name, policy in POLICIES.items()}
         self._lock = threading.Lock()
         self._met = False
-        self.evidence = Evidence(drafter_pace, {}, sizes, hope=hope)
+        self.evidence = Evidence(drafter_pace, {}, sizes, prior=prior)
 
-    def meet(self, welcome: Welcome | None) -> None:
+    def on_welcome(self, welcome: Welcome | None) -> None:
         """Take the target's pass times from the first edge's welcome."""
         with self._lock:
             if welcome is None or self._met:
@@ -64,10 +64,10 @@ class Learned:
         _log.info("auto: %s", choice.reason)
         return plan, choice
 
-    def freight(self, plan: Plan) -> float:
+    def message_bytes(self, plan: Plan) -> float:
         """Estimate the bytes of the longer message of a round under this plan."""
         with self._lock:
-            return 0.0 if plan.exchange is None else max(self.evidence.freight(plan))
+            return 0.0 if plan.exchange is None else max(self.evidence.round_bytes(plan))
 
     def add(self, plan: Plan, rounds: Sequence[Round], state: LinkState | None) -> None:
         """Add an answer's rounds to the evidence, without those of the drafter alone.
@@ -78,4 +78,4 @@ class Learned:
             own = [record for record in rounds if record.protocol == plan.protocol]
             self.evidence.add(plan, own)
             if state is not None and state.rtt is not None:
-                compare(plan, own, link_known(state), self.evidence)
+                add_forecast_error(plan, own, with_defaults(state), self.evidence)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import MalformedError, PairMismatchError
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.device_runtime.bridge.arrival import Progress, target_vocabulary
-from pilotfish.device_runtime.learned import Learned
+from pilotfish.device_runtime.learned import PairStatistics
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import Welcome
@@ -37,7 +37,7 @@ UNKNOWN = Vocabulary(
 _MOST = 3
 
 
-class Partner(NamedTuple):
+class VocabularyPair(NamedTuple):
     """A pair of drafter and target, and the evidence on it.
 
     vocabulary: the digest of the target's, as in its edge's welcome.
@@ -45,10 +45,10 @@ class Partner(NamedTuple):
 
     vocabulary: str
     pair: Pair
-    learned: Learned
+    statistics: PairStatistics
 
 
-class Partners:
+class VocabularyPairs:
     """The partners of a device, shared by its lanes. Thread-safe.
 
     own: the drafter's vocabulary; None: it drafts in any target's. kept: i64 [N], the tokens that
@@ -58,17 +58,17 @@ class Partners:
 
     def __init__(
         self,
-        own: Vocabulary | None,
+        drafter: Vocabulary | None,
         kept: NDArray[np.int64] | None,
         pace: Mapping[int, float],
-        hope: float,
+        prior: float,
         hidden_size: int,
         progress: Progress | None,
     ) -> None:
-        self._any = own is None
-        self._own, self._kept = own or UNKNOWN, kept
+        self._any = drafter is None
+        self._own, self._kept = drafter or UNKNOWN, kept
         self._hidden = hidden_size
-        self._pace, self._hope = pace, hope
+        self._pace, self._hope = pace, prior
         self._progress = progress
         # the drafter by itself, until an edge is greeted
         self.latest = self._alone = self._partner(self._own.digest, self._own)
@@ -78,10 +78,10 @@ class Partners:
         # under `local` would be repeated before every answer
         self._hopeless = ("", "")
 
-    def _partner(self, name: str, target: Vocabulary) -> Partner:
+    def _partner(self, name: str, target: Vocabulary) -> VocabularyPair:
         pair = Pair(target if self._any else self._own, target, self._kept)
         sizes = PairSizes(target.vocab_size, self._hidden)
-        return Partner(name, pair, Learned(self._pace, sizes, self._hope))
+        return VocabularyPair(name, pair, PairStatistics(self._pace, sizes, self._hope))
 
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.
@@ -91,7 +91,7 @@ class Partners:
         alike = not self._any and welcome.tokenizer in ("", self._own.fingerprint)
         return welcome.vocabulary or (self._own.digest if alike else "")
 
-    def meet(self, link: EdgeLink, welcome: Welcome) -> Partner:
+    def get(self, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
         """Find or make the partner for this welcome; fetches an unknown vocabulary.
 
         A target with the drafter's own tokens may have another template, which is fetched too, or
@@ -111,7 +111,7 @@ class Partners:
         self.latest = known
         return known
 
-    def _found(self, name: str, link: EdgeLink, welcome: Welcome) -> Partner:
+    def _found(self, name: str, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
         try:
             target = target_vocabulary(link, welcome, self._progress)
         except MalformedError as error:

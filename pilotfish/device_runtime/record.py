@@ -189,7 +189,7 @@ class Generation:
     @property
     def turn(self) -> Turn:
         """The answer's words, its thought, and its calls of tools."""
-        return Turn.of(self.parts)
+        return Turn.from_parts(self.parts)
 
     @property
     def logprobs(self) -> list[TokenLogprob | None]:

@@ -25,7 +25,7 @@ from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.language_model import LanguageModel, open_model
-from pilotfish.engines.pace import in_turns
+from pilotfish.engines.pace import time_interleaved
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.speeds import best_window
@@ -181,4 +181,4 @@ def _timed(
 
         return timed
 
-    return in_turns([timer(*one) for one in wanted], progress)
+    return time_interleaved([timer(*one) for one in wanted], progress)

@@ -24,7 +24,7 @@ _MOST_UNTRAINED = 12  # prompts of each such kind: they are read, not learnt fro
 _LEAST_HELD = 1  # a run without a held-out prompt could not be stopped, or judged
 
 
-class Prompting(msgspec.Struct, frozen=True):
+class DistillPrompt(msgspec.Struct, frozen=True):
     """One prompt. kind: what it is an example of. asked: a text, or messages of a chat."""
 
     kind: str
@@ -39,8 +39,8 @@ class Prompting(msgspec.Struct, frozen=True):
 class Selection(msgspec.Struct, frozen=True):
     """Prompts to learn from, and those that are kept out to measure by; each in a fixed order."""
 
-    learnt: list[Prompting]
-    held: list[Prompting]
+    learnt: list[DistillPrompt]
+    held: list[DistillPrompt]
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -49,13 +49,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def select(
-    given: Sequence[Prompting],
-    built_in: Sequence[Prompting],
+    given: Sequence[DistillPrompt],
+    built_in: Sequence[DistillPrompt],
     *,
     most: int,
     mixed: int,
     held: float,
-    apart: Sequence[Prompting] = (),
+    apart: Sequence[DistillPrompt] = (),
 ) -> Selection:
     """Choose what is learnt from and what is held out.
 
@@ -66,7 +66,7 @@ def select(
     theirs = _spread(given, most, never)
     ours = _spread([one for one in built_in if one.kind not in UNTRAINED], mixed, never)
     unlearnt = [one for one in built_in if one.kind in UNTRAINED] if mixed else []
-    seen: dict[str, Prompting] = {}
+    seen: dict[str, DistillPrompt] = {}
     for one in chain(theirs, ours):
         seen.setdefault(one.key, one)
     bound = int(held * 0xFFFF)
@@ -87,16 +87,18 @@ def select(
     return Selection(_mixed(learnt), _mixed(out))
 
 
-def _spread(prompts: Sequence[Prompting], most: int, never: Container[str]) -> list[Prompting]:
+def _spread(
+    prompts: Sequence[DistillPrompt], most: int, never: Container[str]
+) -> list[DistillPrompt]:
     """Take ``most`` of the prompts, the kinds in turn, each in the order of its hashes.
 
     Each only once, however often it is given, and none whose key is among ``never``.
     """
-    once: dict[str, Prompting] = {}
+    once: dict[str, DistillPrompt] = {}
     for one in prompts:
         if one.key not in never:
             once.setdefault(one.key, one)
-    kinds: dict[str, list[Prompting]] = {}
+    kinds: dict[str, list[DistillPrompt]] = {}
     for one in sorted(once.values(), key=lambda one: one.key):
         kinds.setdefault(one.kind, []).append(one)
     deep = max(map(len, kinds.values()), default=0)
@@ -104,7 +106,7 @@ def _spread(prompts: Sequence[Prompting], most: int, never: Container[str]) -> l
     return [one for one, _ in zip(turns, range(most), strict=False)]
 
 
-def _mixed(prompts: Iterable[Prompting]) -> list[Prompting]:
+def _mixed(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
     """Order them by hash, so that the first answers are of all kinds."""
     return sorted(prompts, key=lambda one: one.key)
 
@@ -112,7 +114,7 @@ def _mixed(prompts: Iterable[Prompting]) -> list[Prompting]:
 # Reading
 
 
-def read(path: Path) -> list[Prompting]:
+def read(path: Path) -> list[DistillPrompt]:
     """Read a file: a prompt a line, or JSON lines with ``prompt``, ``question`` or ``messages``.
 
     A JSON line may name its "kind"; else it is the file's name. Raises `UnsupportedError`, which
@@ -121,21 +123,21 @@ def read(path: Path) -> list[Prompting]:
     return [_prompting(path, line) for line in numbered_lines(path)]
 
 
-def _prompting(path: Path, line: PromptLine) -> Prompting:
+def _prompting(path: Path, line: PromptLine) -> DistillPrompt:
     kind = path.stem
     if isinstance(line.content, str):
-        return Prompting(kind, line.content)
+        return DistillPrompt(kind, line.content)
     stated = line.content.get("kind")
     kind = stated if isinstance(stated, str) and stated else kind
-    return Prompting(kind, question_of(path, line))
+    return DistillPrompt(kind, question_of(path, line))
 
 
-def built_in() -> list[Prompting]:
+def built_in() -> list[DistillPrompt]:
     """Return the built-in prompts: short ones, of ten kinds."""
     folder = files("pilotfish.distill") / "prompts"
     found = []
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         kind = file.name.removesuffix(".txt")
         lines = file.read_text(encoding="utf-8").splitlines()
-        found += [Prompting(kind, line) for line in lines if line]
+        found += [DistillPrompt(kind, line) for line in lines if line]
     return found

@@ -11,8 +11,8 @@ from pilotfish.base.errors import EdgeLostError, UnsupportedError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.link.loss import AWAY
-from pilotfish.distill.answers import Lesson, LessonFile
-from pilotfish.distill.asking import Prompting, Selection
+from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
+from pilotfish.distill.asking import DistillPrompt, Selection
 from pilotfish.distill.rows import row_of
 from pilotfish.distill.settings import AnswerOptions
 from pilotfish.wire.protocols import STREAM
@@ -23,15 +23,15 @@ Progress = Callable[[int, int], None]
 """Called as progress(answers done, answers in all)."""
 
 
-class Asker:
+class AnswerCollector:
     """A device and its lanes, which ask the target."""
 
     def __init__(self, device: Device, options: AnswerOptions, sessions: int) -> None:
         self._device, self._options, self._sessions = device, options, sessions
 
-    def ask(
-        self, selection: Selection, kept: LessonFile, progress: Progress
-    ) -> tuple[list[Lesson], int]:
+    def collect(
+        self, selection: Selection, examples: TrainingExampleFile, progress: Progress
+    ) -> tuple[list[TrainingExample], int]:
         """Answer what has no answer yet; return all answers, and how many prompts had no room.
 
         Raises what ended it: an edge that is gone, a disk that is full. What was answered by then
@@ -43,21 +43,21 @@ class Asker:
         ordered = [wanted[key] for key in sorted(wanted)]
         fitting = [(one, prompt) for one in ordered if (prompt := self._fitting(one)) is not None]
         self._expect_any(fitting)
-        left = [(one, prompt) for one, prompt in fitting if one.key not in kept.answers]
+        left = [(one, prompt) for one, prompt in fitting if one.key not in examples.answers]
         done = len(fitting) - len(left)
         progress(done, len(fitting))
         try:
             with closing(self._answers(left, held)) as answers:  # also if one cannot be kept
                 for answered in answers:
-                    kept.add(answered)
+                    examples.add(answered)
                     done += 1
                     progress(done, len(fitting))
         except AWAY as error:
             raise EdgeLostError(
-                f"{error} {done} of {len(fitting)} answers are kept in {kept.path}: give the same "
+                f"{error} {done} of {len(fitting)} answers are kept in {examples.path}: give the same "
                 "command again to go on."
             ) from error
-        found = [kept.answers[one.key] for one, _ in fitting]
+        found = [examples.answers[one.key] for one, _ in fitting]
         # some come to more of the drafter's tokens than was expected
         read = [one for one in found if len(one.row.ids) <= self._device.context]
         self._expect_any(read)
@@ -70,22 +70,22 @@ class Asker:
                 f"prompt fits into them with an answer of {self._options.tokens}: lower --tokens."
             )
 
-    def _fitting(self, one: Prompting) -> Prompt | None:
+    def _fitting(self, one: DistillPrompt) -> Prompt | None:
         """Make the prompt; None if it has no room for its answer."""
         prompt = self._device.pair.prompt(one.asked)
         most = self._options.tokens
         own = most if self._device.pair.trivial else _OWN_TOKENS * most
-        longest = max(len(prompt.ids) + most, len(prompt.own) + own)
+        longest = max(len(prompt.ids) + most, len(prompt.draft_ids) + own)
         return prompt if longest <= self._device.context else None
 
     def _answers(
-        self, left: Sequence[tuple[Prompting, Prompt]], held: set[str]
-    ) -> Generator[Lesson, None, None]:
+        self, left: Sequence[tuple[DistillPrompt, Prompt]], held: set[str]
+    ) -> Generator[TrainingExample, None, None]:
         """Yield the answers as they come; at the first error all lanes stop."""
-        todo: queue.SimpleQueue[tuple[Prompting, Prompt]] = queue.SimpleQueue()
+        todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]] = queue.SimpleQueue()
         for one in left:
             todo.put(one)
-        came: queue.SimpleQueue[Lesson | None] = queue.SimpleQueue()
+        came: queue.SimpleQueue[TrainingExample | None] = queue.SimpleQueue()
         with self._lanes(min(self._sessions, len(left))) as lanes:
             pool = ThreadPoolExecutor(max(1, len(lanes)))
             running = [pool.submit(self._work, lane, todo, came, held) for lane in lanes]
@@ -110,8 +110,8 @@ class Asker:
     def _work(
         self,
         lane: Device,
-        todo: queue.SimpleQueue[tuple[Prompting, Prompt]],
-        came: queue.SimpleQueue[Lesson | None],
+        todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]],
+        came: queue.SimpleQueue[TrainingExample | None],
         held: set[str],
     ) -> None:
         """Answer one prompt after the other."""
@@ -125,7 +125,9 @@ class Asker:
         finally:
             came.put(None)
 
-    def _answer(self, lane: Device, one: Prompting, prompt: Prompt, *, held: bool) -> Lesson:
+    def _answer(
+        self, lane: Device, one: DistillPrompt, prompt: Prompt, *, held: bool
+    ) -> TrainingExample:
         options = self._options
         found = lane.generate(
             prompt,
@@ -136,7 +138,7 @@ class Asker:
             logprobs=options.top,
         )
         row = row_of(lane.pair, prompt, found.tokens, found.logprobs)
-        return Lesson(
+        return TrainingExample(
             key=one.key,
             prompting=one,
             held=held,
@@ -153,6 +155,6 @@ def _raise_failed(running: Sequence[Future[None]]) -> None:
         one.result()
 
 
-def _drain(todo: queue.SimpleQueue[tuple[Prompting, Prompt]]) -> None:
+def _drain(todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]]) -> None:
     while not todo.empty():
         todo.get_nowait()

@@ -62,7 +62,7 @@ class OwnTokens:
     """The drafter's ids of the target's; all of them where both have the same."""
 
     def __init__(self, pair: Pair) -> None:
-        self._to_own = None if pair.shared is None else pair.shared.to_own
+        self._to_own = None if pair.shared is None else pair.shared.to_draft_ids
 
     def __call__(self, token: int) -> int:
         """Return the drafter's id of the target's token, or NOWHERE."""
@@ -73,7 +73,7 @@ def row_of(
     pair: Pair,
     prompt: Prompt,
     answer: Sequence[int],
-    told: Sequence[TokenLogprob | None],
+    logprobs: Sequence[TokenLogprob | None],
 ) -> TrainingRow:
     """Make the row. told: of each token of the answer, what the target found likely."""
     own, bridge = OwnTokens(pair), pair.bridge()
@@ -88,14 +88,14 @@ def row_of(
         reads = length <= len(whole) and np.array_equal(whole[:length], context)
         at.append(length - 1 if reads else NOWHERE)
     likely, weights = [], []
-    for one in told:
+    for one in logprobs:
         tops = [] if one is None else [(own(id), value) for id, value in one.top]
         kept = [(id, value) for id, value in tops if id >= 0 and np.isfinite(value)]
         likely.append([id for id, _ in kept])
         weights.append([round(float(value), 4) for _, value in kept])
     return TrainingRow(
         ids=[int(id) for id in whole],
-        prompt=len(prompt.own),
+        prompt=len(prompt.draft_ids),
         at=at,
         labels=[own(token) for token in answer],
         likely=likely,

@@ -235,7 +235,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
         return self.federate or self.pipeline
 
     @property
-    def judges(self) -> tuple[str, ...] | None:
+    def head_names(self) -> tuple[str, ...] | None:
         """The decision heads to load; None: the shipped ones that were made for the target."""
         # a federation's artifact only gives the vocabulary, so no head fits its target
         if self.heads == ("none",) or (self.heads is None and self.kind == "federated"):

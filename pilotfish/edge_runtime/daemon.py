@@ -16,18 +16,18 @@ from pilotfish.edge_runtime.beside import Beside, open_drafter
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.metrics import MetricsServer, MetricsSources
-from pilotfish.edge_runtime.price import Price
+from pilotfish.edge_runtime.price import DraftCost
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
 from pilotfish.edge_runtime.rounds import Send
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
-from pilotfish.edge_runtime.service import Service
-from pilotfish.edge_runtime.serving import duties
+from pilotfish.edge_runtime.service import MessageHandler
+from pilotfish.edge_runtime.serving import event_handlers
 from pilotfish.edge_runtime.signals import Signals
-from pilotfish.edge_runtime.supplies import Supplies
-from pilotfish.edge_runtime.tally import Tally
-from pilotfish.edge_runtime.targets import Opening, Target, open_target
-from pilotfish.edge_runtime.targets.target import pass_s
+from pilotfish.edge_runtime.supplies import EdgeResources
+from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.targets import Target, TargetOptions, open_target
+from pilotfish.edge_runtime.targets.target import time_pass
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.inspection import Inspection
@@ -61,19 +61,19 @@ def serve(
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
     keys = EdgeKeys.load(config.keys) if config.keys is not None else None
-    tally = Tally()
-    settings = LiveSettings(config, keys, reread or (lambda: config), tally)
+    metrics = EdgeMetrics()
+    settings = LiveSettings(config, keys, reread or (lambda: config), metrics)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        metrics = _metrics(config, stack)
+        metrics_server = _start_metrics_server(config, stack)
         artifact = Artifact.open(config.target, stage=True)
         reading = stack.enter_context(ThreadPoolExecutor(1, "vocabulary")).submit(
             _read_vocabulary, artifact
         )
         inspection = Inspection(artifact)
         stack.callback(inspection.close)
-        supplies = Supplies.of(
-            artifact.manifest, config.judges, config.threshold, config.relaxation
+        resources = EdgeResources.load(
+            artifact.manifest, config.head_names, config.threshold, config.relaxation
         )
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
@@ -83,54 +83,54 @@ def serve(
         try:
             with _handshakes(listener):
                 waiting = partial(_report_waiting, supervisor, signals, lifeline)
-                target = open_target(Opening(config, artifact, keys, tally, waiting))
+                target = open_target(TargetOptions(config, artifact, keys, metrics, waiting))
                 stack.callback(target.close)
-                signals.heed()
-                supplies = supplies if target.states else supplies.stateless()
+                signals.check_interrupt()
+                resources = resources if target.has_hidden_states else resources.without_heads()
                 passes = _pass_times(target)
-                price = Price({each.tokens: each.ns * 1e-9 for each in passes})
-                beside = _beside(stack, config, artifact.manifest, price, tally)
+                draft_cost = DraftCost({each.tokens: each.ns * 1e-9 for each in passes})
+                beside = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
         except _OrphanedError:
             return 0
         # a pass may be a chunk of a prompt, or a window of every session, on a busier machine
         most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
         longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
         supervisor.allow(_PATIENCE * longest_s)
-        scheduler = Scheduler(target, tally=tally, price=price)
-        service = Service(
+        scheduler = Scheduler(target, metrics=metrics, draft_cost=draft_cost)
+        handler = MessageHandler(
             artifact,
             target,
             config.limits,
             scheduler.submit,
-            _sender(listener, tally),
+            _sender(listener, metrics),
             passes,
-            price=price,
-            beside=beside,
-            drafts=_told({} if beside is None else beside.pace),
-            supplies=supplies,
+            draft_cost=draft_cost,
+            edge_drafter=beside,
+            drafter_pass_times=_to_messages({} if beside is None else beside.pass_times),
+            resources=resources,
             allowed=None if keys is None else keys.allowed,
-            tally=tally,
+            metrics=metrics,
             # before peers come: what it adds to this process would be taken for theirs
             vocabulary=reading.result(),
         )
-        scheduler.owes = service.owes
+        scheduler.over_budget = handler.over_budget
         gc.collect()
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         signals.take_over()
         loop = EdgeLoop(
-            *(listener, scheduler, target, service, settings, signals, supervisor),
+            *(listener, scheduler, target, handler, settings, signals, supervisor),
             artifact.manifest.model,
             inspection,
             lifeline,
         )
-        if metrics is not None:
-            metrics.show(
-                MetricsSources(artifact.manifest, tally, listener, service, target, inspection)
+        if metrics_server is not None:
+            metrics_server.set_sources(
+                MetricsSources(artifact.manifest, metrics, listener, handler, target, inspection)
             )
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()
-        _log_start(artifact.manifest.model, listener.endpoint, target, settings, supplies)
+        _log_start(artifact.manifest.model, listener.endpoint, target, settings, resources)
         code = loop.run()
         listener.close(loop.linger_s)
         _log.info("stopped after %d target passes", scheduler.passes)
@@ -138,16 +138,16 @@ def serve(
 
 
 def _log_start(
-    model: str, endpoint: str, target: Target, settings: LiveSettings, supplies: Supplies
+    model: str, endpoint: str, target: Target, settings: LiveSettings, resources: EdgeResources
 ) -> None:
     how = target.execution or "a target on nodes"
     _log.info("serving %s on %s: %s", model, endpoint, how)
     _log.info("%s", settings.keys_in_use)
-    for name in supplies.heads:
+    for name in resources.heads:
         _log.info("decision head: %s", name)
 
 
-def _metrics(config: EdgeConfig, stack: ExitStack) -> MetricsServer | None:
+def _start_metrics_server(config: EdgeConfig, stack: ExitStack) -> MetricsServer | None:
     if config.metrics is None:
         return None
     server = MetricsServer(*config.metrics, config.metrics_hosts, config.metrics_devices)
@@ -157,14 +157,18 @@ def _metrics(config: EdgeConfig, stack: ExitStack) -> MetricsServer | None:
 
 def _read_vocabulary(artifact: Artifact) -> Vocabulary:
     """Read a vocabulary, also for grammars, which takes a second or more."""
-    vocabulary = Vocabulary.of(artifact)
+    vocabulary = Vocabulary.from_artifact(artifact)
     with suppress(GrammarError):  # a model that cannot end a constrained answer
         vocabulary.grammars.warm()
     return vocabulary
 
 
-def _beside(
-    stack: ExitStack, config: EdgeConfig, target: Manifest, price: Price, tally: Tally
+def _start_drafter(
+    stack: ExitStack,
+    config: EdgeConfig,
+    target: Manifest,
+    draft_cost: DraftCost,
+    metrics: EdgeMetrics,
 ) -> Beside | None:
     """Load and start the drafter beside the target, if there is to be one."""
     if config.draft is None:
@@ -173,7 +177,7 @@ def _beside(
     # its draws are milliseconds of Python; the serving thread would wait for 5 ms of them each time
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
-    beside = Beside(drafter, lambda: price.of_draft, target.eos_ids, tally)
+    beside = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
     stack.callback(beside.close)
     beside.start()
     _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
@@ -185,22 +189,22 @@ class _OrphanedError(Exception):
 
 
 def _report_waiting(
-    supervisor: Supervisor, signals: Signals, lifeline: int | None, trouble: str
+    supervisor: Supervisor, signals: Signals, lifeline: int | None, problem: str
 ) -> None:
     """Ask the supervisor for more time while nodes are missing, and show which."""
-    signals.heed()
+    signals.check_interrupt()
     if lifeline is not None and select.select([lifeline], [], [], 0)[0]:
         raise _OrphanedError
     supervisor.extend(_LOADING_S)
-    supervisor.status(f"waiting for nodes: {trouble}")
+    supervisor.status(f"waiting for nodes: {problem}")
 
 
 def _pass_times(target: Target) -> list[PassTime]:
     """Time the target's passes."""
-    return _told(least_times(partial(pass_s, target), _WIDTHS, target.context))
+    return _to_messages(least_times(partial(time_pass, target), _WIDTHS, target.context))
 
 
-def _told(times: Mapping[int, float]) -> list[PassTime]:
+def _to_messages(times: Mapping[int, float]) -> list[PassTime]:
     return [
         PassTime(tokens=width, ns=max(1, int(seconds * 1e9))) for width, seconds in times.items()
     ]
@@ -209,7 +213,7 @@ def _told(times: Mapping[int, float]) -> list[PassTime]:
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
     """Accept connections while the target loads, so that a restarted edge is not taken as lost."""
-    receiver = BackgroundReceiver(duties(listener))
+    receiver = BackgroundReceiver(event_handlers(listener))
     receiver.start()
     receiver.begin()
     try:
@@ -218,12 +222,12 @@ def _handshakes(listener: Listener) -> Iterator[None]:
         receiver.end()
 
 
-def _sender(listener: Listener, tally: Tally) -> Send:
+def _sender(listener: Listener, metrics: EdgeMetrics) -> Send:
     def send(client: bytes, message: Reply, frames: Sequence[Buffer]) -> bool:
         try:
-            tally.bytes_out += listener.send(client, message, frames)
+            metrics.bytes_out += listener.send(client, message, frames)
         except zmq.ZMQError as error:  # the device does not read or is gone; it may ask again
-            tally.drops += 1
+            metrics.dropped_replies += 1
             _log.debug("a reply was not taken: %s", error)
             return False
         return True

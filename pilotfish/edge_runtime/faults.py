@@ -8,14 +8,14 @@ from pilotfish.engines.errors import EngineError
 _log = logging.getLogger("pilotfish.edge")
 
 
-def is_the_requests(error: Exception) -> bool:
+def is_client_error(error: Exception) -> bool:
     """Whether a client may be told an error as it is: the engines' are of this machine."""
     return isinstance(error, PilotfishError) and not isinstance(error, EngineError)
 
 
-def refusal_for(error: Exception, what: str) -> PilotfishError:
+def to_client_error(error: Exception, what: str) -> PilotfishError:
     """Return what a client is told of an error; logs the edge's own as ``what``."""
-    if isinstance(error, PilotfishError) and is_the_requests(error):
+    if isinstance(error, PilotfishError) and is_client_error(error):
         return error
     _log.error(what, exc_info=error)
     return InternalError("The edge failed at this; see its log.")

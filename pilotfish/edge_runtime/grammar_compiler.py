@@ -103,7 +103,7 @@ class GrammarCompiler(threading.Thread):
                 if not queue:
                     del self._waiting[compilation.owner]
 
-    def deliver(self) -> bool:
+    def run_callbacks(self) -> bool:
         """Call ``done`` of what is finished, in the calling thread, for one turn of its loop.
 
         False: what is left rings again.

@@ -36,20 +36,20 @@ _REST = 4  # passes: the longest between two searches for repeats
 _PACE = 2.0  # tokens a pass that are expected at first
 
 
-class Offer(NamedTuple):
+class Proposal(NamedTuple):
     """Drafts behind the committed tokens, and the odds of each, given those before it."""
 
     ids: Sequence[int]
-    odds: Sequence[float]
+    acceptance: Sequence[float]
 
 
 class HintSource(Protocol):
     """Where hints come from: it follows the session's committed tokens."""
 
-    def offer(self, most: int) -> Offer:
+    def propose(self, limit: int) -> Proposal:
         """Return at most so many drafts behind the committed tokens; none is an empty offer."""
 
-    def meet(self, ids: Sequence[int]) -> None:
+    def record_tokens(self, ids: Sequence[int]) -> None:
         """Note what was committed."""
 
 
@@ -59,11 +59,11 @@ class DeviceHints:
     def __init__(self, chain: HintChain) -> None:
         self.chain = chain
 
-    def offer(self, most: int) -> Offer:
+    def propose(self, limit: int) -> Proposal:
         """Return the first of the chain."""
-        return Offer(self.chain.ids[:most], self.chain.acceptances[:most])
+        return Proposal(self.chain.ids[:limit], self.chain.acceptances[:limit])
 
-    def meet(self, ids: Sequence[int]) -> None:
+    def record_tokens(self, ids: Sequence[int]) -> None:
         """Drop from the chain what was committed."""
         self.chain.drop_committed(ids)
 
@@ -81,11 +81,13 @@ class TextHints:
         self._expected: list[int] = []
         self._missed = self._resting = 0
 
-    def offer(self, most: int) -> Offer:
+    def propose(self, limit: int) -> Proposal:
         """Return what is expected to be repeated."""
         self._look()
-        ids = self._expected[:most]
-        return Offer(ids, self._odds.estimate_each([self._matched + at for at in range(len(ids))]))
+        ids = self._expected[:limit]
+        return Proposal(
+            ids, self._odds.estimate_each([self._matched + at for at in range(len(ids))])
+        )
 
     @property
     def _matched(self) -> int:
@@ -105,7 +107,7 @@ class TextHints:
         if self._repeat is not None:
             self._expected = self._repeat.continuation(ids, MOST_DRAFTS).tolist()
 
-    def meet(self, ids: Sequence[int]) -> None:
+    def record_tokens(self, ids: Sequence[int]) -> None:
         """Learn by what was committed, whether these drafts were taken or not."""
         agreed = 0
         for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
@@ -124,148 +126,157 @@ class TextHints:
 
 
 @dataclass(slots=True)
-class Account:
+class SourceBudget:
     """A source, and what its promises were worth in this session."""
 
     source: HintSource
     name: str
-    purse: float = _FIRST
+    balance: float = _FIRST
     _kept: float = _KEPT
     _promised: float = _KEPT
 
     @property
-    def trust(self) -> float:
+    def reliability(self) -> float:
         """Tokens won for each that the odds promised."""
         return min(_TRUST, self._kept / self._promised)
 
-    def landed(self, drafted: int, accepted: int, promised: float, price: float) -> None:
+    def record_pass(self, drafted: int, accepted: int, promised: float, cost: float) -> None:
         """Settle a pass with drafts of this source."""
-        self.purse = min(_MOST, self.purse + accepted - drafted * price)
+        self.balance = min(_MOST, self.balance + accepted - drafted * cost)
         self._kept = _FADE * self._kept + (1.0 - _FADE) * accepted
         self._promised = _FADE * self._promised + (1.0 - _FADE) * promised
 
-    def went_on(self, tokens: int) -> None:
+    def record_tokens(self, tokens: int) -> None:
         """Note that the session committed so many tokens."""
-        self.purse = min(_MOST, self.purse + _ALLOWANCE * tokens)
+        self.balance = min(_MOST, self.balance + _ALLOWANCE * tokens)
         self._kept += _FORGET * tokens * (_KEPT - self._kept)
         self._promised += _FORGET * tokens * (_KEPT - self._promised)
 
-    def like(self, before: "Account") -> None:
+    def copy_from(self, before: "SourceBudget") -> None:
         """Go on as in the session's last generation."""
-        self.purse, self._kept, self._promised = before.purse, before._kept, before._promised
+        self.balance, self._kept, self._promised = before.balance, before._kept, before._promised
 
 
-class Taken(NamedTuple):
+class Attached(NamedTuple):
     """The drafts of a pass: whose, which, their odds along the path, and the price of each."""
 
-    account: Account | None
+    budget: SourceBudget | None
     ids: Sequence[int]
-    odds: Sequence[float]
-    price: float
+    path_acceptance: Sequence[float]
+    cost: float
 
 
-NOTHING = Taken(None, (), (), 0.0)
+NONE_ATTACHED = Attached(None, (), (), 0.0)
 
 
 @dataclass
-class Hints:
+class HintSources:
     """The sources of one generation, and what of theirs is under way."""
 
-    accounts: Sequence[Account]
+    budgets: Sequence[SourceBudget]
     chain: HintChain | None  # of the device's; None: it is to send none
     trail: "Trail | None" = None  # of the edge's own drafter, which is among the accounts
-    pace: float = _PACE  # tokens a pass lately
-    taken: Taken = NOTHING
-    _best: Taken = NOTHING  # of the last offer
+    tokens_per_pass: float = _PACE  # tokens a pass lately
+    attached: Attached = NONE_ATTACHED
+    _best: Attached = NONE_ATTACHED  # of the last offer
 
-    def pulled(self, last: int) -> None:
+    def set_requested_end(self, last: int) -> None:
         """Note that the tokens before this position are asked for; 0: none any more."""
         if self.trail is not None:
-            self.trail.pulled(last)
+            self.trail.set_requested_end(last)
 
-    def told(self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int) -> bool:
+    def add_device_hint(
+        self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int
+    ) -> bool:
         """Take in a hint of the device, as `HintChain.add`."""
         return self.chain is not None and self.chain.add(start, digest, frames, vocab_size)
 
-    def offer(self, most: int, price: float) -> Sequence[float]:
+    def propose(self, limit: int, cost: float) -> Sequence[float]:
         """Choose what to offer the next pass, at most ``most`` drafts, each at this price.
 
         Returns the odds of each, along the path.
         """
-        self.taken = NOTHING
-        most = min(most, MOST_DRAFTS)
-        offers = [_offered(account, most, price) for account in self.accounts]
-        best = max(offers, key=_gain, default=NOTHING)
-        self._best = best if _gain(best) > 0.0 else NOTHING
-        return self._best.odds
+        self.attached = NONE_ATTACHED
+        limit = min(limit, MOST_DRAFTS)
+        offers = [_propose(budget, limit, cost) for budget in self.budgets]
+        best = max(offers, key=_gain, default=NONE_ATTACHED)
+        self._best = best if _gain(best) > 0.0 else NONE_ATTACHED
+        return self._best.path_acceptance
 
-    def take(self, count: int) -> Sequence[int]:
+    def attach(self, count: int) -> Sequence[int]:
         """Take the first ``count`` drafts of the last offer onto the pass; returns them."""
         best = self._best
-        self.taken = best._replace(ids=best.ids[:count], odds=best.odds[:count])
-        return self.taken.ids
+        self.attached = best._replace(
+            ids=best.ids[:count], path_acceptance=best.path_acceptance[:count]
+        )
+        return self.attached.ids
 
-    def landed(self, ids: Sequence[int], accepted: int) -> Taken:
+    def record_pass(self, ids: Sequence[int], accepted: int) -> Attached:
         """Note what the pass committed, and how many of its drafts; returns what it had taken."""
-        taken, self.taken = self.taken, NOTHING
-        self.pace = _FADE * self.pace + (1.0 - _FADE) * len(ids)
-        if taken.account is not None:
-            taken.account.landed(len(taken.ids), accepted, sum(taken.odds), taken.price)
-        for account in self.accounts:
-            account.went_on(len(ids))
-            account.source.meet(ids)
-        return taken
+        attached, self.attached = self.attached, NONE_ATTACHED
+        self.tokens_per_pass = _FADE * self.tokens_per_pass + (1.0 - _FADE) * len(ids)
+        if attached.budget is not None:
+            attached.budget.record_pass(
+                len(attached.ids), accepted, sum(attached.path_acceptance), attached.cost
+            )
+        for budget in self.budgets:
+            budget.record_tokens(len(ids))
+            budget.source.record_tokens(ids)
+        return attached
 
 
-def _gain(taken: Taken) -> float:
+def _gain(attached: Attached) -> float:
     """Return the tokens that drafts are expected to win, less their price."""
-    if taken.account is None:
+    if attached.budget is None:
         return 0.0
-    return sum(taken.odds) * taken.account.trust - len(taken.ids) * taken.price
+    return (
+        sum(attached.path_acceptance) * attached.budget.reliability
+        - len(attached.ids) * attached.cost
+    )
 
 
-def _offered(account: Account, most: int, price: float) -> Taken:
+def _propose(budget: SourceBudget, limit: int, cost: float) -> Attached:
     """Return the drafts of a source that are worth their price, and that its purse can pay."""
-    if price > 0.0:
-        most = int(min(most, account.purse / price))
-    if most <= 0:
-        return NOTHING
-    offer = account.source.offer(most)
+    if cost > 0.0:
+        limit = int(min(limit, budget.balance / cost))
+    if limit <= 0:
+        return NONE_ATTACHED
+    propose = budget.source.propose(limit)
     path, worth = 1.0, []
-    for odds in offer.odds:
+    for odds in propose.acceptance:
         path *= odds
-        if path * account.trust < price:
+        if path * budget.reliability < cost:
             break
         worth.append(path)
-    return Taken(account, offer.ids[: len(worth)], worth, price)
+    return Attached(budget, propose.ids[: len(worth)], worth, cost)
 
 
-def hints_of(
-    exchange: SpeculationProtocol[Any] | None,
+def create_hint_sources(
+    protocol: SpeculationProtocol[Any] | None,
     committed: CommittedTokens,
     window: int,
-    follow: "Callable[[], Trail] | None" = None,
-    before: Hints | None = None,
-) -> Hints | None:
+    make_trail: "Callable[[], Trail] | None" = None,
+    previous: HintSources | None = None,
+) -> HintSources | None:
     """Return the sources of a generation; None if it takes no hints.
 
     window: the most hints of a device that are kept. follow: has the edge's own drafter follow
     it. before: of the session's last generation: what a source has shown there still counts.
     """
-    if not isinstance(exchange, Ahead):
+    if not isinstance(protocol, Ahead):
         return None
-    accounts: list[Account] = []
+    budgets: list[SourceBudget] = []
     chain = trail = None
-    if exchange.device_drafts:
+    if protocol.device_drafts:
         chain = HintChain(committed, window)
-        accounts.append(Account(DeviceHints(chain), DEVICE))
-    if exchange.edge_drafts:
-        accounts.append(Account(TextHints(committed), TEXT))
-        if follow is not None:
-            trail = follow()
-            accounts.append(Account(trail, EDGE))
-    for account in accounts:
-        for last in before.accounts if before is not None else ():
-            if last.name == account.name:
-                account.like(last)
-    return Hints(accounts, chain, trail)
+        budgets.append(SourceBudget(DeviceHints(chain), DEVICE))
+    if protocol.edge_drafts:
+        budgets.append(SourceBudget(TextHints(committed), TEXT))
+        if make_trail is not None:
+            trail = make_trail()
+            budgets.append(SourceBudget(trail, EDGE))
+    for budget in budgets:
+        for last in previous.budgets if previous is not None else ():
+            if last.name == budget.name:
+                budget.copy_from(last)
+    return HintSources(budgets, chain, trail)

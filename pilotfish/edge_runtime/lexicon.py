@@ -15,7 +15,7 @@ from pilotfish.wire import messages as m
 _log = logging.getLogger("pilotfish.edge")
 
 
-class Lexicon:
+class VocabularyServer:
     """The bytes of one vocabulary, in parts. Used by the serving loop only.
 
     digest: their SHA-256 (hex); size: their number; "" and 0 if the vocabulary is too large to be
@@ -35,7 +35,7 @@ class Lexicon:
         self._plain = [blob[at : at + m.PART_BYTES] for at in range(0, len(blob), m.PART_BYTES)]
         self._packed: dict[int, bytes] = {}  # the parts compressed so far
 
-    def answer(self, fetch: m.Fetch) -> tuple[m.Part, tuple[bytes]]:
+    def get_part(self, fetch: m.Fetch) -> tuple[m.Part, tuple[bytes]]:
         """Return the part and its frame; raises for another vocabulary or an unknown part."""
         if not self.digest or fetch.vocabulary != self.digest:
             raise PairMismatchError(

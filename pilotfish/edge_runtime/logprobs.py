@@ -28,7 +28,7 @@ class Logprobs:
         # of each node, and of the likeliest token behind each row, until a window is decided on
         self._nodes = self._best = self._latest
 
-    def note(self, draft: Draft, logits: Floats, decided: Decision | StatesNeeded) -> None:
+    def record(self, draft: Draft, logits: Floats, decided: Decision | StatesNeeded) -> None:
         """Take in the logits [n + 1, V] of a window, and what came of it."""
         ids = draft.ids.tolist()
         before = np.zeros(0, entry_type(self._most))
@@ -49,14 +49,14 @@ class Logprobs:
         latest = make_entries([logits[row] for row in rows], tokens, self._most)
         self._latest = np.concatenate([before, latest])
 
-    def decided(self, ruling: Decision) -> None:
+    def record_decision(self, ruling: Decision) -> None:
         """Take in the late decision on a window, a chain."""
         accepted = ruling.accepted
         self._latest = np.concatenate([self._nodes[:accepted], self._best[accepted : accepted + 1]])
 
-    def streamed(self, drafts: Sequence[int], logits: Floats, ruling: Decision) -> None:
+    def record_stream(self, drafts: Sequence[int], logits: Floats, ruling: Decision) -> None:
         """Take in a pass of a stream: logits [n + 1, V] behind the drafts."""
-        self.note(Draft(np.array(drafts, np.uint32)), logits, ruling)
+        self.record(Draft(np.array(drafts, np.uint32)), logits, ruling)
 
     def commit(self, count: int | None = None) -> Buffer:
         """Keep the last decision's, the first ``count`` if not all; returns their frame."""
@@ -64,14 +64,14 @@ class Logprobs:
         self._kept += frame  # which grows in place
         return frame
 
-    def of(self, start: int, count: int) -> Buffer:
+    def frame_of(self, start: int, count: int) -> Buffer:
         """Return the frame of committed tokens once more, from this position on."""
         size = entry_type(self._most).itemsize
         begin = (start - self._start) * size
         return bytes(memoryview(self._kept)[begin : begin + count * size])
 
 
-def expect_tellable(length: int, most: int, most_bytes: int) -> None:
+def expect_sendable(length: int, most: int, most_bytes: int) -> None:
     """Raise `UnsupportedError` if those of so many tokens are too large for a message."""
     size = (length - 1) * entry_type(most).itemsize
     if size > most_bytes:
@@ -95,7 +95,7 @@ class PromptLogprobs:
         self._found = np.zeros(len(ids) - 1, entry_type(most))
         self._told = np.zeros(len(ids) - 1, np.bool_)
 
-    def note(self, end: int, logits: Floats) -> None:
+    def record(self, end: int, logits: Floats) -> None:
         """Take in the logits [rows, V] of the tokens before ``end``, each of which tells the next.
 
         Of the last of them, too, so that end < n.
@@ -105,7 +105,7 @@ class PromptLogprobs:
         self._found[begin:end] = make_entries(logits, following, self._most)
         self._told[begin:end] = True
 
-    def has_told(self, begin: int, end: int) -> bool:
+    def covers(self, begin: int, end: int) -> bool:
         """Whether passes have told all of the tokens before these positions."""
         return bool(self._told[begin:end].all())
 

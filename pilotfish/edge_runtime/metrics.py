@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pilotfish import wire
 from pilotfish.base.errors import ListenError, UnsupportedError
 from pilotfish.base.extras import installing
-from pilotfish.base.metrics import families, metric
+from pilotfish.base.metrics import metric, metric_families
 from pilotfish.edge_runtime.exposition import Application, Exposition
-from pilotfish.edge_runtime.service import Service
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.service import MessageHandler
+from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.manifest import Manifest
@@ -32,9 +32,9 @@ class MetricsSources(NamedTuple):
     """What the figures are of."""
 
     manifest: Manifest
-    tally: Tally
+    metrics: EdgeMetrics
     listener: Listener
-    service: Service
+    handler: MessageHandler
     target: Target
     inspection: Inspection
 
@@ -59,7 +59,7 @@ class MetricsServer:
                 f"--metrics needs the extra `serve`: {installing('serve')}."
             ) from None
         registry = CollectorRegistry()
-        self._sight: MetricsSources | None = None
+        self._sources: MetricsSources | None = None
         self._devices = devices
         registry.register(self)
         try:
@@ -69,9 +69,9 @@ class MetricsServer:
             raise ListenError(f"Metrics cannot be served on {host}:{port}: {error}.") from error
         self.address = f"{host}:{self._server.port}"
 
-    def show(self, sight: MetricsSources) -> None:
+    def set_sources(self, sources: MetricsSources) -> None:
         """From now on the figures are of this; ``sight`` may be replaced at any time."""
-        self._sight = sight
+        self._sources = sources
 
     def describe(self) -> list["Metric"]:
         """No names in advance: the registry would ask for figures to learn them."""
@@ -79,7 +79,7 @@ class MetricsServer:
 
     def collect(self) -> Iterable["Metric"]:
         """All families of metrics, as they stand now."""
-        return () if self._sight is None else _families(self._sight, devices=self._devices)
+        return () if self._sources is None else _families(self._sources, devices=self._devices)
 
     def close(self) -> None:
         """Answer no more."""
@@ -101,11 +101,11 @@ def _for_own_hosts(answered: Application, hosts: Sequence[str]) -> Application:
     return application
 
 
-def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
-    manifest, tally, listener, service, target, inspection = sight
+def _families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
+    manifest, metrics, listener, handler, target, inspection = sources
     connections, gate = listener.connections, listener.gate
-    sessions = service.sessions_by_device()
-    yield from families(tally, PREFIX, without="" if devices else "device")
+    sessions = handler.sessions_by_device()
+    yield from metric_families(metrics, PREFIX, without="" if devices else "device")
     yield _build(manifest, target)
     verified = "1 once the model's files were found to be those that were exported."
     yield _gauge("weights_verified", verified, inspection.passed)

@@ -30,16 +30,16 @@ _SLOWED = 0.015  # of its tokens a second, that a session may lose by the drafts
 _SAVED = 4.0  # drafts that passes may leave to later ones
 
 
-class Price:
+class DraftCost:
     """Fits b and X, by passes of at most a window a session.
 
     at_start: seconds of a pass by its positions.
     """
 
-    def __init__(self, at_start: Mapping[int, float]) -> None:
-        self._widths = np.array([*at_start], dtype=np.float64) if at_start else np.ones(1)
-        self._seconds = np.array([*at_start.values()], dtype=np.float64)
-        if not at_start:
+    def __init__(self, initial_times: Mapping[int, float]) -> None:
+        self._widths = np.array([*initial_times], dtype=np.float64) if initial_times else np.ones(1)
+        self._seconds = np.array([*initial_times.values()], dtype=np.float64)
+        if not initial_times:
             self._seconds = np.zeros(1)
         self._slope_s = _slope(self._widths, self._seconds)
         self._weight = self._positions = self._spent_s = 0.0
@@ -50,10 +50,10 @@ class Price:
         self._noted = True  # whether the last pass was
         self._steady = _BEFORE  # passes since one stalled
 
-    def passed(self, positions: int, seconds: float) -> None:
+    def record_pass(self, positions: int, seconds: float) -> None:
         """Note a pass."""
         self._noted = True
-        usual_s = self.pass_s(positions)
+        usual_s = self.predict_pass_s(positions)
         self._steady += 1
         if 0.0 < _STALLED * usual_s < seconds:
             seconds = usual_s if self._steady > _BEFORE else _STALLED * usual_s
@@ -67,17 +67,17 @@ class Price:
         self._expected_s = _FADE * self._expected_s + expected_s
         self._tokens *= _FADE
 
-    def skipped(self) -> None:
+    def skip_pass(self) -> None:
         """Leave out a pass, since it read a prompt as well, and the tokens that it commits."""
         self._noted = False
 
-    def committed(self, tokens: int) -> None:
+    def record_tokens(self, tokens: int) -> None:
         """Note tokens that the last pass committed."""
         if self._noted:
             self._tokens += tokens
 
     @property
-    def position_s(self) -> float:
+    def seconds_per_position(self) -> float:
         """b: seconds that a position adds to a pass."""
         if not self._weight:
             return self._slope_s
@@ -96,34 +96,34 @@ class Price:
         return 1.0 / self._seconds[0] if self._seconds[0] else 0.0
 
     @property
-    def of_draft(self) -> float:
+    def tokens_per_draft(self) -> float:
         """b·X: the tokens that a draft costs."""
-        return max(_LEAST, float(self.position_s * self.tokens_per_s))
+        return max(_LEAST, float(self.seconds_per_position * self.tokens_per_s))
 
-    def pass_s(self, positions: int) -> float:
+    def predict_pass_s(self, positions: int) -> float:
         """Estimate the seconds of a pass."""
         if not self._weight:
             return float(np.interp(positions, self._widths, self._seconds))
         beyond = positions - self._positions / self._weight
-        return max(0.0, self._spent_s / self._weight + beyond * self.position_s)
+        return max(0.0, self._spent_s / self._weight + beyond * self.seconds_per_position)
 
-    def share(
-        self, positions: int, offers: Sequence[Sequence[float]], paces: Sequence[float]
+    def allocate(
+        self, positions: int, proposals: Sequence[Sequence[float]], tokens_per_pass: Sequence[float]
     ) -> list[int]:
         """Count the drafts of each session that a pass takes.
 
         positions: without drafts. offers: odds of each session's drafts, along the path and so
         falling. paces: tokens a pass that each session has had lately; 1 without drafts.
         """
-        counts = [len(offer) for offer in offers]
-        position_s = self.position_s
-        if len(offers) == 1 or position_s <= 0.0:
+        counts = [len(offer) for offer in proposals]
+        position_s = self.seconds_per_position
+        if len(proposals) == 1 or position_s <= 0.0:
             return counts
-        longer_s = (min(paces) / (1.0 - _SLOWED) - 1.0) * self.pass_s(positions)
+        longer_s = (min(tokens_per_pass) / (1.0 - _SLOWED) - 1.0) * self.predict_pass_s(positions)
         room = longer_s / position_s + self._saved
         if sum(counts) > room:
-            best = sorted((-odds, at) for at, offer in enumerate(offers) for odds in offer)
-            counts = [0] * len(offers)
+            best = sorted((-odds, at) for at, offer in enumerate(proposals) for odds in offer)
+            counts = [0] * len(proposals)
             for _, at in best[: int(room)]:
                 counts[at] += 1
         self._saved = min(_SAVED, room - sum(counts))

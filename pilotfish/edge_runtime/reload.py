@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pilotfish.base.descriptors import room
+from pilotfish.base.descriptors import connection_room
 from pilotfish.base.errors import KeysError, PilotfishError
 from pilotfish.base.settings import fixed_changes
-from pilotfish.base.supervisor import in_brief
+from pilotfish.base.supervisor import summarize
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig
 from pilotfish.edge_runtime.key_rotation import KeyRotation
-from pilotfish.edge_runtime.service import Service
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.service import MessageHandler
+from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import AllowList, EdgeKeys
 from pilotfish.wire.transport import Listener
@@ -30,7 +30,7 @@ _OWN_DESCRIPTORS = 128  # open files of the process besides connections
 def bounds_of(config: EdgeConfig) -> Bounds:
     """Return a configuration's bounds on connections, within the system's limit of open files."""
     limits = config.limits
-    connections = room(limits.connections, _OWN_DESCRIPTORS)
+    connections = connection_room(limits.connections, _OWN_DESCRIPTORS)
     if connections < limits.connections:
         wanted = limits.connections + _OWN_DESCRIPTORS
         _log.warning("room for %d connections only: raise LimitNOFILE to %d", connections, wanted)
@@ -48,7 +48,7 @@ class LiveSettings:
         config: EdgeConfig,
         keys: EdgeKeys | None,
         reread: Callable[[], EdgeConfig],
-        tally: Tally,
+        metrics: EdgeMetrics,
     ) -> None:
         self.config = config
         self.allowed = None if keys is None else keys.allowed
@@ -56,24 +56,24 @@ class LiveSettings:
         self._folder = config.keys  # of the allow-list in force
         self._rotation = None if keys is None else KeyRotation(keys)
         self._reread = reread
-        self._tally = tally
-        self.troubles: Sequence[str] = ()
+        self._metrics = metrics
+        self.problems: Sequence[str] = ()
         if keys is not None:
-            self.troubles = keys.listed.broken
-            tally.broken_keys = len(keys.listed.broken)
+            self.problems = keys.listed.broken
+            metrics.broken_keys = len(keys.listed.broken)
         self._report("started")
 
     def start(self, listener: Listener) -> None:
         """Have a listener answer to the former key, too, if the edge starts within a rotation."""
-        troubles = [] if self._rotation is None else self._rotation.start(listener)
-        if troubles:
-            self.troubles = [*self.troubles, *troubles]
+        problems = [] if self._rotation is None else self._rotation.start(listener)
+        if problems:
+            self.problems = [*self.problems, *problems]
             self._report("started")
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The faults in one line; "" for none."""
-        return in_brief(self.troubles)
+        return summarize(self.problems)
 
     @property
     def keys_in_use(self) -> str:
@@ -82,23 +82,23 @@ class LiveSettings:
             return "no keys: whoever reaches this address is let in"
         return f"{self._rotation}; {len(self.allowed)} keys are allowed"
 
-    def reload(self, listener: Listener, service: Service) -> None:
+    def reload(self, listener: Listener, handler: MessageHandler) -> None:
         """Read everything again and apply its valid parts."""
-        troubles: list[str] = []
+        problems: list[str] = []
         try:
             config = self._reread()
         except (PilotfishError, OSError) as error:
-            troubles.append(str(error))
+            problems.append(str(error))
         else:
             self._adopt(config, listener)
         if self._folder is not None and listener.gate is not None:
-            troubles += self._reload_keys(self.config.keys or self._folder, self._folder)
+            problems += self._reload_keys(self.config.keys or self._folder, self._folder)
             if self._rotation is not None:
-                troubles += self._rotation.reload(self._folder, listener, self.allowed or {})
+                problems += self._rotation.reload(self._folder, listener, self.allowed or {})
             listener.gate.allowed = self.allowed or {}
-        service.revise(self.config.limits, self.allowed)
-        self.troubles = troubles
-        self._tally.reloads["refused" if troubles else "done"] += 1
+        handler.apply_config(self.config.limits, self.allowed)
+        self.problems = problems
+        self._metrics.reloads["refused" if problems else "done"] += 1
         self._report("reloaded")
 
     def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
@@ -118,14 +118,14 @@ class LiveSettings:
         except KeysError as error:  # not known whether keys were removed: keep them
             return [str(error), *(self._reload_keys(before, before) if folder != before else ())]
         self._folder, self.allowed = folder, listed.names
-        self._tally.broken_keys = len(listed.broken)
+        self._metrics.broken_keys = len(listed.broken)
         return [*listed.broken]
 
     def _report(self, what: str) -> None:
-        self._tally.sound = not self.troubles
-        if not self.troubles:
-            self._tally.sound_s = time.time()
-        for trouble in self.troubles:
-            _log.error("%s but for this: %s", what, trouble)
+        self._metrics.config_valid = not self.problems
+        if not self.problems:
+            self._metrics.config_valid_s = time.time()
+        for problem in self.problems:
+            _log.error("%s but for this: %s", what, problem)
         if what == "reloaded":
             _log.info("reloaded; %s", self.keys_in_use)

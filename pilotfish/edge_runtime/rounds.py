@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from pilotfish.base.errors import BadGrammarError, BusyError, InternalError, PilotfishError
-from pilotfish.edge_runtime.faults import is_the_requests
-from pilotfish.edge_runtime.hints import NOTHING, Hints, Taken
+from pilotfish.edge_runtime.faults import is_client_error
+from pilotfish.edge_runtime.hints import NONE_ATTACHED, Attached, HintSources
 from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
-from pilotfish.edge_runtime.price import Price
+from pilotfish.edge_runtime.price import DraftCost
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.sessions import SessionState, Stream, WindowState
+from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.speculation.coupling import count_agreed
@@ -42,34 +42,34 @@ Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # whether it was ta
 Submit = Callable[[Job], None]
 
 
-class Rounds:
+class Generations:
     """The sessions' work at the target. ends: the target's end tokens; context: its limit."""
 
     def __init__(
         self,
         submit: Submit,
         send: Send,
-        tally: Tally,
+        metrics: EdgeMetrics,
         *,
         vocab_size: int,
         context: int,
         ends: Collection[int],
-        price: Price,
+        draft_cost: DraftCost,
     ) -> None:
         self._submit = submit
-        self._price = price
+        self._draft_cost = draft_cost
         self._send = send
-        self._tally = tally
+        self._metrics = metrics
         self._vocab = vocab_size
         self._context = context
         self._ends = frozenset(ends)
 
-    def read(self, session: SessionState) -> None:
+    def queue_prefill(self, session: SessionState) -> None:
         """Queue all committed tokens but the last: the prompt is read while the device drafts."""
         tokens = session.committed.ids[:-1].copy()  # the committed tokens may change meanwhile
-        self._queue(session, Job(session.id, session.slot, tokens, rows=0, rule=None))
+        self._queue(session, Job(session.id, session.slot, tokens, rows=0, verify=None))
 
-    def score(self, session: SessionState, prompt: PromptLogprobs) -> None:
+    def queue_prompt_scoring(self, session: SessionState, prompt: PromptLogprobs) -> None:
         """Queue the prompt but its last token, to tell how likely each next one was.
 
         Of what was told before a pass failed, nothing.
@@ -77,56 +77,72 @@ class Rounds:
         tokens = prompt.ids[:-1]
         for begin in range(0, len(tokens), _SCORED):
             part = tokens[: begin + _SCORED]
-            if prompt.has_told(begin, len(part)):
+            if prompt.covers(begin, len(part)):
                 continue
 
             def rule(logits: Floats, _: Floats, end: int = len(part)) -> None:
-                prompt.note(end, logits)
+                prompt.record(end, logits)
 
             rows = len(part) - begin
-            self._queue(session, Job(session.id, session.slot, part, rows=rows, rule=rule))
+            self._queue(session, Job(session.id, session.slot, part, rows=rows, verify=rule))
 
-    def verify(
+    def queue_window(
         self,
         session: SessionState,
-        round_: EdgeRound,
-        exchange: SpeculationProtocol[Any],
-        law: SamplingParams,
+        window_state: WindowState,
+        protocol: SpeculationProtocol[Any],
+        sampling_params: SamplingParams,
     ) -> None:
         """Queue a window."""
         self._score_again(session)
-        session.round, draft = round_, round_.draft
+        session.window_state, draft = window_state, window_state.draft
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
         text = tokens[: len(tokens) - len(draft.ids)]
-        rule = partial(_rule, exchange, draft, law, text, session.shaper, session.logprobs)
+        rule = partial(
+            _rule,
+            protocol,
+            draft,
+            sampling_params,
+            text,
+            session.logits_processor,
+            session.logprobs,
+        )
         rows = len(draft.ids) + 1
         job = Job(session.id, session.slot, tokens, rows, rule, draft)
-        job.temperature = law.sampling.temperature
+        job.temperature = sampling_params.sampling.temperature
         self._queue(session, job)
 
-    def stream(self, session: SessionState) -> None:
+    def queue_stream_token(self, session: SessionState) -> None:
         """Queue the stream's next token, if more are wanted; hints come to it at its pass."""
-        stream, law, length = session.stream, session.law, len(session.committed)
-        if stream is None or law is None:
+        stream, sampling_params, length = (
+            session.stream,
+            session.sampling_params,
+            len(session.committed),
+        )
+        if stream is None or sampling_params is None:
             return
         if stream.remaining <= 0 or length >= self._context:
             session.stream = None
             return
         self._score_again(session)
         tokens = session.committed.ids.copy()
-        rule = partial(_stream_rule, law, tokens, session.shaper, session.logprobs, ())
-        job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
-        job.temperature = law.sampling.temperature
+        rule = partial(
+            _stream_rule, sampling_params, tokens, session.logits_processor, session.logprobs, ()
+        )
+        job = Job(session.id, session.slot, tokens, rows=1, verify=rule)
+        job.temperature = sampling_params.sampling.temperature
         if session.hints is not None:
-            job.rider = _HintRider(session, session.hints, law, self._price, self._context)
+            job.hints = _StreamHints(
+                session, session.hints, sampling_params, self._draft_cost, self._context
+            )
         self._queue(session, job)
 
     def _score_again(self, session: SessionState) -> None:
         """Queue what of the prompt a failed pass has left untold."""
         prompt = session.prompt_logprobs
         if prompt is not None and not session.jobs and prompt.start == len(session.committed):
-            self.score(session, prompt)
+            self.queue_prompt_scoring(session, prompt)
 
     def send_tokens(
         self,
@@ -134,7 +150,7 @@ class Rounds:
         start: int,
         ids: Sequence[int],
         times: m.Times,
-        taken: Taken = NOTHING,
+        attached: Attached = NONE_ATTACHED,
         accepted: int = 0,
         logprobs: m.Buffer | None = None,
     ) -> int:
@@ -148,15 +164,17 @@ class Rounds:
             generation=session.generation,
             start=start,
             times=times,
-            source=taken.account.name if taken.account is not None else "",
-            drafted=len(taken.ids),
+            source=attached.budget.name if attached.budget is not None else "",
+            drafted=len(attached.ids),
             accepted=accepted,
         )
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
         told = () if logprobs is None else (logprobs,)
-        return self.send_telling(session, session.stream.client, tokens, (frame, *told))
+        return self.send_with_prompt_logprobs(
+            session, session.stream.client, tokens, (frame, *told)
+        )
 
-    def send_telling(
+    def send_with_prompt_logprobs(
         self,
         session: SessionState,
         client: bytes,
@@ -182,67 +200,72 @@ class Rounds:
         session.cancel_jobs()
         session.stream = None
         if session.hints is not None:
-            session.hints.pulled(0)
-        if session.round is not None and session.round.verdict is None:
-            session.round = None
+            session.hints.set_requested_end(0)
+        if session.window_state is not None and session.window_state.verdict is None:
+            session.window_state = None
 
     def finish(self, session: SessionState, job: Job) -> None:
         """Apply a finished job and reply."""
         session.jobs.remove(job)
         if job.error is not None:
             self._fail(session, job.error)
-        elif job.ruling is None:
+        elif job.decision is None:
             return  # a prompt has been read
-        elif isinstance(job.ruling, StatesNeeded):
-            self._inquire(session, job, job.ruling)
+        elif isinstance(job.decision, StatesNeeded):
+            self._inquire(session, job, job.decision)
         elif session.stream is not None:
-            self._streamed(session, session.stream, job, job.ruling)
-        elif session.round is not None:
+            self._streamed(session, session.stream, job, job.decision)
+        elif session.window_state is not None:
             self._verified(
-                session, session.round, _times(job, session.round.received_ns), job.ruling
+                session,
+                session.window_state,
+                _times(job, session.window_state.received_ns),
+                job.decision,
             )
 
     def _queue(self, session: SessionState, job: Job) -> None:
         job.owner = session.owner
-        job.expected_s = session.rule_s if job.rule is not None else 0.0
+        job.expected_cpu_s = session.verify_cpu_s if job.verify is not None else 0.0
         session.jobs.append(job)
         self._submit(job)
 
     def _inquire(self, session: SessionState, job: Job, wanted: StatesNeeded) -> None:
         """Ask the device for the hidden states needed to decide on its window."""
-        round_ = session.round
-        if round_ is None:
+        window_state = session.window_state
+        if window_state is None:
             return
-        round_.wanted, round_.answer = wanted, wanted.frames
-        round_.inquiry = m.StatesRequest(
+        window_state.states_needed, window_state.reply_frames = wanted, wanted.frames
+        window_state.states_request = m.StatesRequest(
             session=session.id,
             generation=session.generation,
-            start=round_.start,
-            times=_times(job, round_.received_ns),
+            start=window_state.start,
+            times=_times(job, window_state.received_ns),
         )
-        self._send(round_.client, round_.inquiry, round_.answer)
+        self._send(window_state.client, window_state.states_request, window_state.reply_frames)
 
-    def resolve(self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int) -> None:
+    def verify_with_states(
+        self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int
+    ) -> None:
         """Decide on a window by the states that the device sent, without another pass."""
-        round_, exchange = session.round, session.exchange
-        assert round_ is not None
-        assert round_.wanted is not None
-        assert exchange is not None
-        ruling = exchange.verify_with_states(round_.draft, round_.wanted, frames)
-        round_.wanted = None
+        window_state, protocol = session.window_state, session.protocol
+        assert window_state is not None
+        assert window_state.states_needed is not None
+        assert protocol is not None
+        ruling = protocol.verify_with_states(window_state.draft, window_state.states_needed, frames)
+        window_state.states_needed = None
         if session.logprobs is not None:
-            session.logprobs.decided(ruling)
+            session.logprobs.record_decision(ruling)
         held_ns = time.monotonic_ns() - received_ns
         times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
-        self._verified(session, round_, times, ruling)
+        self._verified(session, window_state, times, ruling)
 
     def _verified(
-        self, session: SessionState, round_: EdgeRound, times: m.Times, ruling: Decision
+        self, session: SessionState, window_state: WindowState, times: m.Times, ruling: Decision
     ) -> None:
         verdict = m.Verdict(
             session=session.id,
             generation=session.generation,
-            start=round_.start,
+            start=window_state.start,
             accepted=ruling.accepted,
             token=ruling.token,
             times=times,
@@ -252,18 +275,20 @@ class Rounds:
         if session.logprobs is not None:
             frames.append(session.logprobs.commit())
         # first of all: the device waits for it
-        self.send_telling(session, round_.client, verdict, frames)
-        draft = round_.draft
-        round_.settle(verdict, frames)
+        self.send_with_prompt_logprobs(session, window_state.client, verdict, frames)
+        draft = window_state.draft
+        window_state.set_verdict(verdict, frames)
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
-        self._price.committed(len(accepted) + 1)
+        self._draft_cost.record_tokens(len(accepted) + 1)
         session.awaits_pending = not token
-        if session.exchange is not None:
-            spent = times if round_.inquiry is None else round_.inquiry.times
-            self._tally.verdict(
-                session.exchange,
+        if session.protocol is not None:
+            spent = (
+                times if window_state.states_request is None else window_state.states_request.times
+            )
+            self._metrics.record_window(
+                session.protocol,
                 len(draft.ids),
                 len(accepted),
                 ruling.notes,
@@ -280,24 +305,24 @@ class Rounds:
         session.committed.extend(ids)
         session.ended = ids[-1] in self._ends
         stream.remaining = 0 if session.ended else stream.remaining - len(ids)
-        self._tally.streamed += len(ids)
-        self._price.committed(len(ids))
-        taken, accepted = NOTHING, min(ruling.accepted, len(ids))
+        self._metrics.streamed += len(ids)
+        self._draft_cost.record_tokens(len(ids))
+        taken, accepted = NONE_ATTACHED, min(ruling.accepted, len(ids))
         if session.hints is not None:
-            taken = session.hints.landed(ids, accepted)
-            self._tally.hinted(taken, accepted)
+            taken = session.hints.record_pass(ids, accepted)
+            self._metrics.record_hints(taken, accepted)
         told = None if session.logprobs is None else session.logprobs.commit(len(ids))
         times = _times(job, stream.received_ns)
-        self._tally.pass_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
+        self._metrics.record_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
         self.send_tokens(session, start, ids, times, taken, accepted, told)
         stream.received_ns = time.monotonic_ns()
-        self.stream(session)
+        self.queue_stream_token(session)
 
     def _fail(self, session: SessionState, error: Exception) -> None:
         """Send the error of a failed pass; the device may send the same round again."""
-        if not (isinstance(error, PilotfishError) and is_the_requests(error)):
+        if not (isinstance(error, PilotfishError) and is_client_error(error)):
             error = InternalError("The target failed at this round; see the edge's log.")
-        waiting = session.round or session.stream
+        waiting = session.window_state or session.stream
         start = len(session.committed)
         self.stop(session)  # its other jobs too: the same round comes again
         if waiting is not None:
@@ -311,54 +336,66 @@ class Rounds:
             self._send(waiting.client, failure, ())
 
 
-class _HintRider:
+class _StreamHints:
     """The hints of a stream's next pass."""
 
     def __init__(
-        self, session: SessionState, hints: Hints, law: SamplingParams, price: Price, context: int
+        self,
+        session: SessionState,
+        hints: HintSources,
+        sampling_params: SamplingParams,
+        draft_cost: DraftCost,
+        context: int,
     ) -> None:
-        self._session, self._hints, self._law = session, hints, law
-        self._price, self._context = price, context
+        self._session, self._hints, self._sampling_params = session, hints, sampling_params
+        self._draft_cost, self._context = draft_cost, context
 
     @property
-    def pace(self) -> float:
-        return self._hints.pace
+    def tokens_per_pass(self) -> float:
+        return self._hints.tokens_per_pass
 
-    def offer(self) -> Sequence[float]:
+    def propose(self) -> Sequence[float]:
         stream, length = self._session.stream, len(self._session.committed)
         assert stream is not None
         most = min(stream.remaining, self._context - length) - 1
-        return self._hints.offer(most, self._price.of_draft)
+        return self._hints.propose(most, self._draft_cost.tokens_per_draft)
 
-    def board(self, job: Job, count: int) -> None:
-        drafts = self._hints.take(count)
+    def attach(self, job: Job, count: int) -> None:
+        drafts = self._hints.attach(count)
         committed = self._session.committed.ids
         # [committed + drafts]
         job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
         job.rows = 1 + len(drafts)
         text = job.tokens[: len(committed)]
         session = self._session
-        job.rule = partial(_stream_rule, self._law, text, session.shaper, session.logprobs, drafts)
+        job.verify = partial(
+            _stream_rule,
+            self._sampling_params,
+            text,
+            session.logits_processor,
+            session.logprobs,
+            drafts,
+        )
 
 
 def _rule(
-    exchange: SpeculationProtocol[Any],
+    protocol: SpeculationProtocol[Any],
     draft: Draft,
-    law: SamplingParams,
+    sampling_params: SamplingParams,
     text: Ids,
-    shaper: LogitsProcessor | None,
+    logits_processor: LogitsProcessor | None,
     logprobs: Logprobs | None,
     logits: Floats,
     hidden: Floats,
 ) -> Decision | StatesNeeded:
     dead: Sequence[int] = ()
-    if shaper is not None:
-        dead = _shape(shaper, logits, text, node_paths(draft.ids.tolist(), draft.parents))
-    decided = exchange.verify(draft, logits, law, round_start=len(text), hidden=hidden)
+    if logits_processor is not None:
+        dead = _shape(logits_processor, logits, text, node_paths(draft.ids.tolist(), draft.parents))
+    decided = protocol.verify(draft, logits, sampling_params, round_start=len(text), hidden=hidden)
     if dead:
         _expect_alive(draft, decided, dead)
     if logprobs is not None:
-        logprobs.note(draft, logits, decided)
+        logprobs.record(draft, logits, decided)
     return decided
 
 
@@ -371,10 +408,10 @@ def _expect_alive(draft: Draft, decided: Decision | StatesNeeded, dead: Sequence
 
 
 def _shape(
-    shaper: LogitsProcessor, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
+    logits_processor: LogitsProcessor, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
 ) -> Sequence[int]:
     try:
-        return shaper.process(logits, text, paths)
+        return logits_processor.process(logits, text, paths)
     except GrammarBusyError as error:
         raise BusyError(str(error)) from error
     except GrammarError as error:
@@ -382,27 +419,28 @@ def _shape(
 
 
 def _stream_rule(
-    law: SamplingParams,
+    sampling_params: SamplingParams,
     text: Ids,
-    shaper: LogitsProcessor | None,
+    logits_processor: LogitsProcessor | None,
     logprobs: Logprobs | None,
     drafts: Sequence[int],
     logits: Floats,
     hidden: Floats,
 ) -> Decision:
     dead: Sequence[int] = ()
-    if shaper is not None:
-        dead = _shape(shaper, logits, text, node_paths(drafts, None))
+    if logits_processor is not None:
+        dead = _shape(logits_processor, logits, text, node_paths(drafts, None))
     position = len(text)
     ruling = Decision(
         *count_agreed(
-            drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET)
+            drafts,
+            lambda index: choose(logits[index], sampling_params, position + index, Purpose.TARGET),
         )
     )
     if dead and min(dead) <= ruling.accepted:
         raise BadGrammarError(DEAD_END)
     if logprobs is not None:
-        logprobs.streamed(drafts, logits, ruling)
+        logprobs.record_stream(drafts, logits, ruling)
     return ruling
 
 

@@ -27,17 +27,17 @@ from pilotfish.base.errors import (
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.beside import Beside
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.faults import refusal_for
+from pilotfish.edge_runtime.faults import to_client_error
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.grammar_compiler import GrammarCompiler
-from pilotfish.edge_runtime.lexicon import Lexicon
-from pilotfish.edge_runtime.price import Price
-from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
+from pilotfish.edge_runtime.lexicon import VocabularyServer
+from pilotfish.edge_runtime.price import DraftCost
+from pilotfish.edge_runtime.rounds import Generations, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import EdgeRound, Sessions, SessionState, Stream
-from pilotfish.edge_runtime.shapers import Shapers
-from pilotfish.edge_runtime.supplies import Supplies
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.sessions import Sessions, SessionState, Stream, WindowState
+from pilotfish.edge_runtime.shapers import LogitsProcessors
+from pilotfish.edge_runtime.supplies import EdgeResources
+from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.edge_runtime.transfers import Downloads, Uploads
 from pilotfish.engines.artifact import Artifact
@@ -53,7 +53,7 @@ _log = logging.getLogger("pilotfish.edge")
 _REPLY_BYTES = 256  # of a reply's header, about
 
 
-class Service:
+class MessageHandler:
     """Serves messages and owns the sessions. Used by the serving loop.
 
     passes, drafts: times of the target's and the edge's own drafter's passes; beside: the latter.
@@ -68,19 +68,19 @@ class Service:
         limits: EdgeLimits,
         submit: Submit,
         send: Send,
-        passes: Sequence[m.PassTime] = (),
+        pass_times: Sequence[m.PassTime] = (),
         *,
-        price: Price,
-        beside: Beside | None = None,
-        drafts: Sequence[m.PassTime] = (),
-        supplies: Supplies | None = None,
+        draft_cost: DraftCost,
+        edge_drafter: Beside | None = None,
+        drafter_pass_times: Sequence[m.PassTime] = (),
+        resources: EdgeResources | None = None,
         allowed: Mapping[bytes, str] | None = None,
-        tally: Tally | None = None,
+        metrics: EdgeMetrics | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> None:
         manifest = self._manifest = artifact.manifest
-        vocabulary = vocabulary or Vocabulary.of(artifact)
-        self._lexicon = Lexicon(vocabulary)
+        vocabulary = vocabulary or Vocabulary.from_artifact(artifact)
+        self._vocabulary_server = VocabularyServer(vocabulary)
         self._vocab = manifest.vocab_size
         self._digest = target.digest
         self._message_bytes = limits.message_mib * MEBIBYTE
@@ -93,44 +93,44 @@ class Service:
         )
         self._uploads, self._downloads = Uploads(self._message_bytes), Downloads(send)
         self._send = self._downloads.send
-        self._passes, self._drafts = list(passes), list(drafts)
-        self._supplies = supplies or Supplies()
+        self._passes, self._drafts = list(pass_times), list(drafter_pass_times)
+        self._resources = resources or EdgeResources()
         self._allowed = allowed
-        self._tally = tally or Tally()
+        self._metrics = metrics or EdgeMetrics()
         self._draining = False
-        self._rounds = Rounds(
+        self._generations = Generations(
             submit,
             self._send,
-            self._tally,
+            self._metrics,
             vocab_size=manifest.vocab_size,
             context=target.context,
             ends=manifest.eos_ids,
-            price=price,
+            draft_cost=draft_cost,
         )
         self._admission = Admission(limits.messages_per_s)
         self._expire_s = limits.expire_s
         self.sessions = Sessions(
-            limits.sessions, limits.sessions_per_client, limits.idle_s, tally=self._tally
+            limits.sessions, limits.sessions_per_client, limits.idle_s, metrics=self._metrics
         )
         self.compiler = GrammarCompiler(vocabulary.grammars)
         self._starter = GenerationStarter(
             self.sessions,
-            self._rounds,
-            Shapers(vocabulary, shapes=target.shapes),
+            self._generations,
+            LogitsProcessors(vocabulary, model_logits=target.model_logits),
             self.compiler,
-            supplies=self._supplies,
-            beside=beside,
+            resources=self._resources,
+            edge_drafter=edge_drafter,
             limits=self._limits,
             vocab_size=manifest.vocab_size,
             serve=self._serve,
             refuse=self._refuse,
             charge=self._admission.charge,
         )
-        self.sessions.on_end = self._starter.forget_ended
+        self.sessions.on_end = self._starter.cancel_ended
 
     # Called by the daemon
 
-    def revise(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
+    def apply_config(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
         """Apply other limits and another allow-list; ends the sessions of removed keys."""
         self._admission.rate = limits.messages_per_s
         self._expire_s = limits.expire_s
@@ -140,7 +140,7 @@ class Service:
         for session in self.sessions:
             if allowed is not None and session.owner not in allowed:
                 self.sessions.close(session)
-                self._tally.ended["revoked"] += 1
+                self._metrics.sessions_ended["revoked"] += 1
 
     def expire(self) -> None:
         """End the sessions, and forget the transfers, that have been idle for too long."""
@@ -152,18 +152,18 @@ class Service:
         """Refuse new work, and finish only the windows under way."""
         self._draining = True
         for session in self.sessions:
-            self._starter.forget(session, _draining())
+            self._starter.cancel(session, _draining())
             if not session.undecided:
-                self._rounds.stop(session)
+                self._generations.stop(session)
 
     @property
     def drained(self) -> bool:
         """Whether every window has been decided on."""
         return not any(session.jobs or session.undecided for session in self.sessions)
 
-    def owes(self, owner: bytes) -> bool:
+    def over_budget(self, owner: bytes) -> bool:
         """Whether a client owes time of this thread, so that its rounds can wait."""
-        return self._admission.owes(owner, time.monotonic())
+        return self._admission.over_budget(owner, time.monotonic())
 
     def sessions_by_device(self) -> dict[str, int]:
         """Count the open sessions by the name of their key on the allow-list."""
@@ -175,7 +175,7 @@ class Service:
     def handle(self, envelope: Envelope) -> None:
         """Serve one message of a device."""
         now_ns = time.monotonic_ns()
-        self._tally.bytes_in += envelope.size
+        self._metrics.bytes_in += envelope.size
         admitted = False
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
@@ -190,9 +190,9 @@ class Service:
             return
         self._serve(request, envelope, now_ns - envelope.queued_ns)
 
-    def deliver(self) -> bool:
+    def start_compiled(self) -> bool:
         """Go on with the generations whose grammars have been compiled; False: with all of them."""
-        return self.compiler.deliver()
+        return self.compiler.run_callbacks()
 
     def _serve(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
         """Serve an admitted request; its client owes for the time that it takes."""
@@ -204,13 +204,13 @@ class Service:
         try:
             self._dispatch(request, envelope, received_ns)
         except Exception as error:
-            self._refuse(envelope, request, refusal_for(error, "a message could not be served"))
+            self._refuse(envelope, request, to_client_error(error, "a message could not be served"))
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
         heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
         if self._draining and not isinstance(request, heeded):
             raise _draining()
-        if self._starter.hold(request, envelope, received_ns):
+        if self._starter.queue_request(request, envelope, received_ns):
             return
         match request:
             case m.Window():
@@ -218,7 +218,7 @@ class Service:
             case m.States():
                 self._states(request, envelope, received_ns)
             case m.Hint():
-                self._tally.hints[self._hint(request, envelope)] += 1
+                self._metrics.hints[self._hint(request, envelope)] += 1
             case m.Pull():
                 self._pull(request, envelope, received_ns)
             case m.Begin():
@@ -230,7 +230,7 @@ class Service:
             case m.Fetch():
                 check_frame_count(envelope.frames, 0)
                 self._expect_room_for_replies(envelope)
-                self._reply(envelope, *self._lexicon.answer(request))
+                self._reply(envelope, *self._vocabulary_server.get_part(request))
             case m.Chunk() | m.More():
                 self._transfer(request, envelope, received_ns)
             case m.Cancel() | m.Close():
@@ -241,10 +241,10 @@ class Service:
         """Stop a generation, or forget the session."""
         queued = session.queued
         if isinstance(request, m.Close):
-            self._starter.forget(session)
+            self._starter.cancel(session)
             self.sessions.close(session)
         elif session.generation == request.generation:
-            self._rounds.stop(session)
+            self._generations.stop(session)
         elif queued is not None and queued.begin.generation == request.generation:
             self._starter.give_up(session)
 
@@ -285,19 +285,19 @@ class Service:
             padded_vocab_size=self._manifest.padded_vocab_size,
             hidden_size=self._manifest.dimensions.hidden,
             eos_ids=self._manifest.eos_ids,
-            protocols=[*self._supplies.protocols(hello.drafter, hello.hidden_size), STREAM],
+            protocols=[*self._resources.protocols(hello.drafter, hello.hidden_size), STREAM],
             limits=self._limits,
             received_ns=received_ns,
             sent_ns=time.monotonic_ns(),
             passes=self._passes,
             digest=self._digest,
             tokenizer=self._manifest.tokenizer_fingerprint,
-            vocabulary=self._lexicon.digest,
-            vocabulary_bytes=self._lexicon.size,
+            vocabulary=self._vocabulary_server.digest,
+            vocabulary_bytes=self._vocabulary_server.size,
             drafts=self._drafts,
             chunks=True,
         )
-        self._downloads.met(envelope.client, envelope.owner, hello.reply_bytes)
+        self._downloads.set_slice_limit(envelope.client, envelope.owner, hello.reply_bytes)
         self._expect_room_for_replies(envelope)
         self._reply(envelope, welcome)
 
@@ -310,7 +310,7 @@ class Service:
     def _chunk(self, chunk: m.Chunk, envelope: Envelope, received_ns: int) -> None:
         """Take in a part of a large message, and serve the message once it is complete."""
         check_frame_count(envelope.frames, 1)
-        here, body = self._uploads.take(envelope.owner, chunk, envelope.frames[0])
+        here, body = self._uploads.receive_chunk(envelope.owner, chunk, envelope.frames[0])
         self._reply(envelope, m.Ack(transfer=chunk.transfer, offset=here))
         if body is None:
             return
@@ -326,7 +326,7 @@ class Service:
             raise MalformedError("A message that comes in chunks is no chunk itself.")
         # a `begin` has no reply that could be lost, and must not be served again
         keep = not isinstance(request, m.Begin)
-        self._uploads.served(envelope.owner, chunk.transfer, keep=keep)
+        self._uploads.mark_served(envelope.owner, chunk.transfer, keep=keep)
         self._attempt(request, whole, received_ns)
 
     def _more(self, more: m.More, envelope: Envelope) -> None:
@@ -339,23 +339,23 @@ class Service:
     def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:
         if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:
             raise MalformedError(f"A ping has at most one frame, and {m.MAX_PROBE} bytes.")
-        self._tally.pings += 1
+        self._metrics.pings += 1
         pong = m.Pong(nonce=ping.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
         self._reply(envelope, pong, envelope.frames)
 
     def _window(self, window: m.Window, envelope: Envelope, received_ns: int) -> None:
         session = self._generation(window, envelope.owner)
-        exchange, law = session.exchange, session.law
-        if exchange is None or exchange.streams or law is None:
+        protocol, sampling_params = session.protocol, session.sampling_params
+        if protocol is None or protocol.streams or sampling_params is None:
             raise MalformedError("This generation streams; it takes no windows.")
-        last = session.round
+        last = session.window_state
         if last is not None and last.start == window.start:
             self._retry(session, last, window, envelope)
             return
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at {last.start} is still being verified.")
         # cheap checks come before decoding the distributions
-        pending, drafted = exchange.count_tokens(envelope.frames, self._vocab)
+        pending, drafted = protocol.count_tokens(envelope.frames, self._vocab)
         if pending != session.awaits_pending:
             raise DivergedError(
                 "A token that the device samples comes with the next window, and with no other: "
@@ -363,51 +363,57 @@ class Service:
             )
         self._expect_position(session, window.start - pending, window.hash)
         self._expect_room(session, pending, drafted)
-        draft: Draft = exchange.decode_draft(envelope.frames, self._vocab)
+        draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes
-        round_ = EdgeRound(envelope.client, window.start, envelope.frames, draft, received_ns)
-        self._rounds.verify(session, round_, exchange, law)
+        window_state = WindowState(
+            envelope.client, window.start, envelope.frames, draft, received_ns
+        )
+        self._generations.queue_window(session, window_state, protocol, sampling_params)
 
     def _retry(
-        self, session: SessionState, last: EdgeRound, window: m.Window, envelope: Envelope
+        self, session: SessionState, last: WindowState, window: m.Window, envelope: Envelope
     ) -> None:
         """Answer a repeated window: send the lost reply again, or let the pass go on."""
-        if window.hash != session.committed.hash_at(last.base):
-            raise DivergedError(f"The edge holds other tokens before {last.base}: begin again.")
-        if not last.came_as(envelope.frames):
+        if window.hash != session.committed.hash_at(last.committed_before):
+            raise DivergedError(
+                f"The edge holds other tokens before {last.committed_before}: begin again."
+            )
+        if not last.matches(envelope.frames):
             raise ConflictError(f"Another window at start {last.start} is already decided on.")
         last.client = envelope.client
         self._repeat(session, last, envelope)
 
-    def _repeat(self, session: SessionState, last: EdgeRound, envelope: Envelope) -> None:
+    def _repeat(self, session: SessionState, last: WindowState, envelope: Envelope) -> None:
         """Send the answer to a window once more, if there is one."""
-        if last.verdict is None and last.inquiry is None:
+        if last.verdict is None and last.states_request is None:
             return
         self._expect_room_for_replies(envelope)
         if last.verdict is not None:
-            size = self._rounds.send_telling(session, last.client, last.verdict, last.answer)
+            size = self._generations.send_with_prompt_logprobs(
+                session, last.client, last.verdict, last.reply_frames
+            )
             self._charge_reply(envelope, size)
-        elif last.inquiry is not None:
-            self._reply(envelope, last.inquiry, last.answer)
+        elif last.states_request is not None:
+            self._reply(envelope, last.states_request, last.reply_frames)
 
     def _states(self, states: m.States, envelope: Envelope, received_ns: int) -> None:
         """Take the states that an inquiry asked for, or repeat the verdict if it was lost."""
         session = self._generation(states, envelope.owner)
-        last = session.round
+        last = session.window_state
         if last is None or last.start != states.start:
             raise DivergedError(f"The edge holds no window at {states.start}: begin again.")
-        if last.inquiry is None:
+        if last.states_request is None:
             raise MalformedError("No hidden states of this window were asked for.")
         last.client = envelope.client
         if last.verdict is not None:
             self._repeat(session, last, envelope)
         else:
-            self._rounds.resolve(session, envelope.frames, received_ns)
+            self._generations.verify_with_states(session, envelope.frames, received_ns)
 
     def _pull(self, pull: m.Pull, envelope: Envelope, received_ns: int) -> None:
         check_frame_count(envelope.frames, 0)
         session = self._generation(pull, envelope.owner)
-        if session.exchange is not None and not session.exchange.streams:
+        if session.protocol is not None and not session.protocol.streams:
             raise MalformedError("This generation speculates; it does not stream.")
         held = len(session.committed)
         if pull.start > held or session.committed.hash_at(pull.start) != pull.hash:
@@ -419,16 +425,16 @@ class Service:
         running = session.stream is not None
         session.stream = Stream(envelope.client, remaining, received_ns)
         if session.hints is not None:
-            session.hints.pulled(pull.start + pull.count)
+            session.hints.set_requested_end(pull.start + pull.count)
         if len(ahead):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
             missed = ahead.tolist()
             log = session.logprobs
-            told = None if log is None else log.of(pull.start, len(missed))
-            size = self._rounds.send_tokens(session, pull.start, missed, times, logprobs=told)
+            told = None if log is None else log.frame_of(pull.start, len(missed))
+            size = self._generations.send_tokens(session, pull.start, missed, times, logprobs=told)
             self._charge_reply(envelope, size)
         if not running and not session.ended:
-            self._rounds.stream(session)
+            self._generations.queue_stream_token(session)
 
     def _hint(self, hint: m.Hint, envelope: Envelope) -> str:
         """Take in a hint; returns what became of it. No hint is answered, however wrong."""
@@ -436,7 +442,9 @@ class Service:
             session = self.sessions.find(hint.session, envelope.owner)
             if session.generation != hint.generation or session.hints is None:
                 return "unknown"
-            kept = session.hints.told(hint.start, hint.hash, envelope.frames, self._vocab)
+            kept = session.hints.add_device_hint(
+                hint.start, hint.hash, envelope.frames, self._vocab
+            )
         except UnknownSessionError:
             return "unknown"
         except PilotfishError:
@@ -474,15 +482,15 @@ class Service:
 
     # Finished jobs
 
-    def answer(self, job: Job) -> None:
+    def finish_job(self, job: Job) -> None:
         """Apply a finished job to its session and send the reply."""
         session = self.sessions.get(job.session)
-        self._admission.charge(job.owner, job.rule_s)
+        self._admission.charge(job.owner, job.verify_cpu_s)
         if session is not None and not job.cancelled:
-            session.rule_s = job.rule_s
-            self._rounds.finish(session, job)
+            session.verify_cpu_s = job.verify_cpu_s
+            self._generations.finish(session, job)
             if self._allowed is not None:
-                self._tally.work[self._allowed[session.owner]] += 1
+                self._metrics.device_jobs[self._allowed[session.owner]] += 1
 
     def _refuse(
         self,
@@ -493,12 +501,12 @@ class Service:
         admitted: bool = True,
     ) -> None:
         if m.is_hint(envelope.header):
-            self._tally.hints["refused"] += 1  # no hint is answered
+            self._metrics.hints["refused"] += 1  # no hint is answered
             return
-        self._tally.refusals[error.code] += 1
+        self._metrics.refusals[error.code] += 1
         # what is admitted is bounded by the rate of messages, and told; what is not, by nothing
         if not admitted and not self._admission.may_send(envelope.owner):
-            self._tally.drops += 1
+            self._metrics.dropped_replies += 1
             return
         about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None
         failure = m.Failure(

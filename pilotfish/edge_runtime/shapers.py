@@ -15,15 +15,15 @@ from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import SamplingParams
 
 
-class Shapers:
+class LogitsProcessors:
     """Of one target. shapes: whether its logits are the model's own."""
 
-    def __init__(self, vocabulary: Vocabulary, *, shapes: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
         self._vocab = vocabulary.vocab_size
         self._grammars = vocabulary.grammars
-        self._shapes = shapes
+        self._shapes = model_logits
 
-    def expect_unshaped(self) -> None:
+    def expect_model_logits(self) -> None:
         """Raise `UnsupportedError` if the target's logits are not the model's own."""
         if not self._shapes:
             raise UnsupportedError(
@@ -31,7 +31,7 @@ class Shapers:
                 "know the log-probabilities of a prompt."
             )
 
-    def check(self, begin: m.Begin, law: SamplingParams, length: int) -> None:
+    def check(self, begin: m.Begin, sampling_params: SamplingParams, length: int) -> None:
         """Raise what is wrong with how a generation is shaped that begins with ``length`` tokens.
 
         A grammar is not tried for that.
@@ -45,16 +45,20 @@ class Shapers:
             )
         if told.since > length:
             raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
-        if (token := max(law.logits_options.logit_bias, default=0)) >= self._vocab:
+        if (token := max(sampling_params.logits_options.logit_bias, default=0)) >= self._vocab:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {token}; the target has {self._vocab}."
             )
-        grammar = law.logits_options.grammar
+        grammar = sampling_params.logits_options.grammar
         if grammar is not None and (wrong := self._grammars.refusal(grammar)):
             raise BadGrammarError(wrong)
 
-    def of(
-        self, begin: m.Begin, law: SamplingParams, constraint: Constraint | None
+    def create(
+        self, begin: m.Begin, sampling_params: SamplingParams, constraint: Constraint | None
     ) -> LogitsProcessor | None:
         """Return what shapes the logits of a generation; None: nothing does."""
-        return None if begin.shape is None else law.logits_processor(begin.shape.since, constraint)
+        return (
+            None
+            if begin.shape is None
+            else sampling_params.logits_processor(begin.shape.since, constraint)
+        )

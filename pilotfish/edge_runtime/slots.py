@@ -83,9 +83,11 @@ class StepSlots:
 class ModelSlots:
     """Runs items on a decoder; ``breathe`` is called between the passes of a long one."""
 
-    def __init__(self, decoder: LanguageModel, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, decoder: LanguageModel, feed_watchdog: Callable[[], None] = lambda: None
+    ) -> None:
         self.decoder = decoder
-        self._breathe = breathe
+        self._feed_watchdog = feed_watchdog
         self._slots = StepSlots(decoder)
 
     def forget(self) -> None:
@@ -109,7 +111,7 @@ class ModelSlots:
 
     def _piece(self, piece: Pass) -> Output:
         """Run a part of an item; returns a copy of the output."""
-        self._breathe()
+        self._feed_watchdog()
         (output,) = self.decoder.forward([piece])
         return Output(output.logits.copy(), output.hidden.copy())
 
@@ -124,9 +126,9 @@ def _joined(pieces: Sequence[Output]) -> Output:
 class StageSlots:
     """Runs items on a stage; ``breathe`` is called between the passes of a long one."""
 
-    def __init__(self, stage: Stage, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, stage: Stage, feed_watchdog: Callable[[], None] = lambda: None) -> None:
         self.stage = stage
-        self._breathe = breathe
+        self._feed_watchdog = feed_watchdog
         self._slots = StepSlots(stage)
 
     def forget(self) -> None:
@@ -151,7 +153,7 @@ class StageSlots:
             found, end = [], 0
             for each in passes:
                 for piece in each:
-                    self._breathe()
+                    self._feed_watchdog()
                     start, end = end, end + len(piece.tokens)
                     made = self.stage.forward([piece], None if fed is None else fed[start:end])
                     found.append(made.copy())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
-from pilotfish.edge_runtime.hints import Taken
+from pilotfish.edge_runtime.hints import Attached
 from pilotfish.wire.protocols import SpeculationProtocol, counters
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
@@ -23,10 +23,12 @@ _ENDINGS: Final = ("expired", "displaced", "revoked")
 
 
 @dataclass
-class Tally:
+class EdgeMetrics:
     """Everything that is counted since the start, as `base.metrics` declares it."""
 
-    batch: Histogram = histogram("batch_sessions", "Sessions that share a target pass.", _WIDTHS)
+    batch_sessions: Histogram = histogram(
+        "batch_sessions", "Sessions that share a target pass.", _WIDTHS
+    )
     pass_tokens: Histogram = histogram("pass_tokens", "Tokens of a target pass.", _TOKENS)
     queue_s: Histogram = histogram(
         "queue_seconds", "Time that a window, or a stream's token, waits for its pass.", _SECONDS
@@ -48,31 +50,31 @@ class Tally:
         "hint_drafted_tokens", "Drafts that hints brought to a pass.", "source"
     )
     hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
-    own_passes: int = counter("drafter_passes", "Passes of the drafter beside the target.")
-    own_drafts: int = counter("drafter_tokens", "Tokens that it drafted.")
-    own_draft_s: float = counter("drafter_seconds", "Time that it computed.")
+    drafter_passes: int = counter("drafter_passes", "Passes of the drafter beside the target.")
+    drafter_tokens: int = counter("drafter_tokens", "Tokens that it drafted.")
+    drafter_s: float = counter("drafter_seconds", "Time that it computed.")
     refusals: Counter[str] = counter("refusals", "Requests refused.", "code")
-    ended: Counter[str] = counter(
+    sessions_ended: Counter[str] = counter(
         "sessions_ended", "Sessions that the edge ended by itself.", "reason", known=_ENDINGS
     )
-    drops: int = counter("dropped_replies", "Replies that their device did not take.")
+    dropped_replies: int = counter("dropped_replies", "Replies that their device did not take.")
     # "done"; "refused": not all of it could be taken over
     reloads: Counter[str] = counter("reloads", "Configuration and keys read again.", "result")
-    sound: bool = gauge(
+    config_valid: bool = gauge(
         "config_last_reload_successful",
         "Whether all of configuration and keys could be taken over when they were read last.",
         first=lambda: True,
     )
-    sound_s: float = gauge(
+    config_valid_s: float = gauge(
         "config_last_reload_success_timestamp_seconds",
         "When they last could, in seconds since 1970.",
         first=time.time,
     )
     broken_keys: int = gauge("broken_key_files", "Files on the allow-list without a key.")
-    work: Counter[str] = counter(
+    device_jobs: Counter[str] = counter(
         "device_jobs", "Windows, prompts and streamed tokens done for each device.", "device"
     )
-    nodes: Counter[tuple[str, str]] = counter(
+    node_events: Counter[tuple[str, str]] = counter(
         "node_events", "What befell a node of the target.", "node", "event"
     )
     node_bytes: Counter[tuple[str, str]] = counter(
@@ -85,17 +87,17 @@ class Tally:
     @property
     def passes(self) -> int:
         """Target passes made."""
-        return sum(self.batch.counts)
+        return sum(self.batch_sessions.counts)
 
-    def hinted(self, taken: Taken, accepted: int) -> None:
+    def record_hints(self, attached: Attached, accepted: int) -> None:
         """Count the drafts of a pass under `ahead`."""
-        if taken.account is not None:
-            self.hint_drafts[taken.account.name] += len(taken.ids)
-            self.hint_accepted[taken.account.name] += accepted
+        if attached.budget is not None:
+            self.hint_drafts[attached.budget.name] += len(attached.ids)
+            self.hint_accepted[attached.budget.name] += accepted
 
-    def verdict(
+    def record_window(
         self,
-        exchange: SpeculationProtocol[Any],
+        protocol: SpeculationProtocol[Any],
         drafted: int,
         accepted: int,
         notes: Sequence[float],
@@ -103,15 +105,15 @@ class Tally:
         verify_s: float,
     ) -> None:
         """Count a window that has been decided on."""
-        protocol = exchange.name
-        self.windows[protocol] += 1
-        self.drafted[protocol] += drafted
-        self.accepted[protocol] += accepted
-        for note, value in zip(exchange.counters, notes, strict=True):
-            self.notes[note.name, protocol] += value
-        self.pass_times(queue_s, verify_s)
+        name = protocol.name
+        self.windows[name] += 1
+        self.drafted[name] += drafted
+        self.accepted[name] += accepted
+        for note, value in zip(protocol.counters, notes, strict=True):
+            self.notes[note.name, name] += value
+        self.record_times(queue_s, verify_s)
 
-    def pass_times(self, queue_s: float, verify_s: float) -> None:
+    def record_times(self, queue_s: float, verify_s: float) -> None:
         """Count how long a window, or a token of a stream, waited and was computed."""
         self.queue_s.add(queue_s)
         self.verify_s.add(verify_s)

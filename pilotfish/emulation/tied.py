@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from pilotfish.base.child import Tie
+from pilotfish.base.child import ChildPipe
 from pilotfish.base.errors import PilotfishError
 from pilotfish.emulation.emulator import Conditions
 from pilotfish.emulation.proxy import Proxy, take_precedence
@@ -29,14 +29,14 @@ def _answer(proxy: Proxy, asked: dict[str, Any]) -> dict[str, Any]:
 def main(descriptor: int) -> int:
     """Run the proxy until the parent is gone; returns the exit code."""
     with socket.socket(fileno=descriptor) as connection:
-        tie = Tie(connection)
+        tie = ChildPipe(connection)
         first = tie.receive()
         if first is None:
             return 0
         try:
             proxy = Proxy(first["listen"], first["connect"], Conditions(**first["conditions"]))
         except PilotfishError as error:
-            tie.refuse(error)
+            tie.send_error(error)
             return error.exit_code
 
         def converse() -> None:
@@ -45,14 +45,14 @@ def main(descriptor: int) -> int:
                 proxy.stop()
                 return
             try:
-                tie.tell(_answer(proxy, asked))
+                tie.send(_answer(proxy, asked))
             except PilotfishError as error:
-                tie.refuse(error)
+                tie.send_error(error)
 
         proxy.watch(descriptor, converse)
         take_precedence()
         gc.freeze()
-        tie.tell({"endpoint": proxy.endpoint, "since_s": proxy.since_s})
+        tie.send({"endpoint": proxy.endpoint, "since_s": proxy.since_s})
         proxy.run()
         proxy.close()
         return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.reading import content, reading
+from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.cut import check_chain
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.manifest import (
@@ -155,8 +155,8 @@ def _head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] | Non
     if manifest.head_tokens is None:
         return None
     path = directory / HEAD_TOKENS_NAME
-    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
-        data = content(path)
+    with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        data = read_content(path)
     if hashlib.sha256(data).hexdigest() != manifest.files[HEAD_TOKENS_NAME]:
         raise _altered(path)
     kept = np.frombuffer(data[: len(data) // 4 * 4], "<u4").astype(np.int64)

@@ -18,7 +18,7 @@ from pilotfish.engines.errors import ArtifactError
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StageRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The place of one stage.
 
     index: from 1, of `count` stages. layers: how many, from `first_layer` on, counted from 0.
@@ -52,7 +52,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return f"stage {self.index} of {self.count} ({which})"
 
 
-def check_chain(cuts: Sequence[Cut]) -> None:
+def check_chain(cuts: Sequence[StageRange]) -> None:
     """Raise `ArtifactError` unless these stages, in this order, are one whole model."""
     wanted = cuts[0].count if cuts else 1
     if [cut.index for cut in cuts] != list(range(1, wanted + 1)):

@@ -30,7 +30,7 @@ def least_times(
 ) -> dict[int, float]:
     """Return the least of a few times for each width, never less for more tokens; seconds.
 
-    ``pass_s`` times one pass. Widths are ascending; those beyond the context are left out. The
+    ``predict_pass_s`` times one pass. Widths are ascending; those beyond the context are left out. The
     times are kept for as long as the process runs, so what stopped it during one pass (a suspended
     machine, a paused one, others' work) must not be in them: such a pass is timed again.
     """
@@ -82,7 +82,7 @@ def _pass_s(decoder: LanguageModel, width: int) -> float:
     return taken_s
 
 
-def in_turns(
+def time_interleaved(
     timers: Sequence[Callable[[], float]],
     progress: Callable[[str, int, int | None], None] = lambda label, done, total: None,
 ) -> list[float]:

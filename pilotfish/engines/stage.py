@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Binding, nothing_runs
-from pilotfish.engines.cut import Cut
+from pilotfish.engines.cut import StageRange
 from pilotfish.engines.errors import ArtifactError, ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
@@ -223,7 +223,7 @@ class Head:
         raise nothing_runs(artifact, artifact.head_path, wanted, reasons)
 
 
-def _open(artifact: Artifact | str | Path) -> tuple[Artifact, Cut]:
+def _open(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact, stage=True)
     if opened.manifest.stage is None:
         raise ArtifactError(

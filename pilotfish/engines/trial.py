@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pilotfish.engines.compiling import compiled, on_deep_stack
+from pilotfish.engines.compiling import compile_grammar, on_deep_stack
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
 from pilotfish.speculation.shaping import Grammar
 
@@ -237,7 +237,7 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.alarm(_ORPHANED_S)
         try:
-            matcher, _ = on_deep_stack(partial(compiled, grammar, words))
+            matcher, _ = on_deep_stack(partial(compile_grammar, grammar, words))
             if len(matcher.compute_ff_bytes()) > _FORCED:
                 said = f"The grammar begins with a text of more than {_FORCED:,} bytes."
         except (GrammarBusyError, MemoryError):  # it may be full of earlier ones

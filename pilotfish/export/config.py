@@ -53,7 +53,7 @@ class Layer(msgspec.Struct, frozen=True):
         return self.kind != "none"
 
 
-class Heads(NamedTuple):
+class AttentionHeads(NamedTuple):
     """The heads of one layer's attention: how many, and of which width."""
 
     queries: int
@@ -173,10 +173,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the kind of a layer."""
         return self.pattern[index % len(self.pattern)]
 
-    def heads_of(self, index: int) -> Heads:
+    def heads_of(self, index: int) -> AttentionHeads:
         """Return the heads of a layer's attention."""
         own = self.layer(index)
-        return Heads(self.heads, own.kv_heads or self.kv_heads, own.head_dim or self.head_dim)
+        return AttentionHeads(
+            self.heads, own.kv_heads or self.kv_heads, own.head_dim or self.head_dim
+        )
 
     @property
     def plain(self) -> bool:
@@ -186,9 +188,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return own and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
 
     @property
-    def plain_heads(self) -> Heads:
+    def plain_heads(self) -> AttentionHeads:
         """The heads of layers that state none of their own."""
-        return Heads(self.heads, self.kv_heads, self.head_dim)
+        return AttentionHeads(self.heads, self.kv_heads, self.head_dim)
 
     @property
     def recurrent(self) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.reading import reading
+from pilotfish.base.reading import reading_file
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources import WeightSource
@@ -90,7 +90,7 @@ def read_texts(path: Path) -> Iterator[str]:
     """
     found = False
     with (
-        reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
+        reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
         path.open(encoding="utf-8-sig") as file,
     ):
         pieces = _json_texts(path, file) if path.suffix == ".jsonl" else _pieces(file)
@@ -115,7 +115,7 @@ def _json_texts(path: Path, file: Any) -> Iterator[str]:
         number += 1
         if not line.strip():
             continue
-        with reading(partial(_no_json, path, number)):
+        with reading_file(partial(_no_json, path, number)):
             entry = json.loads(line)
         for text in _answers(entry):
             # what JSON can say and UTF-8 cannot: half of a surrogate pair

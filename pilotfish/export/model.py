@@ -27,9 +27,9 @@ from pilotfish.engines.manifest import (
     TOKENIZER_NAME,
     CachedLayer,
     Dimensions,
-    KeptStates,
     Manifest,
     Precision,
+    RecurrentStates,
 )
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.engines.states import WINDOW
@@ -174,7 +174,7 @@ def _write_graph(
     """Write graph and weights; file name → SHA-256."""
     with (directory / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
-        reader = _Counted(source, progress) if progress else source
+        reader = _CountingSource(source, progress) if progress else source
         write_network(kind(graph, config, reader, precision), config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset)
     return {
@@ -183,7 +183,7 @@ def _write_graph(
     }
 
 
-class _Counted:
+class _CountingSource:
     """A source of weights that reports how many have been read."""
 
     def __init__(self, source: WeightSource, progress: Progress) -> None:
@@ -259,7 +259,7 @@ def _write_tokens(path: Path, kept: NDArray[np.int64]) -> str:
     return file_sha256(path)
 
 
-def _states(config: ModelConfig) -> KeptStates | None:
+def _states(config: ModelConfig) -> RecurrentStates | None:
     """Describe what layers keep besides keys and values."""
     own, layers = config.recurrence, config.recurrent
     if not layers and not all(config.layer(i).mixes for i in range(config.layers)):
@@ -269,7 +269,7 @@ def _states(config: ModelConfig) -> KeptStates | None:
         )
     if own is None or not layers:
         return None
-    return KeptStates(
+    return RecurrentStates(
         layers=layers,
         taps=own.taps,
         width=own.width if own.heads else config.hidden,

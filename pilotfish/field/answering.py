@@ -21,7 +21,7 @@ import msgspec
 
 from pilotfish.base.errors import PromptTooLongError, RunFileError
 from pilotfish.base.files import PRIVATE, sync
-from pilotfish.base.reading import reading
+from pilotfish.base.reading import reading_file
 from pilotfish.device_runtime.device import Device
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import STREAM, SamplingParams
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1 << 30
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, of which target; it decides the answers.
 
     digest: of the target's artifact; "" from an edge that does not tell it. prompts: texts, or
@@ -46,14 +46,14 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     seed: int
 
-    def law(self, prompt: int) -> SamplingParams:
+    def sampling(self, prompt: int) -> SamplingParams:
         """What the answer to this prompt is chosen by; each has draws of its own."""
         return SamplingParams(
             sampling=Sampling(temperature=self.temperature), seed=self.seed + prompt
         )
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. pass_s: the median of the target's passes; left_out: why there is no answer."""
 
     prompt: Annotated[int, msgspec.Meta(ge=0)]
@@ -62,15 +62,17 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str = ""
 
 
-def answered(device: Device, asking: Asking, done: dict[int, Answered]) -> Iterator[Answered]:
+def answer_all(
+    device: Device, asking: AnswerRequest, done: dict[int, TargetAnswer]
+) -> Iterator[TargetAnswer]:
     """Yield the answers that are not done yet; raises what `Device.generate` does."""
     for prompt, asked in enumerate(asking.prompts):
         if prompt not in done:
             yield _answer(device, asking, prompt, asked)
 
 
-def _answer(device: Device, asking: Asking, prompt: int, asked: Any) -> Answered:
-    law = asking.law(prompt)
+def _answer(device: Device, asking: AnswerRequest, prompt: int, asked: Any) -> TargetAnswer:
+    law = asking.sampling(prompt)
     try:
         generation = device.generate(
             asked,
@@ -80,9 +82,11 @@ def _answer(device: Device, asking: Asking, prompt: int, asked: Any) -> Answered
             seed=law.seed,
         )
     except PromptTooLongError as error:
-        return Answered(prompt=prompt, left_out=str(error))
+        return TargetAnswer(prompt=prompt, left_out=str(error))
     later = [one.pass_s for one in generation.rounds[1:] if one.pass_s > 0.0]  # not the prompt's
-    return Answered(prompt=prompt, tokens=generation.tokens, pass_s=median(later) if later else 0.0)
+    return TargetAnswer(
+        prompt=prompt, tokens=generation.tokens, pass_s=median(later) if later else 0.0
+    )
 
 
 class AnswerFile:
@@ -94,12 +98,12 @@ class AnswerFile:
     was begun with something else; and while another process writes it.
     """
 
-    def __init__(self, path: Path, asking: Asking, vocab_size: int, *, resume: bool) -> None:
+    def __init__(self, path: Path, asking: AnswerRequest, vocab_size: int, *, resume: bool) -> None:
         if path.exists() and not resume:
             raise RunFileError(
                 f"{path} is there: go on with it by --resume, or name another place."
             )
-        self.answers: dict[int, Answered] = {}
+        self.answers: dict[int, TargetAnswer] = {}
         if path.is_dir():
             raise RunFileError(f"{path} is a folder: name another place.")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
@@ -119,7 +123,7 @@ class AnswerFile:
         except BlockingIOError:
             raise RunFileError(f"Another process writes {path}: wait for it.") from None
 
-    def _read(self, path: Path, asking: Asking, vocab_size: int) -> bool:
+    def _read(self, path: Path, asking: AnswerRequest, vocab_size: int) -> bool:
         """Read what is there, and cut off a line that was broken off; returns whether it is new."""
         if path.stat().st_size > _MOST_BYTES:
             raise RunFileError(f"{path} is larger than a file of answers can be.")
@@ -127,9 +131,9 @@ class AnswerFile:
         lines = whole.split(b"\n") if whole else []
         self._file.truncate(len(whole) + 1 if lines else 0)
         what = f"{path} is no file of answers, or is damaged"
-        with reading(lambda problem: RunFileError(f"{what}: {problem}.")):
-            begun = [msgspec.json.decode(line, type=Asking) for line in lines[:1]]
-            found = [msgspec.json.decode(line, type=Answered) for line in lines[1:]]
+        with reading_file(lambda problem: RunFileError(f"{what}: {problem}.")):
+            begun = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
+            found = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
         for before in begun:
             _expect_same(path, before, asking)
         if any(token >= vocab_size for one in found for token in one.tokens):
@@ -137,7 +141,7 @@ class AnswerFile:
         self.answers = {one.prompt: one for one in found if one.prompt < len(asking.prompts)}
         return not lines
 
-    def add(self, answer: Answered) -> None:
+    def add(self, answer: TargetAnswer) -> None:
         """Keep an answer, durably."""
         self._write(answer)
         self.answers[answer.prompt] = answer
@@ -160,8 +164,8 @@ class AnswerFile:
         self._file.close()
 
 
-def _expect_same(path: Path, before: Asking, now: Asking) -> None:
-    for name in Asking.__struct_fields__:
+def _expect_same(path: Path, before: AnswerRequest, now: AnswerRequest) -> None:
+    for name in AnswerRequest.__struct_fields__:
         was, told = getattr(before, name), getattr(now, name)
         if was != told:
             said, instead = "other prompts", ""

@@ -18,11 +18,11 @@ from pilotfish.base.errors import PromptTooLongError, UnsupportedError
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.source import DraftSource
-from pilotfish.engines.pace import in_turns
+from pilotfish.engines.pace import time_interleaved
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.agreement import GREEDY, Agreed, agreement
-from pilotfish.field.answering import Answered, Asking
+from pilotfish.field.answering import AnswerRequest, TargetAnswer
 from pilotfish.wire.protocols.ahead import draft_with_margin
 
 Progress = Callable[[str, int, "int | None"], None]
@@ -51,7 +51,7 @@ class Contender:
             return 0
         return sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
 
-    def prompt(self, asking: Asking, prompt: int) -> Prompt:
+    def prompt(self, asking: AnswerRequest, prompt: int) -> Prompt:
         """Make a prompt in this pair's tokens."""
         return self.pair.prompt(asking.prompts[prompt])
 
@@ -71,21 +71,21 @@ def _opened(
     name: str, source: DraftSource, target: Vocabulary, engine: EngineSettings
 ) -> Contender:
     """Open one drafter for this target."""
-    pair = Pair(source.vocabulary or target, target, source.kept)
+    pair = Pair(source.vocabulary or target, target, source.vocabulary_subset)
     drafter = source.load(provider=engine.provider, threads=engine.threads, context=None, lanes=1)
-    drafter.cross(pair.bridge(), pair.fingerprint)
+    drafter.set_bridge(pair.bridge(), pair.fingerprint)
     return Contender(name=name, source=source, pair=pair, drafter=drafter)
 
 
 def sources(names: Sequence[str]) -> list[DraftSource]:
     """Open what drafters are made of, which takes no model."""
-    return [DraftSource.of(name, text=False, kept=None) for name in names]
+    return [DraftSource.open(name, text=False, text_location=None) for name in names]
 
 
 def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
     """Raise `PairMismatchError` for a drafter that shares no token with the target."""
     for source in sources(names):
-        Pair(source.vocabulary or target, target, source.kept)
+        Pair(source.vocabulary or target, target, source.vocabulary_subset)
 
 
 def _short(names: Sequence[str]) -> list[str]:
@@ -99,7 +99,7 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def read_answers(
-    contenders: Sequence[Contender], asking: Asking, answers: Sequence[Answered]
+    contenders: Sequence[Contender], asking: AnswerRequest, answers: Sequence[TargetAnswer]
 ) -> Iterator[None]:
     """Read each answer with each drafter, and yield after each; fills in ``agreed``.
 
@@ -109,7 +109,9 @@ def read_answers(
         for one in contenders:
             prompt = one.prompt(asking, answer.prompt)
             try:
-                found = agreement(one.drafter, prompt, answer.tokens, asking.law(answer.prompt))
+                found = agreement(
+                    one.drafter, prompt, answer.tokens, asking.sampling(answer.prompt)
+                )
             except PromptTooLongError:
                 pass
             else:
@@ -123,8 +125,8 @@ def read_answers(
 
 def drafting_s(
     contenders: Sequence[Contender],
-    asking: Asking,
-    answers: Sequence[Answered],
+    asking: AnswerRequest,
+    answers: Sequence[TargetAnswer],
     progress: Progress = lambda label, done, total: None,
 ) -> list[float]:
     """Time a draft of each, all behind the same answer, in turns; seconds.
@@ -143,7 +145,7 @@ def drafting_s(
         else:
             first = one.prompt(asking, answers[0].prompt).ids[:1]
             timers.append(_timer(one.drafter, one.pair.prompt(first.tolist()), []))
-    return in_turns(timers, progress)
+    return time_interleaved(timers, progress)
 
 
 def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[[], float]:
@@ -155,7 +157,7 @@ def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[
     run = min(_RUN, max(1, len(answer)))
     most = len(prompt.ids) + max(0, len(answer) - run)
     committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:most]
-    drafter.read(committed)
+    drafter.prefill(committed)
     drafts: list[int] = []
 
     def timed() -> float:
@@ -163,7 +165,7 @@ def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[
             drafts.clear()
         known: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
         begun_s = time.perf_counter()
-        level = drafter.advance(committed, known)
+        level = drafter.predict_next(committed, known)
         token = (
             0 if level is None else draft_with_margin(level.logits[0], GREEDY, len(committed))[0]
         )

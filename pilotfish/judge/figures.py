@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, Pace, cost, missed_share
+from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, missed_share
 from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
 from pilotfish.wire.protocols.exchange import PairSizes
 
@@ -103,7 +103,7 @@ def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> li
 
 
 def costs(
-    plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: Pace
+    plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: ModelPace
 ) -> dict[tuple[int, LinkProfile], dict[str, Cost]]:
     """Compute what an answer takes, by setting (its number), link and protocol.
 

@@ -32,7 +32,7 @@ CHUNK = 64  # tokens of one text in one pass
 R = TypeVar("R")
 
 
-class Look(NamedTuple):
+class ReadRequest(NamedTuple):
     """Read ``ids`` [n], the model's own, and show what it makes of the last ``rows`` of them."""
 
     model: str
@@ -40,14 +40,14 @@ class Look(NamedTuple):
     rows: int = 1
 
 
-class Sight(NamedTuple):
+class ReadResult(NamedTuple):
     """logits: f32 [rows, V]; hidden: f32 [rows, d]. Views that the next look overwrites."""
 
     logits: Floats
     hidden: Floats
 
 
-Procedure = Generator[Look, Sight, R]
+Procedure = Generator[ReadRequest, ReadResult, R]
 
 
 class Reader:
@@ -67,7 +67,7 @@ class Reader:
         self._held: list[Ids] = [np.empty(0, np.int64)] * slots
         self.tokens = 0  # read so far
 
-    def read(self, looks: Mapping[int, Look]) -> dict[int, Sight]:
+    def read(self, looks: Mapping[int, ReadRequest]) -> dict[int, ReadResult]:
         """Make one pass for these looks, by slot; leave out those that it does not finish."""
         passes = []
         for slot, (_, ids, rows) in looks.items():
@@ -81,7 +81,7 @@ class Reader:
             self.tokens += end - base
         outputs = self._decoder.forward(passes)
         return {
-            one.slot: Sight(output.logits, output.hidden)
+            one.slot: ReadResult(output.logits, output.hidden)
             for one, output in zip(passes, outputs, strict=True)
             if one.rows
         }
@@ -108,7 +108,7 @@ class Readers:
         """Yield what each procedure returns, by its key, in the order in which they end."""
         waiting, free = deque(procedures), [*range(self.slots)]
         running: dict[int, tuple[str, Procedure[R]]] = {}  # by slot
-        looks: dict[int, Look] = {}  # what each waits for
+        looks: dict[int, ReadRequest] = {}  # what each waits for
         while waiting or running:
             while waiting and free:
                 key, begin = waiting.popleft()

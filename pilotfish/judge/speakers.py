@@ -1,6 +1,6 @@
 """What a question's text says to both models: the steps that mining and trajectories share.
 
-A `Speaker` stands for one question. Its methods are procedures for `judge.reading.Readers`: they
+A `QuestionReader` stands for one question. Its methods are procedures for `judge.reading.Readers`: they
 yield what they want read, and return what a device and an edge would find at these places.
 """
 
@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
-from pilotfish.edge_runtime.head_file import End
+from pilotfish.edge_runtime.head_file import ModelIdentity
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Readers, Sight
+from pilotfish.judge.reading import (
+    DRAFTER,
+    TARGET,
+    Floats,
+    Ids,
+    Procedure,
+    Readers,
+    ReadRequest,
+    ReadResult,
+)
 from pilotfish.judge.tasks import Question
 
 _OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
@@ -47,11 +56,11 @@ class OpenPair:
         artifacts = [Artifact.open(path) for path in self._paths]
         self.drafter, self.target = (one.manifest for one in artifacts)
         check_head(artifacts[1])
-        own, their = (Vocabulary.of(one) for one in artifacts)
+        own, their = (Vocabulary.from_artifact(one) for one in artifacts)
         self.vocabularies = Pair(own, their, artifacts[0].kept)
         self.context = min(one.manifest.dimensions.context for one in artifacts)
 
-    def see(self) -> None:
+    def require_hidden_states(self) -> None:
         """Raise `UnsupportedError` if a model gives no hidden states, by which heads judge."""
         for manifest in (self.drafter, self.target):
             if not manifest.hidden_states:
@@ -60,18 +69,18 @@ class OpenPair:
                     "heads judge: build it with them, or export the checkpoint itself."
                 )
 
-    def fitting(self, asked: Sequence[Question], most: int, context: int) -> list[Question]:
+    def fitting(self, questions: Sequence[Question], most: int, context: int) -> list[Question]:
         """Return the questions that fit into the context with an answer of ``most`` tokens."""
-        return [one for one in asked if length(one, self.vocabularies, most) <= context]
+        return [one for one in questions if length(one, self.vocabularies, most) <= context]
 
     def readers(self, count: int, context: int, engine: EngineSettings) -> Readers:
         """Load both models; they read ``count`` texts at once."""
         return Readers(*self._paths, slots=count, context=context, engine=engine)
 
 
-def end_of(manifest: Manifest) -> End:
+def model_card(manifest: Manifest) -> ModelIdentity:
     """Return what a card says of a model."""
-    return End(
+    return ModelIdentity(
         model=manifest.model,
         origin=manifest.origin,
         hidden=manifest.dimensions.hidden,
@@ -83,10 +92,10 @@ def length(question: Question, pair: Pair, most: int) -> int:
     """Count the tokens of a question and an answer of ``most``, in the larger vocabulary's."""
     prompt = pair.prompt(question.asked)
     own = most if pair.trivial else _OWN_TOKENS * most
-    return max(len(prompt.ids) + most, len(prompt.own) + own)
+    return max(len(prompt.ids) + most, len(prompt.draft_ids) + own)
 
 
-class Speaker:
+class QuestionReader:
     """One question's prompt in both vocabularies. most: tokens of an answer.
 
     An answer is a list of the target's ids behind the prompt. An end token ends it and is its last.
@@ -116,13 +125,13 @@ class Speaker:
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
         """Find its argmax [rows] after the last ``rows`` tokens, and its states f32 [rows, d]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
-        seen = yield Look(TARGET, ids, rows)
+        seen = yield ReadRequest(TARGET, ids, rows)
         return seen.logits.argmax(1), seen.hidden.copy()
 
     def logits(self, answer: Sequence[int]) -> Procedure[Floats]:
         """Compute the target's after the answer, f32 [V]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
-        seen = yield Look(TARGET, ids)
+        seen = yield ReadRequest(TARGET, ids)
         found: Floats = seen.logits[0].copy()
         return found
 
@@ -143,7 +152,7 @@ class Speaker:
 
     def can_draft(self, token: int) -> bool:
         """Say whether the drafter has this token."""
-        return self._bridge.has(token)
+        return self._bridge.can_draft(token)
 
 
 class DrafterWindow:
@@ -153,22 +162,22 @@ class DrafterWindow:
         self._bridge = bridge
         self._context = context
 
-    def look(self, drafted: Sequence[int], rows: int = 1) -> Look:
+    def read(self, drafted: Sequence[int], rows: int = 1) -> ReadRequest:
         """Look at the last ``rows`` of context and drafted tokens."""
         ids = self._context
         if drafted:
-            own = self._bridge.own(np.array(drafted, dtype=np.uint32))
+            own = self._bridge.to_draft_ids(np.array(drafted, dtype=np.uint32))
             ids = np.concatenate([ids, own.astype(np.int64)])
-        return Look(DRAFTER, ids, rows)
+        return ReadRequest(DRAFTER, ids, rows)
 
-    def choices(self, seen: Sight) -> Ids:
+    def choices(self, result: ReadResult) -> Ids:
         """Find the drafter's argmax, in the target's ids, after each token that was looked at."""
-        found: Ids = self.logits(seen).argmax(1)
+        found: Ids = self.logits(result).argmax(1)
         return found
 
-    def logits(self, seen: Sight) -> NDArray[np.floating]:
+    def logits(self, result: ReadResult) -> NDArray[np.floating]:
         """Project the drafter's onto the target's ids; f32 [rows, V], until the next call."""
-        return self._bridge.project(seen.logits)
+        return self._bridge.project(result.logits)
 
 
 class Mismatch(NamedTuple):

@@ -13,8 +13,8 @@ from pilotfish.engines.stage import Head, Stage
 from pilotfish.selftest.checks import (
     CONTEXT,
     SLOTS,
-    Plain,
-    Runs,
+    PassRunner,
+    PlainReference,
     empty,
     keep,
     logits,
@@ -22,10 +22,10 @@ from pilotfish.selftest.checks import (
     slots,
     tree,
 )
-from pilotfish.selftest.finding import Compared
+from pilotfish.selftest.finding import ComparedRows
 
 
-class Chained:
+class StageChain:
     """Stages, each fed by the one before, and their head."""
 
     def __init__(self, folder: Path, provider: str) -> None:
@@ -41,7 +41,7 @@ class Chained:
         for stage in self._stages:
             states = stage.forward(passes, states)
         assert states is not None  # there is a stage
-        ends = np.cumsum([item.wanted for item in passes])[:-1]
+        ends = np.cumsum([item.row_count for item in passes])[:-1]
         parts = (np.split(rows, ends) for rows in (self._head.logits(states), states))
         return [Output(*both) for both in zip(*parts, strict=True)]
 
@@ -56,7 +56,7 @@ class Chained:
             stage.keep_path(slot, path)
 
 
-def stages(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def stages(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """Whatever a decoder is asked, but for a long text."""
     for check in (logits, tree, rollback, keep, slots):
         empty(runs)

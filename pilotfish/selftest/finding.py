@@ -14,7 +14,7 @@ Rows = NDArray[np.float32]
 Status = Literal["passed", "differs", "failed", "left out", "not there"]
 
 
-class Compared(NamedTuple):
+class ComparedRows(NamedTuple):
     """Answers f32 [n, width], and what the reference says."""
 
     where: str
@@ -22,7 +22,7 @@ class Compared(NamedTuple):
     wanted: Rows
 
 
-class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of one check of one model over one provider.
 
     Attributes:
@@ -58,7 +58,7 @@ class Worst(NamedTuple):
     where: str
 
 
-def worst(compared: Iterable[Compared]) -> Worst:
+def worst(compared: Iterable[ComparedRows]) -> Worst:
     """Find the row that differs most; `difference` is inf where numbers are not finite."""
     found = Worst(0.0, 0.0, "")
     rows = 0

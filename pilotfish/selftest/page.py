@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pilotfish.selftest.finding import Finding
+from pilotfish.selftest.finding import CheckResult
 from pilotfish.selftest.protocols import LOSSLESS
 from pilotfish.selftest.running import SelfTest
 from pilotfish.selftest.timing import BEHIND, SIZES
@@ -67,7 +67,7 @@ def _machine(found: SelfTest) -> Iterator[str]:
             yield f"{provider}: {listed}"
 
 
-def _table(provider: str, findings: Sequence[Finding]) -> Table:
+def _table(provider: str, findings: Sequence[CheckResult]) -> Table:
     """A row for each artifact, a column for each check."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(provider, no_wrap=True)
@@ -82,14 +82,14 @@ def _table(provider: str, findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _protocols(findings: Sequence[Finding]) -> Iterator[str]:
+def _protocols(findings: Sequence[CheckResult]) -> Iterator[str]:
     own = [each for each in findings if each.check in LOSSLESS]
     for model in dict.fromkeys(each.model for each in own):
         told = [f"{each.check} {MARKS[each.status]}" for each in own if each.model == model]
         yield f"both ends, {model}, the tokens of stream: {', '.join(told)}"
 
 
-def _largest(findings: Sequence[Finding]) -> Iterator[str]:
+def _largest(findings: Sequence[CheckResult]) -> Iterator[str]:
     """The largest difference of all that passed, by precision."""
     passed = [each for each in findings if each.status == "passed" and each.difference is not None]
     for precision in dict.fromkeys(each.precision for each in passed):
@@ -101,7 +101,7 @@ def _largest(findings: Sequence[Finding]) -> Iterator[str]:
         )
 
 
-def _troubles(findings: Sequence[Finding]) -> Iterator[str]:
+def _troubles(findings: Sequence[CheckResult]) -> Iterator[str]:
     """A line for whatever did not pass; of what is not there, one for all forms of a model."""
     absent = {(each.model, each.check): each for each in findings if each.status == "not there"}
     for each in absent.values():

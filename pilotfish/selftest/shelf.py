@@ -28,7 +28,7 @@ DEFAULT_BYTES = 2_000_000_000  # all forms of it that one provider is given
 STAGES = 3
 
 
-class Shelf:
+class CheckArtifacts:
     """Exports into a folder; `show(label, done, total)` is told what takes long.
 
     Attributes:
@@ -38,7 +38,7 @@ class Shelf:
     def __init__(self, folder: Path, show: Show) -> None:
         self._folder, self._show = folder, show
         self._sources = tiny_models(folder / "sources") | {DEFAULT: DEFAULT}
-        self.absent: str | None = None
+        self.missing: str | None = None
 
     def jobs(self, provider: str, *, quick: bool) -> list[ProviderJob]:
         """List what this provider is to do, tiny models first."""
@@ -69,7 +69,7 @@ class Shelf:
         """List the default model's jobs; none, and `absent` says why, if it cannot be had."""
         free = shutil.disk_usage(self._folder).free
         if free < DEFAULT_BYTES:
-            self.absent = (
+            self.missing = (
                 f"{self._folder.parent} has {free / 1e9:.1f} GB free of the "
                 f"{DEFAULT_BYTES / 1e9:g} that it takes: set TMPDIR to another folder"
             )
@@ -80,7 +80,7 @@ class Shelf:
         try:
             reference = self.artifact(DEFAULT, Variant(REFERENCE, checked.precision))
         except EngineError as error:
-            self.absent = str(error)
+            self.missing = str(error)
             return []
         timed = [self._job(DEFAULT, each, timed=True) for each in TIMED.get(provider, ())]
         return [*timed, self._job(DEFAULT, checked, reference=reference, timed=True)]

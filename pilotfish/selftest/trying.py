@@ -27,15 +27,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pilotfish.base.child import Tie
+from pilotfish.base.child import ChildPipe
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.errors import ProviderError, TreeError
 from pilotfish.engines.stage import PROVIDERS as STAGED
 from pilotfish.selftest import protocols
-from pilotfish.selftest.chained import Chained, stages
-from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, Plain, empty
-from pilotfish.selftest.finding import Finding, worst
+from pilotfish.selftest.chained import StageChain, stages
+from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, PlainReference, empty
+from pilotfish.selftest.finding import CheckResult, worst
 from pilotfish.selftest.providers import describe, tolerance, unable, why_absent
 from pilotfish.selftest.timing import pass_times
 
@@ -117,7 +117,7 @@ class Attempt:
                 if times is not None:
                     self._tell({"times": self._named() | times._asdict()})
             if job.reference is not None:
-                plain = Plain(Artifact.open(job.reference), job.threads)
+                plain = PlainReference(Artifact.open(job.reference), job.threads)
                 for name in CHECKS:
                     self._guarded(name, partial(self._compare, name, decoder, plain))
                 if job.cut is not None:
@@ -137,7 +137,7 @@ class Attempt:
         self._find(OPENING, "passed", seconds=time.perf_counter() - begin)
         return decoder
 
-    def _compare(self, name: str, decoder: Any, plain: Plain, check: Any = None) -> None:
+    def _compare(self, name: str, decoder: Any, plain: PlainReference, check: Any = None) -> None:
         begin = time.perf_counter()
         empty(decoder)
         try:
@@ -159,14 +159,14 @@ class Attempt:
             seconds=time.perf_counter() - begin,
         )
 
-    def _check_stages(self, folder: str, plain: Plain) -> None:
+    def _check_stages(self, folder: str, plain: PlainReference) -> None:
         if self._provider not in STAGED:
             able = " and ".join(STAGED)
             self._find(STAGES, "left out", reason=f"stages of a model run on {able}")
             return
         self._guarded(
             STAGES,
-            lambda: self._compare(STAGES, Chained(Path(folder), self._provider), plain, stages),
+            lambda: self._compare(STAGES, StageChain(Path(folder), self._provider), plain, stages),
         )
 
     def _check_protocols(self, target: str, drafter: str, open_now: ExitStack) -> None:
@@ -178,7 +178,7 @@ class Attempt:
 
     def _follow(self, name: str, device: Any) -> None:
         begin = time.perf_counter()
-        parted = protocols.parting(device, name)
+        parted = protocols.first_difference(device, name)
         self._find(
             name,
             "differs" if parted else "passed",
@@ -210,7 +210,7 @@ class Attempt:
 
     def _find(self, check: str, status: Any, *, seconds: float = 0.0, **details: Any) -> None:
         named: dict[str, Any] = {**self._named(), **details}
-        finding = Finding(check=check, status=status, seconds=round(seconds, 3), **named)
+        finding = CheckResult(check=check, status=status, seconds=round(seconds, 3), **named)
         self._tell({"finding": msgspec.to_builtins(finding)})
 
 
@@ -219,8 +219,8 @@ def main(arguments: list[str]) -> int:
     order, descriptor = arguments
     os.dup2(2, 1)  # what libraries print is no part of the command's output
     logging.basicConfig(level=logging.ERROR)
-    tie = Tie(socket.socket(fileno=int(descriptor)))
-    attempt(msgspec.json.decode(order, type=Assignment), tie.tell)
+    tie = ChildPipe(socket.socket(fileno=int(descriptor)))
+    attempt(msgspec.json.decode(order, type=Assignment), tie.send)
     tie.close()
     return 0
 

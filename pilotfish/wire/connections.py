@@ -264,8 +264,8 @@ class Connections:
                 left, self._left = self._left or len(counted) < len(self._open), False
                 self._growth.charge([each.counter for each in counted], left=left)
             present = [each for each in counted if not each.cut]
-            self._bound_charged([each for each in present if each.counter.charged])
-            self._bound_held([each for each in present if each.counter.held])
+            self._bound_charged([each for each in present if each.counter.overhead_bytes])
+            self._bound_held([each for each in present if each.counter.held_bytes])
             for connection in counted:
                 self._bound_quiet(connection)
         return False

@@ -64,7 +64,7 @@ def ping(link: EdgeLink, between: Callable[[], object], **how: Any) -> float:
     answer = link.wait(sent, lambda reply: isinstance(reply, m.Pong), **how)
     assert isinstance(answer.reply, m.Pong)
     pong = answer.reply
-    link.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    link.estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
     state = link.state()
     return 0.0 if state.rtt is None else state.rtt.value
 
@@ -133,14 +133,14 @@ def test_what_was_abandoned_is_in_the_way_of_the_next(edge: EdgeServer) -> None:
             try:
                 link.send(m.Ping(nonce=1), (bytes(12_000),))
                 nonce = secrets.randbits(60) + 2
-                answer = link.ask(
+                answer = link.request(
                     m.Ping(nonce=nonce),
                     (),
                     lambda reply, nonce=nonce: isinstance(reply, m.Pong) and reply.nonce == nonce,
                 )
                 assert isinstance(answer.reply, m.Pong)
                 pong = answer.reply
-                link.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+                link.estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
                 assert link.state().rtt is None
             finally:
                 link.close()

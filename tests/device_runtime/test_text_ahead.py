@@ -36,7 +36,7 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
     for _ in range(3):  # 9 to 12 followed, and then the text ended
         memory.texts("words", 64).add(np.arange(1, 13, dtype=np.uint32))
     drafter = TextDrafter(memory)
-    drafter.cross(TrivialBridge(64), "words")
+    drafter.set_bridge(TrivialBridge(64), "words")
     drafter._recall.start("words", 64)
     drafter._recall.update(PROMPT[:4])
     for end in range(5, 9):  # so that long matches are trusted

@@ -54,7 +54,7 @@ def text_drafter(size, earlier, start=START):
     """A text drafter that knows these texts, and has begun to answer."""
     drafter = TextDrafter(memory_of(earlier))
     pair = PAIRS[size]
-    drafter.cross(pair.bridge(), "words")
+    drafter.set_bridge(pair.bridge(), "words")
     drafter.start(pair.prompt(list(start)))
     return drafter
 
@@ -235,7 +235,7 @@ def model_drafter(folder, pair, tokens, earlier, seed=3):
         context=None,
         text=Recollection(memory_of(earlier)),
     )
-    drafter.cross(pair.bridge(), "words")
+    drafter.set_bridge(pair.bridge(), "words")
     drafter.start(pair.prompt(list(START)))
     return drafter
 
@@ -267,14 +267,14 @@ def exactly(words, name, expansion, sure, folder, monkeypatch):
         pair, tokens = pair_of(words), WORDS[words][0]
     drafter = model_drafter(folder, pair, tokens, EARLIER)
     told = Counter()
-    real = drafter._said
+    real = drafter._look_up_text
 
     def said(path):
         level = real(path)
         told[level is not None] += 1
         return level
 
-    monkeypatch.setattr(drafter, "_said", said)
+    monkeypatch.setattr(drafter, "_look_up_text", said)
     setting = Setting(name, expansion, vocab=pair.target.vocab_size)
     ends = pair.target.eos_ids
     for auto, answer in product((None, 0.7), ((), (0,), (0, 1, 0, 1, 1))):

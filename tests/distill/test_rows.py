@@ -21,8 +21,8 @@ def test_each_place_is_where_the_device_asks_for_the_token(words: str, data: st.
     prompt = pair.prompt(PROMPT)
     told = [TokenLogprob(-1.0, [(token, -1.0 - token) for token in tops]) for _ in answer]
     row = row_of(pair, prompt, answer, told)
-    to_own = pair.shared.to_own
-    assert row.ids[: row.prompt] == prompt.own.tolist()
+    to_own = pair.shared.to_draft_ids
+    assert row.ids[: row.prompt] == prompt.draft_ids.tolist()
     for place, token in enumerate(answer):
         bridge = pair.bridge()
         bridge.start(prompt)

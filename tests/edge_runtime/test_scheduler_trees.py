@@ -226,7 +226,7 @@ def test_of_a_tree_whose_rule_fails_nothing_stays(
     other, other_seen = desk.submit(1, beside, tree, accept=1)
     assert set(desk.run()) == {failing, other}
     assert isinstance(failing.error, ValueError)
-    assert failing.ruling is None
+    assert failing.decision is None
     assert other.error is None
     desk.agrees(other_seen, beside, tree)
     assert desk.decoder.length(0) == len(prompt)

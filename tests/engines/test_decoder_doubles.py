@@ -103,7 +103,7 @@ def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):
         load = Load(decoder.artifact, 3, decoder.context)
         options = backend.options(load)
         inputs = {item.name for item in backend._session.get_inputs()}
-        profiles = Profiles.of(decoder.artifact.manifest, 3, decoder.context)
+        profiles = Profiles.for_slots(decoder.artifact.manifest, 3, decoder.context)
         shapes = {}
         for which in ("min", "opt", "max"):
             listed = options[f"trt_profile_{which}_shapes"].split(",")

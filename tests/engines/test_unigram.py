@@ -166,7 +166,7 @@ def test_a_pair_of_one_vocabulary_needs_no_bridge() -> None:
     assert pair.trivial
     prompt = pair.prompt("a text", chat=False)
     assert prompt.ids.tolist() == [1, *unigram().encode("a text")]
-    assert prompt.own is prompt.ids
+    assert prompt.draft_ids is prompt.ids
 
 
 @pytest.mark.parametrize("other", [smollm2, sentencepiece])

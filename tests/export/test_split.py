@@ -16,7 +16,7 @@ import pytest
 from onnx import external_data_helper, numpy_helper
 
 from pilotfish.engines.artifact import Artifact, open_stages
-from pilotfish.engines.cut import Cut, check_chain
+from pilotfish.engines.cut import StageRange, check_chain
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME, Manifest
 from pilotfish.engines.vocabulary import Vocabulary
@@ -110,8 +110,8 @@ def test_manifests_say_which_part_of_what_they_are(tmp_path: Path, whole: Artifa
     stages = split_artifact(whole.path, tmp_path / "cut", layers=[1, 3])
     digest = whole.manifest.digest
     assert [stage.manifest.stage for stage in stages] == [
-        Cut(index=1, count=2, first_layer=0, layers=1, whole=digest),
-        Cut(index=2, count=2, first_layer=1, layers=3, whole=digest),
+        StageRange(index=1, count=2, first_layer=0, layers=1, whole=digest),
+        StageRange(index=2, count=2, first_layer=1, layers=3, whole=digest),
     ]
     assert [stage.path.name for stage in stages] == ["stage-1", "stage-2"]
     for stage in stages:
@@ -120,7 +120,7 @@ def test_manifests_say_which_part_of_what_they_are(tmp_path: Path, whole: Artifa
         assert stage.manifest.origin == whole.manifest.origin  # one decision head serves both
         assert (stage.path / MANIFEST_NAME).read_bytes() == stage.manifest.encode()
     assert len({digest, *(stage.manifest.digest for stage in stages)}) == 3
-    assert Vocabulary.of(stages[0]).fingerprint == whole.manifest.tokenizer_fingerprint
+    assert Vocabulary.from_artifact(stages[0]).fingerprint == whole.manifest.tokenizer_fingerprint
     assert not stages[1].tokenizer_path.exists()
 
 

@@ -22,7 +22,7 @@ import pytest
 from pilotfish import EdgeServer
 from pilotfish.cli import main
 from pilotfish.field import matrix
-from pilotfish.field.recording import Recorder, begun
+from pilotfish.field.recording import Recorder, has_begun
 from pilotfish.field.run import Run
 from tests.support.commands import command
 from tests.support.daemons import free_port
@@ -152,7 +152,7 @@ def test_interrupted_it_says_how_to_go_on(pair, edge, out, prompts):
         text=True,
     )
     deadline = time.monotonic() + 200
-    while not (begun(out) and answers(out)):
+    while not (has_begun(out) and answers(out)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -201,7 +201,7 @@ def test_killed_at_random_it_loses_a_round_at_most(pair, edge, out, prompts, liv
     with Killable() as killable:
         for life in range(lives):
             seen = killable.rounds_until_killed(
-                again if begun(out) else first,
+                again if has_begun(out) else first,
                 chance.uniform(0.0, 0.25 if life % 5 else 1.0),
                 measuring=bool(life % 5),
             )
@@ -209,7 +209,7 @@ def test_killed_at_random_it_loses_a_round_at_most(pair, edge, out, prompts, liv
             assert missing <= 1, f"life {life}: {missing} rounds lost"
             assert recorded(out) <= killable.seen
         assert killable.kills == lives, "a life ended by itself"
-    assert main(again if begun(out) else first) == 0
+    assert main(again if has_begun(out) else first) == 0
     with Run.open(out) as run:
         found = list(run.answers())
         every = list(run.answers(finished=False))
@@ -228,7 +228,7 @@ def test_killed_at_random_it_loses_a_round_at_most(pair, edge, out, prompts, liv
 
 def recorded(out: Path) -> set[tuple[int, int]]:
     """Answer and number of every round in the file."""
-    if not begun(out):
+    if not has_begun(out):
         return set()
     with Run.open(out) as run:
         every = run.answers(finished=False, warm_up=True)

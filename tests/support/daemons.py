@@ -1,6 +1,6 @@
 """Edge daemons as systemd runs them: supervised, configured by a file, controlled by signals.
 
-`Systemd` is the notification socket of a service manager; `Daemon` is `pilotfish edge serve`, or
+`Systemd` is the notification socket of a service manager; `ServiceDaemon` is `pilotfish edge serve`, or
 `edge worker`.
 """
 

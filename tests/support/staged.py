@@ -56,7 +56,7 @@ class Staged:
         assert states is not None
         logits, answers, end = self.head.logits(states), [], 0
         for item in passes:
-            start, end = end, end + item.wanted
+            start, end = end, end + item.row_count
             answers.append(Output(logits[start:end], states[start:end]))
         assert end == len(states)
         return answers

@@ -28,7 +28,7 @@ from pilotfish.export.parts import (
     Factors,
     Recurrence,
     Rope,
-    Space,
+    StateSpace,
     Streams,
     TokenInputs,
     plain_rope,
@@ -216,7 +216,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
         "layers": 3,
         "form": Form(biases=("mamba.dt_proj", "mamba.conv1d")),
         "pattern": (Layer(kind="selective", fed=False),),
-        "recurrence": Recurrence(4, 96, 1, 8, 1, Space(norm=None, rank=4, epsilon=0.1)),
+        "recurrence": Recurrence(4, 96, 1, 8, 1, StateSpace(norm=None, rank=4, epsilon=0.1)),
     },
     # State spaces, one of them beside attention, and layers of one part.
     "mamba2": {
@@ -232,7 +232,8 @@ STATEFUL: dict[str, dict[str, Any]] = {
             Layer(kind="space"),
         ),
         "recurrence": Recurrence(
-            *(4, 4, 2, 16, 8), Space(shortest=0.2, longest=2.0, scales=(1.1, 0.9, 0.8, 1.2, 0.7))
+            *(4, 4, 2, 16, 8),
+            StateSpace(shortest=0.2, longest=2.0, scales=(1.1, 0.9, 0.8, 1.2, 0.7)),
         ),
         "factors": Factors(
             attention_in=0.9, attention_out=1.2, space_in=1.1, space_out=0.8, gate=0.7, fed=1.2

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
-from pilotfish.field.report.measured import named_apart, read
+from pilotfish.field.report.measured import read, with_unique_names
 
 _EXAMPLE = """\
 example:
@@ -39,7 +39,7 @@ def _run(args: argparse.Namespace) -> int:
         write,  # with it comes matplotlib, which nothing else needs
     )
 
-    runs = named_apart([read(path) for path in args.runs])
+    runs = with_unique_names([read(path) for path in args.runs])
     with Bars() as bars:
         page = write(runs, args.out, lambda done, total: bars.show("drawing", done, total))
     if args.json:

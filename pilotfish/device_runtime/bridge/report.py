@@ -74,7 +74,7 @@ sollte das Schloss und die Brücke über den Fluss nicht verpassen.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class PairReport:
     """The tokens that a pair shares.
 
     specials: strings of the shared special tokens, the target's → the drafter's. turn_end: the
@@ -101,7 +101,7 @@ class Report:
         return self.coverage * self.mass < HOPELESS
 
 
-def report(
+def compare_vocabularies(
     drafter: Artifact,
     target: Artifact,
     text: str,
@@ -109,16 +109,16 @@ def report(
     provider: str = "auto",
     threads: int | None = None,
     progress: Progress = lambda label, done, total: None,
-) -> Report:
+) -> PairReport:
     """Compare two vocabularies, and run the drafter on a text of at least one token.
 
     Raises `ArtifactError` if devices would refuse the target's tokenizer from an edge,
     `PairMismatchError` if no text is a token of both, `UnsupportedError` if the text has no tokens
     in one of them.
     """
-    own, there = Vocabulary.of(drafter), Vocabulary.of(target)
+    own, there = Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target)
     other = Vocabulary.decode(there.encode(), there.model)  # with a device's checks
-    shared = SharedTokens.between(own, other)
+    shared = SharedTokens.find(own, other)
     ids = other.tokenizer.encode(text)
     read = [*own.tokenizer.beginning, *own.tokenizer.encode(text)]
     if not ids or not read:
@@ -126,7 +126,7 @@ def report(
     own_ids = np.array(read[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
-    places = shared.places(drafter.kept)  # [V_d], or [N] of a cut head
+    places = shared.to_target_ids(drafter.kept)  # [V_d], or [N] of a cut head
     said = places < shared.target_size
     masses = []
     for logits in _logits(decoder, own_ids):
@@ -135,7 +135,7 @@ def report(
         progress(_LABEL, len(masses), len(own_ids))
     piece, own_piece = other.tokenizer.piece, own.tokenizer.piece
     end = other.turn_end
-    return Report(
+    return PairReport(
         drafter=own.model,
         target=other.model,
         own_size=own.vocab_size,

@@ -28,7 +28,7 @@ _OWN_ALONE = 32  # answers in a row under one protocol, likewise
 _PRIOR = (1.0, 1.0)
 
 
-class Recent(deque[float]):
+class RecentValues(deque[float]):
     """The last values of one quantity."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
@@ -58,12 +58,12 @@ class PassPace:
     """
 
     def __init__(self) -> None:
-        self._machine = Recent()
+        self._machine = RecentValues()
         self._own: dict[str, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_OWN_ANSWERS))
         self._idle: Counter[str] = Counter()
         self._last, self._alone = "", 0  # the last one, and its answers in a row
 
-    def add(self, name: str, factors: Sequence[float], *, beside: bool = False) -> None:
+    def add(self, name: str, factors: Sequence[float], *, with_edge_drafter: bool = False) -> None:
         """Add the factors of an answer's passes under this protocol.
 
         beside: the protocol has the machine do something else as well, so that what it takes longer
@@ -73,15 +73,15 @@ class PassPace:
         if not factors:
             self.fade()
             return
-        if self._machine or beside:
+        if self._machine or with_edge_drafter:
             self._own[name].append(median(factors) / self._machines)
         own = self._of(name)
-        if beside:
+        if with_edge_drafter:
             self.fade()
         else:
             self._alone = self._alone + 1 if self._last == name else 0
             if self._alone % _OWN_ALONE == _OWN_ALONE - 1:  # the machine's is all that there is
-                self._machine = Recent(own * factor for factor in self._machine)
+                self._machine = RecentValues(own * factor for factor in self._machine)
                 own = 1.0
                 del self._own[name]
             self._machine.extend(factor / own for factor in factors)

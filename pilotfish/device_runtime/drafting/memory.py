@@ -13,14 +13,14 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from pilotfish.device_runtime.drafting.owners import OWN, Owner, TextsFolder
-from pilotfish.device_runtime.drafting.texts import KeptTexts, Texts
+from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner, TextFolder
+from pilotfish.device_runtime.drafting.texts import FileTextStore, TextStore
 from pilotfish.speculation.corpus import MOST_TOKENS
 
 _log = logging.getLogger("pilotfish.device")
 
 OFF = "off"
-MOST_OWNERS = 64  # in memory: those that came last
+MAX_OWNERS = 64  # in memory: those that came last
 
 
 class TextMemory:
@@ -34,31 +34,31 @@ class TextMemory:
 
     def __init__(
         self,
-        kept: str | Path | None = None,
-        most: int = MOST_TOKENS,
+        location: str | Path | None = None,
+        max_tokens: int = MOST_TOKENS,
         *,
         shared: bool = False,
-        most_owners: int = MOST_OWNERS,
+        max_owners: int = MAX_OWNERS,
     ) -> None:
-        self._off = kept is not None and str(kept) == OFF
-        self._folder = None if kept is None or self._off else TextsFolder(Path(kept))
-        self._most, self._most_owners = most, most_owners
+        self._off = location is not None and str(location) == OFF
+        self._folder = None if location is None or self._off else TextFolder(Path(location))
+        self._most, self._most_owners = max_tokens, max_owners
         self._shares = shared
         self._lock = threading.Lock()
         self._lanes = 0
         self._vocabulary = ""
         # by owner, those that came last at the end; None: everyone's
-        self._held: OrderedDict[str | None, Texts] = OrderedDict()
+        self._held: OrderedDict[str | None, TextStore] = OrderedDict()
 
-    def texts(self, vocabulary: str, vocab_size: int, owner: Owner = OWN) -> Texts:
+    def texts(self, vocabulary: str, vocab_size: int, owner: Owner = DEFAULT_OWNER) -> TextStore:
         """Return the owner's texts in the vocabulary of this fingerprint and size."""
-        return Texts(0) if owner is None else self._texts(vocabulary, vocab_size, owner)
+        return TextStore(0) if owner is None else self._texts(vocabulary, vocab_size, owner)
 
-    def shared(self, vocabulary: str, vocab_size: int) -> Texts | None:
+    def shared_texts(self, vocabulary: str, vocab_size: int) -> TextStore | None:
         """Return everyone's texts in this vocabulary; None: nothing is shared."""
         return self._texts(vocabulary, vocab_size, None) if self._shares else None
 
-    def _texts(self, vocabulary: str, vocab_size: int, owner: str | None) -> Texts:
+    def _texts(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
         with self._lock:
             known = vocabulary == self._vocabulary
             if not known or owner not in self._held:
@@ -72,32 +72,32 @@ class TextMemory:
                 self._held.popitem(last=False)[1].close()
             return self._held[owner]
 
-    def _opened(self, vocabulary: str, vocab_size: int, owner: str | None) -> Texts:
+    def _opened(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
         if self._off or not vocabulary:
-            return Texts(0)
+            return TextStore(0)
         if self._folder is None:
-            return Texts(self._most)
-        path = self._folder.ownerless(vocabulary)
+            return TextStore(self._most)
+        path = self._folder.shared_path(vocabulary)
         if vocabulary != self._vocabulary and not self._shares and path.exists():
             _log.warning("%s holds texts without an owner: only --share-texts uses them", path)
         if owner is not None:
-            path = self._folder.path(vocabulary, owner)
+            path = self._folder.owner_path(vocabulary, owner)
             self._folder.make_room(path)
-        return KeptTexts(path, self._most, vocab_size)
+        return FileTextStore(path, self._most, vocab_size)
 
     def trim(self) -> None:
         """Have the owner with most forget the oldest, while all have too much together."""
         with self._lock:
             held = [texts for owner, texts in self._held.items() if owner is not None]
             while sum(map(len, held)) > self._most:
-                max(held, key=len).shed()
+                max(held, key=len).drop_oldest()
 
-    def join(self) -> None:
+    def acquire(self) -> None:
         """Count a lane that uses these texts."""
         with self._lock:
             self._lanes += 1
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Note that a lane uses them no longer; the last one closes the files."""
         with self._lock:
             self._lanes -= 1

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
-from pilotfish.device_runtime.choice.acceptance import HOPE
+from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.owners import OWN, Owner
+from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.drafting.text import Recollection, rows
-from pilotfish.device_runtime.drafting.turns import Turns
+from pilotfish.device_runtime.drafting.turns import FairLock
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pace import pass_times
@@ -69,12 +69,12 @@ class SharedModel:
             provider=provider,
             drafts=True,
         )
-        self.pace = pass_times(self.decoder, _WIDTHS)
-        self.turns = Turns()
+        self.pass_times = pass_times(self.decoder, _WIDTHS)
+        self.lock = FairLock()
         self._free = list(range(lanes))
         self._lock = threading.Lock()
 
-    def take(self) -> int:
+    def acquire_slot(self) -> int:
         """Empty and return the lowest free slot; `UnsupportedError` if all are taken."""
         with self._lock:
             if not self._free:
@@ -84,11 +84,11 @@ class SharedModel:
                 )
             slot = min(self._free)
             self._free.remove(slot)
-        with self.turns:
+        with self.lock:
             self.decoder.rollback(slot, 0)
         return slot
 
-    def give_back(self, slot: int) -> None:
+    def release_slot(self, slot: int) -> None:
         """Free a slot."""
         with self._lock:
             self._free.append(slot)
@@ -101,7 +101,7 @@ class ModelDrafter(Drafter):
     take turns at the model.
     """
 
-    alone, hope = True, HOPE
+    standalone, prior_acceptance = True, PRIOR_ACCEPTANCE
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class ModelDrafter(Drafter):
         self.name, self.origin = manifest.model, manifest.origin
         self.context = shared.decoder.context
         self.hidden_size = manifest.dimensions.hidden if manifest.hidden_states else 0
-        self.unbranched = manifest.chained or ""
-        self.pace = shared.pace
+        self.no_tree_reason = manifest.chained or ""
+        self.pass_times = shared.pass_times
         self.bridge: Bridge = TrivialBridge(manifest.vocab_size, artifact.kept)
         self._text = text
         self._take(shared)
@@ -132,7 +132,7 @@ class ModelDrafter(Drafter):
         self._lanes = lanes
         self._decoder = lanes.decoder
         self.execution = lanes.decoder.execution
-        self._slot = lanes.take()
+        self._slot = lanes.acquire_slot()
         self._released = False
         self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: own tokens in the K/V cache
         self._chain_length = 0  # of these, read as a chain; nodes of a tree may follow
@@ -142,34 +142,34 @@ class ModelDrafter(Drafter):
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
         self._tree: Tree | None = None  # the tree behind the chain
 
-    def beside(self) -> Self:
+    def fork(self) -> Self:
         """Make a drafter for another session; `UnsupportedError` if no lane is free."""
         other = copy(self)
         other._take(self._lanes)
-        other._text = self._text.beside() if self._text else None
+        other._text = self._text.fork() if self._text else None
         return other
 
     def release(self) -> None:
         """Free the lane; the drafter must not be used afterwards."""
         if not self._released:
             self._released = True
-            self._lanes.give_back(self._slot)
+            self._lanes.release_slot(self._slot)
             if self._text is not None:
                 self._text.release()
 
-    def cross(self, bridge: Bridge, vocabulary: str = "") -> None:
+    def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
         self.bridge, self._vocabulary = bridge, vocabulary
 
-    def start(self, prompt: Prompt, owner: Owner = OWN, *, lossless: bool = True) -> None:
+    def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
         """Begin a generation; keeps the K/V of the prompt's known prefix."""
         self.bridge.start(prompt)
-        self._roll_back(prompt.own[:-1])
+        self._roll_back(prompt.draft_ids[:-1])
         if self._text is not None:
             self._text.start(self._vocabulary, self.bridge.vocab_size, owner, lossless=lossless)
             self._text.update(prompt.ids)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the K/V, so that the next generation reads all of its prompt."""
         self._roll_back(self._ids[:0])
 
@@ -178,7 +178,7 @@ class ModelDrafter(Drafter):
         if self._text is not None:
             self._text.end(committed)
 
-    def room(self, committed: Ids) -> int:
+    def remaining_context(self, committed: Ids) -> int:
         """Count the tokens that it can read after the committed ones; negative if not those."""
         return self.context - len(self.bridge.context(committed))
 
@@ -193,10 +193,10 @@ class ModelDrafter(Drafter):
         if self._chain_length < self._held:
             self._decoder.rollback(self._slot, self._chain_length)
 
-    def _append(self, own: NDArray[Any]) -> None:
+    def _append(self, draft_ids: NDArray[Any]) -> None:
         """Append tokens [n] that were read to the chain."""
-        end = self._chain_length + len(own)
-        self._ids[self._chain_length : end] = own
+        end = self._chain_length + len(draft_ids)
+        self._ids[self._chain_length : end] = draft_ids
         self._chain_length = end
 
     def keep_path(self, path: Sequence[int]) -> None:
@@ -209,12 +209,12 @@ class ModelDrafter(Drafter):
         tree, self._tree = self._tree, None
         read = self._held - self._trunk  # the deepest level was drawn but not read
         known = [node - 1 for node in path if node <= read]
-        with self._lanes.turns:
+        with self._lanes.lock:
             self._decoder.keep_path(self._slot, known)
         self._chain_length = self._trunk
-        self._append(self.bridge.own(tree.ids[known]))
+        self._append(self.bridge.to_draft_ids(tree.ids[known]))
 
-    def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
+    def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
         """Read all committed tokens but the last, which the first draft reads.
 
         ``between`` is called before each part of a long text, and may raise. Reads nothing if the
@@ -222,7 +222,7 @@ class ModelDrafter(Drafter):
         """
         context = self.bridge.context(committed)
         if len(context) <= self.context:
-            self._read(context, between)
+            self._read(context, before_chunk)
 
     def _read(
         self,
@@ -237,7 +237,7 @@ class ModelDrafter(Drafter):
         while (held := self._chain_length) < len(context) - leave:
             between()
             part = context[held:-1][:_CHUNK].astype(np.int64)
-            with self._lanes.turns:
+            with self._lanes.lock:
                 self._decoder.forward([Pass(slot=self._slot, tokens=part, rows=0)])
             self._append(part)
 
@@ -257,29 +257,29 @@ class ModelDrafter(Drafter):
         rest = self._unread(self._with(committed, drafts))
         if len(rest) <= _PIECE:
             return False
-        with self._lanes.turns:
+        with self._lanes.lock:
             piece = rest[:_PIECE]
             self._decoder.forward([Pass(slot=self._slot, tokens=piece, rows=0)])
         self._append(piece)
         return True
 
-    def rows(self, own: NDArray[Any], count: int) -> Floats:
+    def rows(self, draft_ids: NDArray[Any], count: int) -> Floats:
         """Return the logits [count, V] behind each of the last ``count`` of its own ids [n].
 
         These are read in one pass, and before them what the K/V cache lacks. They must fit into the
         drafter's context. The logits are valid until the next call.
         """
-        self._read(own[: len(own) - count + 1])
-        rest = own[len(own) - count :].astype(np.int64)
+        self._read(draft_ids[: len(draft_ids) - count + 1])
+        rest = draft_ids[len(draft_ids) - count :].astype(np.int64)
         logits = self._forward(Pass(slot=self._slot, tokens=rest, rows=count))
         self._append(rest)
         return logits
 
-    def advance(self, committed: Ids, drafts: Ids) -> Level:
+    def predict_next(self, committed: Ids, drafts: Ids) -> Level:
         """Return what may follow these tokens, after `read_events`."""
         if self._text is not None:
             self._text.update(committed)
-            if (level := self._said(drafts.tolist())) is not None:
+            if (level := self._look_up_text(drafts.tolist())) is not None:
                 return level
         rest = self._unread(self._with(committed, drafts))
         logits = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))
@@ -287,7 +287,7 @@ class ModelDrafter(Drafter):
         return Level(logits)
 
     def _with(self, committed: Ids, drafts: Ids) -> NDArray[Any]:
-        return np.concatenate([self.bridge.context(committed), self.bridge.own(drafts)])
+        return np.concatenate([self.bridge.context(committed), self.bridge.to_draft_ids(drafts)])
 
     def _unread(self, context: NDArray[Any]) -> NDArray[np.int64]:
         """Return those of the drafter's ids that are to be read, the last one at least."""
@@ -296,7 +296,7 @@ class ModelDrafter(Drafter):
 
     def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
         """Run a pass and return its logits; writes hidden states to ``states`` if given."""
-        with self._lanes.turns:
+        with self._lanes.lock:
             # copies: the next pass, perhaps of another lane, overwrites the decoder's buffers
             output = self._decoder.forward([passed])[0]
             if states is not None:
@@ -306,14 +306,14 @@ class ModelDrafter(Drafter):
     # A window
 
     def _open(
-        self, committed: Ids, expansion: Expansion, exchange: SpeculationProtocol[Any]
+        self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
         """Begin a window behind the committed tokens; returns how large it may be."""
         self._context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(self._context):
             expansion = expansion[:-1]
         self._trunk = len(self._context)
-        self._heard = not exchange.requires
+        self._heard = not protocol.requires
         if self._text is not None:
             self._text.update(committed)
         return expansion
@@ -321,10 +321,10 @@ class ModelDrafter(Drafter):
     def _level(self, tree: Tree, *, unread: bool) -> Level:
         """Return what may follow the deepest level, by the text where it has a long match."""
         if unread:
-            level = self._said(tree.ids.tolist())
+            level = self._look_up_text(tree.ids.tolist())
             if level is None:
-                own = self.bridge.own(tree.ids)
-                level = Level(self._logits(np.concatenate([self._context, own]))[None])
+                draft_ids = self.bridge.to_draft_ids(tree.ids)
+                level = Level(self._logits(np.concatenate([self._context, draft_ids]))[None])
             return level
         logits = self._read_level(tree) if len(tree) else self._logits(self._context)[None]
         if self._text is None or not self._heard:
@@ -333,7 +333,7 @@ class ModelDrafter(Drafter):
         echoes = [self._shared(self._text.predict(path)) for path in paths]
         return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
 
-    def _said(self, path: Sequence[int]) -> Level | None:
+    def _look_up_text(self, path: Sequence[int]) -> Level | None:
         """Return what the text says behind a path, if its odds are good."""
         if self._text is None:
             return None
@@ -344,17 +344,17 @@ class ModelDrafter(Drafter):
 
     def _shared(self, echo: Echo | None) -> Echo | None:
         """Return an echo if the model can read all its tokens, and so go on behind them."""
-        if echo is None or not all(self.bridge.has(token) for token in echo.tokens.tolist()):
+        if echo is None or not all(self.bridge.can_draft(token) for token in echo.tokens.tolist()):
             return None
         return echo
 
-    def states(self, at: NDArray[np.int64]) -> Floats:
+    def hidden_states(self, positions: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
-        self.read_last()
-        found: Floats = self._states[at]
+        self.decode_last()
+        found: Floats = self._states[positions]
         return found
 
-    def read_last(self) -> None:
+    def decode_last(self) -> None:
         """Read the last token of the last window, a chain, which has only been drawn.
 
         Judged protocols always read it, so that the next window begins with passes of the same
@@ -368,7 +368,7 @@ class ModelDrafter(Drafter):
         """Read the deepest level of the tree and return its logits [nodes, V]."""
         nodes = tree.level
         alone = len(tree) == len(tree.candidates)  # one node a level: a chain
-        tokens = self.bridge.own(tree.ids[nodes.start - 1 :]).astype(np.int64)
+        tokens = self.bridge.to_draft_ids(tree.ids[nodes.start - 1 :]).astype(np.int64)
         passed = Pass(
             slot=self._slot,
             tokens=tokens,

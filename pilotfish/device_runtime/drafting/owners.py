@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pilotfish.base.files import write_whole
-from pilotfish.device_runtime.drafting.texts import unusable
+from pilotfish.device_runtime.drafting.texts import unusable_store_error
 
 _log = logging.getLogger("pilotfish.device")
 
-OWN = ""  # the owner where a device has one user
+DEFAULT_OWNER = ""  # the owner where a device has one user
 Owner = str | None  # None: the client has no key, so its texts are not kept
 _SUFFIX = ".texts"
 _SECRET, _SECRET_BYTES = "secret", 32
@@ -39,7 +39,7 @@ class _File(NamedTuple):
     path: Path
 
 
-class TextsFolder:
+class TextFolder:
     """A folder of texts; `UnsupportedError` if it cannot be made."""
 
     def __init__(self, folder: Path) -> None:
@@ -49,20 +49,20 @@ class TextsFolder:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise unusable(folder, error) from error
+            raise unusable_store_error(folder, error) from error
 
-    def ownerless(self, vocabulary: str) -> Path:
+    def shared_path(self, vocabulary: str) -> Path:
         """Return the file of texts that all share, and of those from before there were owners."""
         return self._folder / f"{_short(vocabulary)}{_SUFFIX}"
 
-    def path(self, vocabulary: str, owner: str) -> Path:
+    def owner_path(self, vocabulary: str, owner: str) -> Path:
         """Return the file of an owner's texts; `UnsupportedError` if the folder cannot be had."""
-        if owner == OWN:
+        if owner == DEFAULT_OWNER:
             return self._folder / f"{_short(vocabulary)}.own{_SUFFIX}"
         try:
             self._secret = self._secret or self._read_secret()
         except OSError as error:
-            raise unusable(self._owners, error) from error
+            raise unusable_store_error(self._owners, error) from error
         name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:32]
         return self._owners / f"{_short(vocabulary)}.{name}{_SUFFIX}"
 

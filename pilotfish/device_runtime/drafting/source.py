@@ -30,8 +30,13 @@ class DraftSource:
     memory: TextMemory | None
 
     @classmethod
-    def of(
-        cls, draft: str | Path, *, text: bool, kept: str | Path | None, shared: bool = False
+    def open(
+        cls,
+        draft: str | Path,
+        *,
+        text: bool,
+        text_location: str | Path | None,
+        shared: bool = False,
     ) -> DraftSource:
         """Open what is called ``draft``.
 
@@ -39,11 +44,11 @@ class DraftSource:
         `ArtifactError` like `Artifact.open`, and `UnsupportedError` for options that do not fit it.
         """
         alone = str(draft) == TEXT
-        if kept is not None and not (alone or text):
+        if text_location is not None and not (alone or text):
             raise UnsupportedError(
                 "Texts are kept for a drafter that uses them: --draft text, or --draft-text."
             )
-        memory = TextMemory(kept, shared=shared) if alone or text else None
+        memory = TextMemory(text_location, shared=shared) if alone or text else None
         return cls(None if alone else Artifact.open(draft), memory)
 
     @property
@@ -54,10 +59,10 @@ class DraftSource:
     @property
     def vocabulary(self) -> Vocabulary | None:
         """The drafter's own vocabulary; None if it drafts in any target's."""
-        return None if self.artifact is None else Vocabulary.of(self.artifact)
+        return None if self.artifact is None else Vocabulary.from_artifact(self.artifact)
 
     @property
-    def kept(self) -> NDArray[np.int64] | None:
+    def vocabulary_subset(self) -> NDArray[np.int64] | None:
         """The tokens i64 [N] that its head was cut to; None for a whole one."""
         return None if self.artifact is None else self.artifact.kept
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.memory import MOST_OWNERS, TextMemory
-from pilotfish.device_runtime.drafting.owners import OWN, Owner
-from pilotfish.device_runtime.drafting.texts import Texts
+from pilotfish.device_runtime.drafting.memory import MAX_OWNERS, TextMemory
+from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner
+from pilotfish.device_runtime.drafting.texts import TextStore
 from pilotfish.speculation.corpus import EMPTY_SNAPSHOT
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.odds import REPEAT_PRIOR, AcceptanceEstimator
@@ -46,16 +46,18 @@ class Recollection(Recall):
     def __init__(self, memory: TextMemory) -> None:
         super().__init__()
         self._memory = memory
-        self._texts: list[Texts] = []  # to which the conversation is added
+        self._texts: list[TextStore] = []  # to which the conversation is added
         self._vocabulary = ""
-        self._owner: Owner = OWN
+        self._owner: Owner = DEFAULT_OWNER
         # by owner: how often a repetition was right tells of the texts that were repeated
-        self._learnt: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict({OWN: self._odds})
+        self._learnt: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict(
+            {DEFAULT_OWNER: self._odds}
+        )
         self._kept: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
         self._released = False
-        memory.join()
+        memory.acquire()
 
-    def beside(self) -> Recollection:
+    def fork(self) -> Recollection:
         """Make one for another lane."""
         return Recollection(self._memory)
 
@@ -63,13 +65,13 @@ class Recollection(Recall):
         """Use the memory no longer."""
         if not self._released:
             self._released = True
-            self._memory.leave()
+            self._memory.release()
 
     def start(
         self,
         vocabulary: str,
         vocab_size: int,
-        owner: Owner = OWN,
+        owner: Owner = DEFAULT_OWNER,
         *,
         lossless: bool = True,
     ) -> None:
@@ -87,12 +89,12 @@ class Recollection(Recall):
             self._kept = np.empty(0, np.uint32)
             self.set_estimator(self._learnt.setdefault(owner, AcceptanceEstimator(REPEAT_PRIOR)))
             self._learnt.move_to_end(owner)
-            if len(self._learnt) > MOST_OWNERS:
+            if len(self._learnt) > MAX_OWNERS:
                 self._learnt.popitem(last=False)
         own = self._memory.texts(vocabulary, vocab_size, owner)
-        shared = self._memory.shared(vocabulary, vocab_size)
+        shared = self._memory.shared_texts(vocabulary, vocab_size)
         self._texts = [own] if shared is None else [own, shared]
-        self.set_corpus((own if shared is None or not lossless else shared).look())
+        self.set_corpus((own if shared is None or not lossless else shared).snapshot())
 
     def end(self, committed: Ids) -> None:
         """Keep what the conversation u32 [n] has gained since it was kept last."""
@@ -108,10 +110,12 @@ class Recollection(Recall):
 class TextDrafter(Drafter):
     """Drafts what followed before; see `Recall`. Drafters made `beside` it share their memory."""
 
-    name, origin, unbranched = TEXT, "", ""
+    name, origin, no_tree_reason = TEXT, "", ""
     context, hidden_size = _BOUNDLESS, 0
-    alone, hope = False, 0.2  # chats: 0.1; where an answer repeats, far more
-    pace: Mapping[int, float] = MappingProxyType({nodes: nodes * _NODE_S for nodes in (1, 2, 4)})
+    standalone, prior_acceptance = False, 0.2  # chats: 0.1; where an answer repeats, far more
+    pass_times: Mapping[int, float] = MappingProxyType(
+        {nodes: nodes * _NODE_S for nodes in (1, 2, 4)}
+    )
 
     def __init__(self, memory: TextMemory) -> None:
         super().__init__()
@@ -119,31 +123,31 @@ class TextDrafter(Drafter):
 
     def _take(self, recall: Recollection, bridge: Bridge, vocabulary: str) -> None:
         self._recall = recall
-        self.cross(bridge, vocabulary)
+        self.set_bridge(bridge, vocabulary)
 
-    def beside(self) -> Self:
+    def fork(self) -> Self:
         """Make a drafter for another session."""
         other = type(self).__new__(type(self))
         Drafter.__init__(other)
-        other._take(self._recall.beside(), self.bridge, self._vocabulary)
+        other._take(self._recall.fork(), self.bridge, self._vocabulary)
         return other
 
     def release(self) -> None:
         """Leave the memory; there is room for any number of lanes."""
         self._recall.release()
 
-    def cross(self, bridge: Bridge, vocabulary: str = "") -> None:
+    def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
         self.bridge, self._vocabulary = bridge, vocabulary
         self._row = np.full((1, bridge.vocab_size), -np.inf, np.float32)
         self._written: Ids = np.empty(0, np.uint32)  # the finite ones of it
 
-    def start(self, prompt: Prompt, owner: Owner = OWN, *, lossless: bool = True) -> None:
+    def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
         """Begin a generation, with all that its owner said before it."""
         self._recall.start(self._vocabulary, self.bridge.vocab_size, owner, lossless=lossless)
         self._recall.update(prompt.ids)
 
-    def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
+    def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
         """Take in the committed tokens."""
         self._recall.update(committed)
 
@@ -151,7 +155,7 @@ class TextDrafter(Drafter):
         """Keep prompt and answer, u32 [n], for later ones."""
         self._recall.end(committed)
 
-    def room(self, committed: Ids) -> int:
+    def remaining_context(self, committed: Ids) -> int:
         """Return more than any window takes: it has no context of its own."""
         return _BOUNDLESS - len(committed)
 
@@ -159,14 +163,14 @@ class TextDrafter(Drafter):
         """Do nothing: nothing takes long."""
         return False
 
-    def advance(self, committed: Ids, drafts: Ids) -> Level | None:
+    def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
         """Return what followed these tokens before; None if they did not stand anywhere."""
         self._recall.update(committed)
         echo = self._recall.predict(drafts.tolist())
         return None if echo is None else self._chain(echo)
 
     def _open(
-        self, committed: Ids, expansion: Expansion, exchange: SpeculationProtocol[Any]
+        self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
         self._recall.update(committed)
         while nodes_at_most(expansion) > MAX_WINDOW:

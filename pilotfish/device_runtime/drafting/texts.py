@@ -33,20 +33,20 @@ _LEAST = 8192  # tokens for which that much is always allowed
 _LARGEST = 16  # bytes for each token that there may be; more is never written
 
 
-def unusable(path: Path, error: OSError) -> UnsupportedError:
+def unusable_store_error(path: Path, error: OSError) -> UnsupportedError:
     """Return the error of a place where no texts can be kept."""
     return UnsupportedError(
         f"Texts cannot be kept in {path} ({error.strerror}): name another folder."
     )
 
 
-class Texts:
+class TextStore:
     """The texts of an owner, in memory. most: tokens; 0: none are kept."""
 
-    def __init__(self, most: int, begin: Ids | None = None) -> None:
-        self._most = most
-        self._corpus = Corpus(most, begin)
-        self.look = self._corpus.snapshot
+    def __init__(self, max_tokens: int, begin: Ids | None = None) -> None:
+        self._most = max_tokens
+        self._corpus = Corpus(max_tokens, begin)
+        self.snapshot = self._corpus.snapshot
 
     def add(self, text: Ids) -> None:
         """Add a text u32 [n]."""
@@ -54,9 +54,9 @@ class Texts:
             self._corpus.add(text)
 
     def __len__(self) -> int:
-        return len(self.look().ids)
+        return len(self.snapshot().ids)
 
-    def shed(self) -> None:
+    def drop_oldest(self) -> None:
         """Forget the oldest quarter; a file does so when it is written anew."""
         self._corpus.drop_oldest()
 
@@ -64,22 +64,22 @@ class Texts:
         """Do nothing."""
 
 
-class KeptTexts(Texts):
+class FileTextStore(TextStore):
     """The same in a file, too; `UnsupportedError` if it cannot be, or another process has it."""
 
-    def __init__(self, path: Path, most: int, vocab_size: int) -> None:
+    def __init__(self, path: Path, max_tokens: int, vocab_size: int) -> None:
         self._path = path
         self._lock = threading.Lock()
         try:
             self._file = _held(path)
-            found = self._found(_LARGEST * most, vocab_size)
+            found = self._found(_LARGEST * max_tokens, vocab_size)
         except BlockingIOError as error:
             raise UnsupportedError(
                 f"Another device keeps its texts in {path.parent}: name another folder."
             ) from error
         except OSError as error:
-            raise unusable(path, error) from error
-        super().__init__(most, found)
+            raise unusable_store_error(path, error) from error
+        super().__init__(max_tokens, found)
 
     def _found(self, most_bytes: int, vocab_size: int) -> Ids:
         """Read all whole texts, and cut off what is torn, or more than is ever written."""
@@ -116,7 +116,7 @@ class KeptTexts(Texts):
 
     def _rewrite(self) -> None:
         """Write anew what is used."""
-        ids = self.look().ids
+        ids = self.snapshot().ids
         texts = np.split(ids, np.flatnonzero(ids == BREAK) + 1)
         blob = b"".join(_record(text[:-1]) for text in texts if len(text) > 1)
         write_whole(self._path, blob, _MODE)

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 
 
-class Turns:
+class FairLock:
     """A fair lock, used with ``with``. Not re-entrant."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity, LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import Interrupt, Patience
+from pilotfish.device_runtime.link.loss import CancelToken, RetryPolicy
 from pilotfish.wire.address import require_address
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.transport import is_loopback
@@ -22,7 +22,7 @@ _log = logging.getLogger(LINK_LOG)
 _ORDER = {state: at for at, state in enumerate(Connectivity)}
 
 
-class Family:
+class LinkGroup:
     """The links of devices that share one drafter and one edge. Thread-safe.
 
     A change of their state is logged once, whichever of them notices it.
@@ -36,7 +36,7 @@ class Family:
         self._logged = Connectivity.CONNECTING
         self._away_s = time.monotonic()
 
-    def open(self, patience: Patience, interrupt: Interrupt) -> EdgeLink:
+    def open(self, patience: RetryPolicy, interrupt: CancelToken) -> EdgeLink:
         """Open a link to the present address; later changes reach it too."""
         with self._lock:
             link = EdgeLink(*self.address, patience, interrupt)
@@ -75,14 +75,18 @@ class Family:
         states = (link.status for link in links)
         return min(states, key=lambda status: _ORDER[status.state], default=None)
 
-    def _log_change(self, patience: Patience) -> None:
+    def _log_change(self, patience: RetryPolicy) -> None:
         """Log the state if it is another one: a loss as a warning, and the end of it."""
         with self._journal:
             status, before = self.status, self._logged
             if status is None or status.state in (before, Connectivity.CONNECTING):
                 return
             first = before is Connectivity.CONNECTING
-            if first and status.state is not Connectivity.CONNECTED and not patience.starts_alone:
+            if (
+                first
+                and status.state is not Connectivity.CONNECTED
+                and not patience.starts_without_edge
+            ):
                 return  # it cannot start, and its error says the same
             self._logged = status.state
             if status.state is not Connectivity.CONNECTED:

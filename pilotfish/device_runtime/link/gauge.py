@@ -35,11 +35,11 @@ class TimedReply(NamedTuple):
     resent: bool
     connection: int
     late: bool = False
-    stood: bool = False
+    stalled: bool = False
     behind_bytes: int = 0
 
 
-class Gauge:
+class LinkEstimator:
     """Feeds the meter of one link: tells connections apart, and counts bytes sent ahead."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Gauge:
         self._lock = threading.Lock()
         self.probing = Probing()
 
-    def sent(self, size: int) -> None:
+    def on_sent(self, size: int) -> None:
         """Count bytes that were sent: those without a reply, or whose reply nobody waited for, are
         in the way of the next request.
         """
@@ -82,7 +82,7 @@ class Gauge:
                 received_ns=answer.received_ns,
                 edge_received_ns=edge_received_ns,
                 held_ns=held_ns,
-                learn=not (answer.resent or answer.late or answer.stood),
+                learn=not (answer.resent or answer.late or answer.stalled),
             )
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
@@ -105,13 +105,13 @@ class Gauge:
             downlink=down_s - lain_s,
         )
 
-    def pinged(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> None:
+    def on_ping(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> None:
         """Feed the meter with the reply to a ping."""
         self.measure(answer, edge_received_ns, held_ns)
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
 
-    def transferred(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
+    def on_transfer(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
         """Note the rate at which the link carried a message in chunks, where it is known."""
         with self._lock:
             self._meter.record_rates(up_bps, down_bps)

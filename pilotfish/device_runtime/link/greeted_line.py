@@ -11,9 +11,9 @@ from collections.abc import Callable
 import msgspec
 
 from pilotfish.base.errors import AccessDeniedError, PairMismatchError, PilotfishError, from_code
-from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, of_error
-from pilotfish.device_runtime.link.gauge import Gauge
-from pilotfish.device_runtime.link.loss import BUSY, RESEND_S, Interrupt
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, state_of_error
+from pilotfish.device_runtime.link.gauge import LinkEstimator
+from pilotfish.device_runtime.link.loss import BUSY, RESEND_S, CancelToken
 from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Failure, Hello, Welcome
@@ -24,7 +24,7 @@ NO_CONNECTION = 0
 _WHOLE_REPLY_BYTES = 64 << 10  # that come whole over a link of unknown rate
 
 
-class GreetedLine(SlicedLine):
+class HandshakeLine(SlicedLine):
     """A line over which edges are greeted.
 
     met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
@@ -32,10 +32,10 @@ class GreetedLine(SlicedLine):
     draft. changed: is called when the state of the link may have changed.
     """
 
-    def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
+    def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         super().__init__(endpoint, keys, interrupt)
-        self.gauge = Gauge()
-        self.met: Welcome | None = None
+        self.estimator = LinkEstimator()
+        self.welcomed: Welcome | None = None
         self.welcome: Welcome | None = None
         self.unusable: str | None = None
         self.changed: Callable[[], None] = lambda: None
@@ -47,7 +47,7 @@ class GreetedLine(SlicedLine):
         self._said: tuple[int, Connectivity] | None = None
         self._last_news = ""  # of what edges said since one welcomed us
 
-    def introduce(self, hello: Hello) -> None:
+    def set_hello(self, hello: Hello) -> None:
         """Greet edges with what this says of the drafter."""
         self._hello = hello
 
@@ -56,25 +56,25 @@ class GreetedLine(SlicedLine):
         if fingerprint != self._required:
             self._required = fingerprint
             self._unsuited = self._asked = NO_CONNECTION
-            self.meet(self.met)
+            self.on_welcome(self.welcomed)
 
-    def meet(self, welcome: Welcome | None) -> None:
+    def on_welcome(self, welcome: Welcome | None) -> None:
         """Note an edge's welcome."""
-        self.met = welcome
+        self.welcomed = welcome
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 
     @property
     def vocabulary(self) -> str | None:
         """Fingerprint of the last edge's vocabulary; older edges, which send none, have ours."""
-        if self.met is None or self._hello is None:
+        if self.welcomed is None or self._hello is None:
             return None
-        return self.met.tokenizer or self._hello.tokenizer
+        return self.welcomed.tokenizer or self._hello.tokenizer
 
     @property
     def _ready(self) -> bool:
         """Whether a suitable edge was greeted over the present connection."""
-        if not self.here:
+        if not self.is_connected:
             return False
         if self._hello is None:
             return True
@@ -102,7 +102,7 @@ class GreetedLine(SlicedLine):
     def attend(self) -> None:
         """Greet the edge over a new connection, where no answer does; never waits or raises."""
         try:
-            self.catch_up()
+            self.refresh()
             if self.channel.connected and self._unsuited != self.connection and not self._ready:
                 self._say_hello(0.0)
         except PilotfishError as error:
@@ -134,13 +134,13 @@ class GreetedLine(SlicedLine):
     def _hello_now(self) -> Hello:
         """The greeting, with how large a reply may be that comes whole over this link."""
         assert self._hello is not None
-        down_bps = self.gauge.rates_bps()[1]
+        down_bps = self.estimator.rates_bps()[1]
         most = self.downlink.whole_bytes(down_bps, _WHOLE_REPLY_BYTES)
         return msgspec.structs.replace(self._hello, reply_bytes=most)
 
     def _turned_away(self, error: PilotfishError) -> PilotfishError:
         """Note what the edge says instead of a welcome; returns the error to raise."""
-        state = of_error(error)
+        state = state_of_error(error)
         if state is not None:
             self._said = self.connection, state
             self.changed()
@@ -151,8 +151,8 @@ class GreetedLine(SlicedLine):
         return error
 
     def _welcomed(self, welcome: Welcome) -> None:
-        before = self.met
-        self.meet(welcome)
+        before = self.welcomed
+        self.on_welcome(welcome)
         if self.welcome is None:
             self._asked, self._unsuited = NO_CONNECTION, self.connection
             # the next answer takes to its vocabulary, if that is possible

@@ -59,7 +59,7 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 4.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long an edge may be away, in seconds.
 
     absent_s: to come back. silent_s: to answer over an open connection.
@@ -70,7 +70,7 @@ class Patience:
     silent_s: float
 
     @property
-    def starts_alone(self) -> bool:
+    def starts_without_edge(self) -> bool:
         """Whether the device may start without the edge."""
         return self.policy != "fail"
 
@@ -83,7 +83,7 @@ class Patience:
         return "Meanwhile requests fail."
 
     @classmethod
-    def under(cls, policy: OnLinkLoss, patience_s: float) -> "Patience":
+    def from_policy(cls, policy: OnLinkLoss, patience_s: float) -> "RetryPolicy":
         """Return the times of a policy; `UnsupportedError` for an unknown name."""
         if policy not in get_args(OnLinkLoss):
             known = ", ".join(get_args(OnLinkLoss))
@@ -97,7 +97,7 @@ class Patience:
         return cls(policy, CONNECT_S, SILENT_S)
 
 
-FAIL = Patience.under("fail", SILENT_S)
+FAIL = RetryPolicy.from_policy("fail", SILENT_S)
 
 
 def backoff() -> Iterator[float]:
@@ -108,7 +108,7 @@ def backoff() -> Iterator[float]:
         wait_s = min(2 * wait_s, _LONGEST_BACKOFF_S)
 
 
-class Interrupt:
+class CancelToken:
     """Lets another thread end the waits of this one. Thread-safe.
 
     looked_s: when the waiting thread last called `check` (monotonic): a sign of life.
@@ -116,20 +116,20 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.looked_s = time.monotonic()
+        self.last_checked_s = time.monotonic()
 
-    def arm(self) -> None:
+    def reset(self) -> None:
         """Forget earlier strikes, at the start of an answer."""
         self._event.clear()
-        self.looked_s = time.monotonic()
+        self.last_checked_s = time.monotonic()
 
-    def strike(self) -> None:
+    def cancel(self) -> None:
         """Make the next check raise."""
         self._event.set()
 
     def check(self) -> None:
         """Raise `InterruptedGenerationError` after a strike."""
-        self.looked_s = time.monotonic()
+        self.last_checked_s = time.monotonic()
         if self._event.is_set():
             raise InterruptedGenerationError("The answer was interrupted before its end.")
 
@@ -139,7 +139,7 @@ class Interrupt:
         self.check()
 
 
-class Setbacks:
+class RetryBudget:
     """Counts the failures of one request, and raises when there are too many."""
 
     _MOST = 3  # times that an edge may lose the session within one round
@@ -153,7 +153,7 @@ class Setbacks:
     def add(self, error: PilotfishError) -> None:
         """Count a failure and wait until the next attempt, or raise ``error``."""
         if isinstance(error, BUSY):
-            self._link.refused(error, self._since_s)
+            self._link.wait_or_raise(error, self._since_s)
             return
         if self._connection != self._link.connection:  # another edge, maybe
             self._connection, self._forgotten = self._link.connection, 0
@@ -162,7 +162,7 @@ class Setbacks:
             raise error
 
 
-class LossLog:
+class OutageLog:
     """Collects a `Recovery` for every loss of the edge during one answer."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _log = logging.getLogger("pilotfish.device")
 _GRACE_S = 1.1
 
 
-class Second:
+class SecondConnection:
     """At most one further connection. dial: begins to connect."""
 
     def __init__(self, dial: Callable[[], EdgeChannel]) -> None:
@@ -29,19 +29,19 @@ class Second:
         self._try_s = 0.0  # when the next one may begin
 
     @property
-    def stands(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether it is connected."""
         return self._channel is not None and self._channel.connected
 
     @property
-    def progresses(self) -> bool:
+    def is_handshaking(self) -> bool:
         """Whether its handshake goes on."""
         if self._channel is None or self._channel.connected:
             return False
         liveness = self._channel.liveness()
         return liveness is not None and liveness.progresses
 
-    def beside(self, present: EdgeChannel, *, at_once: bool = False) -> EdgeChannel | None:
+    def replacement(self, present: EdgeChannel, *, at_once: bool = False) -> EdgeChannel | None:
         """Return the channel to use instead of the present one, if there is a better one.
 
         at_once: the present one is not expected to move again.
@@ -72,7 +72,7 @@ class Second:
         self._stands_s = self._stands_s or time.monotonic()
         return time.monotonic() - self._stands_s >= _GRACE_S
 
-    def moved(self) -> None:
+    def on_progress(self) -> None:
         """Note that the present connection is of use: the next attempt need not wait."""
         self._pauses, self._try_s = backoff(), 0.0
 

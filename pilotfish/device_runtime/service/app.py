@@ -18,7 +18,7 @@ from pilotfish.base.errors import PilotfishError
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import page
 from pilotfish.device_runtime.service.access import Client
-from pilotfish.device_runtime.service.answers import AnswerFormat, Body
+from pilotfish.device_runtime.service.answers import Body, CompletionFormat
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
 from pilotfish.device_runtime.service.metrics import CONTENT_TYPE
@@ -26,7 +26,12 @@ from pilotfish.device_runtime.service.openai import CompletionRequest, chat_requ
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
-from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
+from pilotfish.device_runtime.service.tokens import (
+    detokenize_request,
+    detokenize_response,
+    tokenize_request,
+    tokenize_response,
+)
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
 
 
@@ -42,7 +47,7 @@ def application(service: DeviceService) -> ASGIApp:
 
     async def refuse(_: Request, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
-        service.refused(refusal)
+        service.count_refusal(refusal)
         told = error.headers if isinstance(error, HTTPException) and error.headers else {}
         return json_response(refusal.body, refusal.status, {**told, **refusal.headers})
 
@@ -70,7 +75,7 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
         words = service.device.tokenizer if wanted.logprobs else None
         model = service.config.model
         usage = wanted.include_usage
-        answer = AnswerFormat(
+        answer = CompletionFormat(
             chat=wanted.chat,
             model=model,
             echo=echo,
@@ -82,7 +87,7 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
         )
         client = _client(request)
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.refused)
+        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Completion:
@@ -102,14 +107,14 @@ def _add_responses(app: FastAPI, service: DeviceService) -> None:
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
         asked = response_request(body, service.options, partial(kept.conversation, owner))
-        wanted = asked.wanted
+        wanted = asked.completion
         _check(service, wanted)
-        keep = partial(kept.keep, owner, asked.messages) if asked.store else None
+        keep = partial(kept.store, owner, asked.messages) if asked.store else None
         answer = ResponseFormat(
             asked, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.refused)
+        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
 
     @app.get("/v1/responses/{name}", response_model=None)
     async def again(request: Request, name: str) -> Response:
@@ -147,15 +152,15 @@ def _check(service: DeviceService, wanted: CompletionRequest) -> None:
 def _add_tokens(app: FastAPI, service: DeviceService) -> None:
     @app.post("/tokenize", response_model=None)
     async def tokenize(request: Request) -> Response:
-        asked, chat, words = asked_of(await bounded_body(request, service.body_bytes))
-        work = partial(tokenized, service.device, asked, chat=chat, words=words)
-        return json_response(await service.apart(_client(request).name, work))
+        asked, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
+        work = partial(tokenize_response, service.device, asked, chat=chat, words=words)
+        return json_response(await service.run_in_thread(_client(request).name, work))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(request: Request) -> Response:
-        tokens = tokens_of(await bounded_body(request, service.body_bytes))
-        work = partial(detokenized, service.device, tokens)
-        return json_response(await service.apart(_client(request).name, work))
+        tokens = detokenize_request(await bounded_body(request, service.body_bytes))
+        work = partial(detokenize_response, service.device, tokens)
+        return json_response(await service.run_in_thread(_client(request).name, work))
 
     @app.api_route("/v1/embeddings", methods=["GET", "POST"], response_model=None)
     async def embeddings() -> Response:
@@ -230,13 +235,13 @@ def _add_state(app: FastAPI, service: DeviceService) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        service.metrics.link(service.link_status, service.link_state)
+        service.metrics.set_link(service.link_status, service.link_state)
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
 
     @app.get("/status")
     async def status() -> Response:
         edge, welcome = service.config.edge, service.device.welcome
-        service.status.link(service.link_status, service.link_state)
+        service.status.set_link(service.link_status, service.link_state)
         told = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
         return json_response(told)
 
@@ -263,7 +268,7 @@ class AccessControl:
             await self._admitted(scope, receive, noted)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self._service.metrics.request(route, status, time.monotonic() - began_s)
+            self._service.metrics.add_request(route, status, time.monotonic() - began_s)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
@@ -272,7 +277,7 @@ class AccessControl:
         try:
             client = service.access.client(headers, peer, needs_key=not _is_open(scope["path"]))
         except RefusalError as refusal:
-            service.refused(refusal)
+            service.count_refusal(refusal)
             response = json_response(refusal.body, refusal.status, refusal.headers)
             await response(scope, receive, send)
             return

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from pilotfish.base.errors import CertificateError, PilotfishError
-from pilotfish.base.settings import adopted, fixed_changes
-from pilotfish.base.supervisor import Supervisor, in_brief
+from pilotfish.base.settings import fixed_changes, with_live_changes
+from pilotfish.base.supervisor import Supervisor, summarize
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
@@ -30,14 +30,14 @@ from pilotfish.device_runtime.service.app import application
 from pilotfish.device_runtime.service.connection import (
     CONNECTIONS,
     HEAD_S,
-    Config,
     Connection,
+    TlsConfig,
     TlsHandshake,
 )
 from pilotfish.device_runtime.service.device_service import DeviceService
 from pilotfish.device_runtime.service.lanes import Lanes
-from pilotfish.device_runtime.service.metrics import Metrics
-from pilotfish.device_runtime.service.status import Status
+from pilotfish.device_runtime.service.metrics import ServiceMetrics
+from pilotfish.device_runtime.service.status import ServiceStatus
 from pilotfish.device_runtime.service.tls import tls_context
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.keys import DeviceKeys
@@ -59,7 +59,7 @@ _TROUBLE = (PilotfishError, OSError)  # raised by reading keys or configuration 
 Reread = Callable[[], ServiceConfig]
 
 
-class Daemon:
+class ServiceDaemon:
     """Runs the service on its serving loop."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Daemon:
         execution = devices[0].execution
         if execution is not None:
             self._started += f": {execution}"
-        self.metrics = Metrics(drafter=drafter, execution=execution)
-        self.status = Status(drafter=drafter, lanes=len(devices), energy=self.metrics.energy)
+        self.metrics = ServiceMetrics(drafter=drafter, execution=execution)
+        self.status = ServiceStatus(drafter=drafter, lanes=len(devices), energy=self.metrics.energy)
         self._supervisor = supervisor
         self._reread = reread
         self._inspection = inspection
@@ -174,14 +174,14 @@ class Daemon:
         for trouble in troubles:
             besides = " but the API keys" if sound else ""
             _log.error("nothing was reloaded%s: %s", besides, trouble)
-        self._trouble = in_brief(troubles)
+        self._trouble = summarize(troubles)
         self._supervisor.reloaded(self._line(), self._trouble)
 
     def _reload_keys(self, config: ServiceConfig, troubles: list[str]) -> bool:
         """Read the API keys again; returns whether there is a key file and it was read."""
         try:
             # the address stays the present one
-            keys = api_keys(config.api_keys, self._config.listen, ApiKeys.of_sound_lines)
+            keys = api_keys(config.api_keys, self._config.listen, ApiKeys.load_valid_lines)
         except _TROUBLE as error:  # not known whether keys were removed: keep them
             troubles.append(str(error))
             held = self._config
@@ -209,7 +209,7 @@ class Daemon:
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
             _log.warning("needs a restart to change: %s", ", ".join(fixed))
-        self._config = adopted(before, config)
+        self._config = with_live_changes(before, config)
         self._service.config = self._config
         _log.info("reloaded")
 
@@ -222,9 +222,9 @@ class Daemon:
             self._lanes.repeat_interrupts()
             self._service.responses.expire()
             link, readings = self._service.link_status, self._service.link_state
-            self.metrics.link(link, readings)
-            self.status.link(link, readings)
-            self.metrics.weights(self._inspection)
+            self.metrics.set_link(link, readings)
+            self.status.set_link(link, readings)
+            self.metrics.set_inspection(self._inspection)
             self._look_at_connections()
             stuck = self._service.stuck()
             if stuck:
@@ -239,10 +239,10 @@ class Daemon:
         if not self._server.started:
             return
         acceptor = self._server.acceptor
-        acceptor.look()
+        acceptor.check_room()
         number = len(self._server.server_state.connections)
-        self.metrics.connections(number, acceptor.crowded, acceptor.turned_away)
-        self.status.connections(number, acceptor.crowded)
+        self.metrics.set_connections(number, acceptor.crowded, acceptor.turned_away)
+        self.status.set_connections(number, acceptor.crowded)
 
     def _tick_failed(self, ticking: "asyncio.Future[None]") -> None:
         """Log the error that ended `_tick`, and stop, so that systemd starts the service again."""
@@ -285,12 +285,12 @@ class Daemon:
 
     def _note_generation(self, generation: Generation) -> None:
         self._protocol = generation.protocol
-        self.metrics.generation(generation)
-        self.status.generation(generation)
+        self.metrics.add_generation(generation)
+        self.status.add_generation(generation)
 
     def _note_queue(self, waiting: int, running: int) -> None:
-        self.metrics.queue(waiting, running)
-        self.status.queue(waiting, running)
+        self.metrics.set_queue(waiting, running)
+        self.status.set_queue(waiting, running)
 
 
 class _Server(uvicorn.Server):
@@ -310,7 +310,7 @@ class _Server(uvicorn.Server):
         self.acceptor.start(self.config.backlog)
 
     def _made(self) -> asyncio.Protocol:
-        assert isinstance(self.config, Config)
+        assert isinstance(self.config, TlsConfig)
         return TlsHandshake(self.config, self.server_state, self.lifespan.state)
 
     def _make_room(self) -> bool:
@@ -329,10 +329,10 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _uvicorn(app: ASGIApp, drain_s: float) -> Config:
+def _uvicorn(app: ASGIApp, drain_s: float) -> TlsConfig:
     # uvicorn warns of every malformed request, so any client could fill the log
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    return Config(
+    return TlsConfig(
         app,
         http=TlsHandshake,
         loop="asyncio",

@@ -47,7 +47,7 @@ class AnswerJob:
         return self.choices - self.left
 
     @property
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Number of events not sent to the client yet."""
         return len(self._events)
 

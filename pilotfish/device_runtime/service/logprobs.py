@@ -12,10 +12,10 @@ from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
 Body = dict[str, Any]
-Told = Sequence[TokenLogprob | None]
+TokenLogprobs = Sequence[TokenLogprob | None]
 
 
-def chat_logprobs(tokens: Sequence[int], told: Told, tokenizer: Tokenizer) -> Body:
+def chat_logprobs(tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Body:
     """Format those of a chat's tokens."""
 
     def one(token: int, logprob: float | None) -> Body:
@@ -27,7 +27,7 @@ def chat_logprobs(tokens: Sequence[int], told: Told, tokenizer: Tokenizer) -> Bo
             **one(token, None if its is None else its.logprob),
             "top_logprobs": [] if its is None else [one(*pair) for pair in its.top],
         }
-        for token, its in _said(tokens, told, tokenizer)
+        for token, its in _said(tokens, logprobs, tokenizer)
     ]
     return {"content": content, "refusal": None}
 
@@ -42,7 +42,7 @@ class TextOffsets:
         self._stream = TextStream(tokenizer, special=special)
         self._end = begin
 
-    def of(self, token: int) -> int:
+    def next_offset(self, token: int) -> int:
         """Return that of the next token; one that is no text takes no room."""
         begin = self._end
         self._end += len(self._stream.push([token]))
@@ -50,25 +50,27 @@ class TextOffsets:
 
 
 def text_logprobs(
-    tokens: Sequence[int], told: Told, tokenizer: Tokenizer, offsets: TextOffsets
+    tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer, offsets: TextOffsets
 ) -> Body:
     """Format those of a text's next tokens."""
     body: Body = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for at, token in enumerate(tokens):
-        its = told[at] if at < len(told) else None
+        its = logprobs[at] if at < len(logprobs) else None
         top = () if its is None else its.top
         body["tokens"].append(_text(token, tokenizer))
         body["token_logprobs"].append(None if its is None else its.logprob)
         body["top_logprobs"].append({_text(id, tokenizer): value for id, value in top} or None)
-        body["text_offset"].append(offsets.of(token))
+        body["text_offset"].append(offsets.next_offset(token))
     return body
 
 
-def prompt_logprobs(ids: Sequence[int], told: Told, tokenizer: Tokenizer) -> list[Body | None]:
+def prompt_logprobs(
+    ids: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer
+) -> list[Body | None]:
     """Format those of a prompt's tokens; of the rank, only that among the likeliest is known."""
     found: list[Body | None] = []
     for at, token in enumerate(ids):
-        its = told[at] if at < len(told) else None
+        its = logprobs[at] if at < len(logprobs) else None
         if its is None:
             found.append(None)
             continue
@@ -86,7 +88,7 @@ def prompt_logprobs(ids: Sequence[int], told: Told, tokenizer: Tokenizer) -> lis
 
 
 def _said(
-    tokens: Sequence[int], told: Told, tokenizer: Tokenizer
+    tokens: Sequence[int], told: TokenLogprobs, tokenizer: Tokenizer
 ) -> Iterator[tuple[int, TokenLogprob | None]]:
     for at, token in enumerate(tokens):
         if not tokenizer.is_special(token):

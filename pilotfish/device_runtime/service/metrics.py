@@ -24,10 +24,10 @@ from pilotfish.base.metrics import (
     Histogram,
     Histograms,
     counter,
-    families,
     gauge,
     histogram,
     metric,
+    metric_families,
     notes,
 )
 from pilotfish.device_runtime.energy import Rail, Watch, rails
@@ -135,7 +135,7 @@ class _Counts:
     )
 
 
-class Metrics:
+class ServiceMetrics:
     """Counts what a service does. Thread-safe.
 
     power: the rails whose energy is counted from now until `close`; those of this board if None.
@@ -160,7 +160,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
 
-    def round(self, record: Round) -> None:
+    def add_round(self, record: Round) -> None:
         """Count a round that is over."""
         protocol = record.protocol if record.protocol in names() else _OTHER
         with self._lock:
@@ -188,7 +188,7 @@ class Metrics:
                 own.hint_drafts[record.source] += record.window
                 own.hint_accepted[record.source] += record.accepted
 
-    def generation(self, generation: Generation) -> None:
+    def add_generation(self, generation: Generation) -> None:
         """Count an answer that has come to its end."""
         protocol = generation.protocol if generation.protocol in names() else _OTHER
         policy = generation.choice.policy if generation.choice is not None else "none"
@@ -209,30 +209,30 @@ class Metrics:
                 own.recovery_s.add(recovery.lost_s)
                 own.unverified += recovery.local_tokens
 
-    def request(self, route: str, status: int, seconds: float) -> None:
+    def add_request(self, route: str, status: int, seconds: float) -> None:
         """Count an HTTP request that has been answered. route: the template, not the path."""
         with self._lock:
             route = _bounded(route, self._counts.latency_s)
             self._counts.requests[route, str(status)] += 1
             self._counts.latency_s[route].add(seconds)
 
-    def refused(self, reason: str) -> None:
+    def count_refusal(self, reason: str) -> None:
         """Count a request that was turned away: "key", "busy", "too-long", "malformed", …."""
         with self._lock:
             self._counts.refused[_bounded(reason, self._counts.refused)] += 1
 
-    def queue(self, waiting: int, running: int) -> None:
+    def set_queue(self, waiting: int, running: int) -> None:
         """Take down how many answers wait for a lane, and how many have one."""
         with self._lock:
             self._counts.waiting, self._counts.running = waiting, running
 
-    def connections(self, number: int, crowded: bool, turned_away: int) -> None:
+    def set_connections(self, number: int, crowded: bool, turned_away: int) -> None:
         """Take down the connections, whether there is no room for more, and how many had none."""
         with self._lock:
             own = self._counts
             own.connections, own.crowded, own.turned_away = number, crowded, turned_away
 
-    def link(self, status: LinkStatus | None, readings: LinkState | None) -> None:
+    def set_link(self, status: LinkStatus | None, readings: LinkState | None) -> None:
         """Take down how the link is; call it each second or so, and before `exposition`.
 
         status: None without an edge, which is exposed as a link that is not up.
@@ -243,7 +243,7 @@ class Metrics:
             self._losses += self._link is not None and self._link[0] is up and state is not up
             self._link = state, readings, time.monotonic()
 
-    def weights(self, inspection: Inspection) -> None:
+    def set_inspection(self, inspection: Inspection) -> None:
         """Take down what is known of the drafter's files."""
         with self._lock:
             self._counts.verified = inspection.passed
@@ -256,7 +256,7 @@ class Metrics:
     def collect(self) -> list[Metric]:
         """All families of metrics, as they stand now; the registry asks for them."""
         with self._lock:
-            counted = [*families(self._counts, PREFIX)]
+            counted = [*metric_families(self._counts, PREFIX)]
             link = () if self._link is None else _of_link(*self._link, self._losses)
         labels = ("version", "model", "provider", "precision", "threads")
         build = _gauge("build_info", "Always 1; what runs, and how.", {self._build: 1}, *labels)

@@ -123,7 +123,7 @@ _TYPES = {
 }
 
 
-def gone(message: str = "The client is gone.") -> RefusalError:
+def client_gone(message: str = "The client is gone.") -> RefusalError:
     """Return the refusal of an answer whose client is gone: counted, but not sent."""
     return RefusalError(499, message, code="gone", reason="gone")
 

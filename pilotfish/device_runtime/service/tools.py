@@ -34,7 +34,7 @@ class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionFields
 
 
-class _Named(msgspec.Struct):
+class _FunctionName(msgspec.Struct):
     name: _Name
 
 
@@ -42,14 +42,14 @@ class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
     """The one function to call."""
 
     type: Literal["function"]
-    function: _Named
+    function: _FunctionName
 
 
 ToolList: TypeAlias = Annotated[list[ToolFields], msgspec.Meta(max_length=MOST_TOOLS)]
 Choice: TypeAlias = Literal["auto", "none", "required"] | NamedChoice
 
 
-def tools_asked(
+def read_tools(
     functions: Sequence[FunctionFields] | None, choice: str | None, parallel: bool | None
 ) -> Tools | None:
     """Return what may be called; None where nothing may."""
@@ -88,7 +88,7 @@ def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
         ) from None  # fmt: skip
 
 
-def chosen(choice: Choice | None) -> str | None:
+def read_choice(choice: Choice | None) -> str | None:
     """Return a choice as `Tools` has it."""
     return choice.function.name if isinstance(choice, NamedChoice) else choice
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import zmq
 
-from pilotfish.base.descriptors import room
+from pilotfish.base.descriptors import connection_room
 from pilotfish.base.errors import KeysError
-from pilotfish.base.supervisor import Supervisor, in_brief, inherited_socket
+from pilotfish.base.supervisor import Supervisor, inherited_socket, summarize
 from pilotfish.edge_runtime.config import MEBIBYTE, NodeConfig
 from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.edge_runtime.node.service import NodeService
 from pilotfish.edge_runtime.node.stage import StageWork
-from pilotfish.edge_runtime.node.work import Work
+from pilotfish.edge_runtime.node.work import NodeWork
 from pilotfish.edge_runtime.node.worker import Worker
-from pilotfish.edge_runtime.serving import STOPPED_BY, ServingLoop
+from pilotfish.edge_runtime.serving import SIGNAL_EXIT_CODES, ServingLoop
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.inspection import Inspection
@@ -55,10 +55,10 @@ def serve_node(
         stack.callback(inspection.close)
         work = _load(artifact, config, keys, supervisor.feed)
         stack.callback(work.close)
-        signals.heed()
+        signals.check_interrupt()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        connections = room(_CONNECTIONS, _OWN_DESCRIPTORS)
+        connections = connection_room(_CONNECTIONS, _OWN_DESCRIPTORS)
         bounds = Bounds(connections, connections, config.message_mib * MEBIBYTE)
         listener = Listener(context, config.listen, keys, bounds, inherited_socket())
         stack.callback(listener.close)
@@ -78,8 +78,8 @@ def serve_node(
 
 
 def _load(
-    artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, breathe: Callable[[], None]
-) -> Work:
+    artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, feed_watchdog: Callable[[], None]
+) -> NodeWork:
     """Load the artifact's weights as a worker or a stage."""
     options: Any = {
         "slots": config.sessions,
@@ -88,8 +88,8 @@ def _load(
         "provider": config.provider,
     }
     if artifact.manifest.stage is None:
-        return Worker(open_model(artifact, **options), breathe)
-    return StageWork(Stage(artifact, **options), keys, breathe)
+        return Worker(open_model(artifact, **options), feed_watchdog)
+    return StageWork(Stage(artifact, **options), keys, feed_watchdog)
 
 
 class NodeLoop(ServingLoop):
@@ -103,7 +103,7 @@ class NodeLoop(ServingLoop):
         self,
         listener: Listener,
         service: NodeService,
-        work: Work,
+        work: NodeWork,
         signals: Signals,
         supervisor: Supervisor,
         config: NodeConfig,
@@ -132,9 +132,9 @@ class NodeLoop(ServingLoop):
     def status(self) -> str:
         """The status line for systemd."""
         doing = "attached" if self._service.attached else "waiting for an edge"
-        trouble = f"; not in force: {self._trouble}" if self._trouble else ""
+        problem = f"; not in force: {self._problem}" if self._problem else ""
         return (
-            f"{self._work.ready.model}: {doing}, {self._service.steps} steps{trouble}{self._room}"
+            f"{self._work.ready.model}: {doing}, {self._service.steps} steps{problem}{self._room}"
         )
 
     def _tick(self) -> None:
@@ -144,12 +144,12 @@ class NodeLoop(ServingLoop):
 
     def _stop(self, number: int) -> int:
         self._supervisor.stopping(self.status)
-        return STOPPED_BY.get(number, 0)
+        return SIGNAL_EXIT_CODES.get(number, 0)
 
     def _reload(self) -> str:
         """Read the allow-list again and apply its valid part."""
         if self._config.keys is None or self._listener.gate is None or self._rotation is None:
-            return self._trouble
+            return self._problem
         try:
             listed = AllowList.load(self._config.keys)
         except KeysError as error:  # not known whether keys were removed: keep them
@@ -158,9 +158,9 @@ class NodeLoop(ServingLoop):
             self._listener.gate.allowed = listed.names
             rotated = self._rotation.reload(self._config.keys, self._listener, listed.names)
             self._note([*listed.broken, *rotated])
-        return self._trouble
+        return self._problem
 
-    def _note(self, troubles: Sequence[str]) -> None:
-        for trouble in troubles:
-            _log.error("not in force: %s", trouble)
-        self._trouble = in_brief(troubles)
+    def _note(self, problems: Sequence[str]) -> None:
+        for problem in problems:
+            _log.error("not in force: %s", problem)
+        self._problem = summarize(problems)

@@ -14,8 +14,8 @@ import msgspec
 import zmq
 
 from pilotfish.base.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
-from pilotfish.edge_runtime.faults import is_the_requests
-from pilotfish.edge_runtime.node.work import Work, timed
+from pilotfish.edge_runtime.faults import is_client_error
+from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
 from pilotfish.wire.transport import Envelope, Listener, check_size
@@ -26,7 +26,7 @@ _log = logging.getLogger("pilotfish.edge")
 class NodeService:
     """Serves messages and keeps the attachment. Used by the node's loop. steps: done so far."""
 
-    def __init__(self, listener: Listener, work: Work, message_bytes: int) -> None:
+    def __init__(self, listener: Listener, work: NodeWork, message_bytes: int) -> None:
         self._listener = listener
         self._work = work
         self._message_bytes = message_bytes
@@ -64,7 +64,7 @@ class NodeService:
                     )
                     self._refuse(envelope.client, over, order.incarnation)
         except Exception as error:
-            if isinstance(error, PilotfishError) and is_the_requests(error):
+            if isinstance(error, PilotfishError) and is_client_error(error):
                 told: PilotfishError = error
             else:
                 _log.exception("a step could not be done")
@@ -96,13 +96,13 @@ class NodeService:
 
     def _step(self, step: Step, frames: Sequence[Buffer]) -> None:
         begun_ns = time.monotonic_ns()
-        made = self._work.do(step, frames)
+        made = self._work.run_step(step, frames)
         self.steps += 1
         if made is not None:
             scored = Scored(
                 incarnation=step.incarnation,
                 number=step.number,
-                compute_ns=timed(step, begun_ns).compute_ns,
+                compute_ns=add_compute_time(step, begun_ns).compute_ns,
             )
             self._reply(self._edge, scored, made)
 

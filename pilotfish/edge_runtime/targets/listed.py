@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from pilotfish.base.errors import ConfigError
-from pilotfish.base.reading import content, reading, unmarked
+from pilotfish.base.reading import read_content, reading_file, without_bom
 from pilotfish.edge_runtime.targets.peer import NodeAddress
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.nodes import Ready
@@ -20,7 +20,7 @@ from pilotfish.wire.nodes import Ready
 Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node.
 
     address: tcp://HOST:PORT. key: the file of its public key. name: in logs and metrics; by default
@@ -34,7 +34,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     digest: str = ""
 
 
-class ListedWorker(Listed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkerEntry(NodeEntry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker of a federation. weight: in proportion to the others'."""
 
     weight: Positive = 1.0
@@ -62,7 +62,7 @@ class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=
     reconstruction: of the tokens outside the top K.
     """
 
-    worker: Annotated[list[ListedWorker], msgspec.Meta(min_length=1, max_length=64)]
+    worker: Annotated[list[WorkerEntry], msgspec.Meta(min_length=1, max_length=64)]
     late: Literal["wait", "drop", "fail"] = "wait"
     kept: Annotated[int, msgspec.Meta(ge=1, lt=2**24)] = 64
     values: Literal["fp16", "fp32", "levels"] = "fp16"
@@ -75,7 +75,7 @@ class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     states: format of hidden states between stages; ``fp32`` is exact.
     """
 
-    stage: Annotated[list[Listed], msgspec.Meta(max_length=255)] = []
+    stage: Annotated[list[NodeEntry], msgspec.Meta(max_length=255)] = []
     states: Literal["fp32", "fp16", "int8", "int4"] = "fp32"
 
 
@@ -96,21 +96,21 @@ _MOST_BYTES = 1 << 20
 L = TypeVar("L", Federation, Pipeline)
 
 
-def read_list(path: Path, kind: type[L]) -> L:
+def read_node_list(path: Path, kind: type[L]) -> L:
     """Read the settings in a file; `ConfigError` if it is unreadable or invalid."""
-    with reading(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
+    with reading_file(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         if path.stat().st_mode & stat.S_IWOTH:
             raise ConfigError(
                 f"{path} can be written by every user of this machine: run `chmod o-w {path}`."
             )
-        data = unmarked(content(path, _MOST_BYTES))
-    with reading(
+        data = without_bom(read_content(path, _MOST_BYTES))
+    with reading_file(
         lambda problem: ConfigError(f"{path} is not valid: {problem}. See docs/scale.md.")
     ):
         return msgspec.toml.decode(data, type=kind)
 
 
-def places(path: Path, nodes: Sequence[Listed]) -> list[NodeAddress]:
+def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
     """Return the addresses of the nodes in the file ``path``; `KeysError` for a bad key."""
     found = [
         NodeAddress(

@@ -15,10 +15,10 @@ from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
-from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
-from pilotfish.edge_runtime.targets.peer import NodeAddress, Peer
+from pilotfish.edge_runtime.targets.listed import Federation, WorkerEntry, lacks_room
+from pilotfish.edge_runtime.targets.peer import NodeAddress, NodeClient
 from pilotfish.edge_runtime.targets.remote import WakingClock
-from pilotfish.edge_runtime.targets.target import Opening, Span
+from pilotfish.edge_runtime.targets.target import Span, TargetOptions
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire.codecs.topk import decode_topk
@@ -40,7 +40,7 @@ class _OpenStep(NamedTuple):
     rows: int
 
 
-class Member:
+class WorkerClient:
     """One worker and its weight in the federation.
 
     digest: of the artifact that it must hold, once known. context: positions that its slots must
@@ -49,35 +49,35 @@ class Member:
 
     def __init__(
         self,
-        listed: ListedWorker,
-        place: NodeAddress,
+        entry: WorkerEntry,
+        node: NodeAddress,
         federation: Federation,
-        opening: Opening,
+        options: TargetOptions,
         clock: WakingClock,
     ) -> None:
-        limits = opening.config.limits
-        self.weight, self.digest = listed.weight, listed.digest
+        limits = options.config.limits
+        self.weight, self.digest = entry.weight, entry.digest
         self.context = 0
         self.left_out = False
         self._federation, self._clock = federation, clock
-        self._manifest = opening.artifact.manifest
+        self._manifest = options.artifact.manifest
         self._slots = limits.sessions
-        self._tally = opening.tally
+        self._metrics = options.metrics
         most = _answer_bytes(limits, federation, self._manifest)
-        self._peer = Peer(place, opening.keys, most, expect=self._unfit, happened=self.note)
+        self._client = NodeClient(node, options.keys, most, check=self._unfit, on_event=self.note)
         self._incarnation: bytes | None = None  # of the attachment noted last
         self._holding = Holding(self._slots)
         self._open_steps: dict[int, _OpenStep] = {}
         self._extra = count(_CATCHING_UP)
         self._catch_up = -1  # number of the last step with missed tokens only
-        self.name = place.name
-        self.sources = self._peer.sources
-        self.close = self._peer.close
+        self.name = node.name
+        self.sources = self._client.sources
+        self.close = self._client.close
 
     @property
     def attached(self) -> bool:
         """Whether it is attached."""
-        return self._peer.incarnation is not None
+        return self._client.incarnation is not None
 
     @property
     def takes_part(self) -> bool:
@@ -87,13 +87,13 @@ class Member:
     @property
     def ready(self) -> Ready | None:
         """Its artifact and room, if suitable."""
-        return self._peer.ready
+        return self._client.ready
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why it takes no part or is late; "" if neither."""
-        if self._peer.trouble:
-            return self._peer.trouble
+        if self._client.problem:
+            return self._client.problem
         if self._catching_up:
             return f"{self.name}: catching up"
         return f"{self.name}: late" if self._waited_s > self._federation.late_s else ""
@@ -101,7 +101,7 @@ class Member:
     @property
     def due_s(self) -> float | None:
         """Seconds until it is to be asked again."""
-        return self._peer.due_s
+        return self._client.due_s
 
     def awaits(self, number: int) -> bool:
         """Whether it has not answered this step yet."""
@@ -137,37 +137,37 @@ class Member:
 
     def receive(self) -> Iterator[tuple[int, TopRows]]:
         """Yield its answers by the numbers of their steps; a malformed one detaches it."""
-        for scored, frames in self._peer.receive():
-            if scored.incarnation != self._peer.incarnation:
+        for scored, frames in self._client.receive():
+            if scored.incarnation != self._client.incarnation:
                 continue  # an answer before it was malformed
             try:
                 rows = self._rows(scored, frames)
             except MalformedError as error:
                 self.note("lied")
-                self._peer.detach(f"its answer makes no sense: {error}")
+                self._client.detach(f"its answer makes no sense: {error}")
                 continue
             del self._open_steps[scored.number]
-            self._peer.proved()
-            self._tally.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
+            self._client.note_success()
+            self._metrics.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
             yield scored.number, rows
-        self._tally.node_bytes[self.name, "from"] = self._peer.received_bytes
+        self._metrics.node_bytes[self.name, "from"] = self._client.received_bytes
 
     def attach_if_ready(self) -> None:
         """Attach it if it is there; notes that its slots are empty then."""
-        if self._incarnation != self._peer.incarnation:
-            self._incarnation = self._peer.incarnation
+        if self._incarnation != self._client.incarnation:
+            self._incarnation = self._client.incarnation
             self._holding.lose()
             self._open_steps.clear()
-        if (ready := self._peer.unattached) is not None:
+        if (ready := self._client.unattached) is not None:
             self.digest = self.digest or ready.digest
             of = self._federation
-            self._peer.attach(
+            self._client.attach(
                 Attach(incarnation=secrets.token_bytes(16), kept=of.kept, values=of.values)
             )
 
     def note(self, what: str) -> None:
         """Count an event."""
-        self._tally.nodes[self.name, what] += 1
+        self._metrics.node_events[self.name, what] += 1
 
     @property
     def _catching_up(self) -> bool:
@@ -193,7 +193,7 @@ class Member:
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
         frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(spans))
         self._open_steps[number] = _OpenStep(now_s, sum(span.rows for span in spans))
-        self._tally.node_bytes[self.name, "to"] += self._peer.send(step, frames)
+        self._metrics.node_bytes[self.name, "to"] += self._client.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
         """Decode an answer; `MalformedError` if no model can have made it."""

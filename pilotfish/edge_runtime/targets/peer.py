@@ -50,7 +50,7 @@ class NodeAddress(NamedTuple):
     key: bytes = b""
 
 
-class Peer:
+class NodeClient:
     """A connection to one node. Never waits.
 
     expect: returns why the node's artifact or room does not suit; "" if it does. happened: is
@@ -59,19 +59,19 @@ class Peer:
 
     def __init__(
         self,
-        place: NodeAddress,
+        node: NodeAddress,
         keys: EdgeKeys | None,
         message_bytes: int,
-        expect: Callable[[Ready], str],
-        happened: Callable[[str], None],
+        check: Callable[[Ready], str],
+        on_event: Callable[[str], None],
     ) -> None:
-        self.place = place
-        self._expect = expect
-        self._happened = happened
-        own = None
-        if keys is not None and place.key:
-            own = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), place.key)
-        self._channel = EdgeChannel(place.address, own, message_bytes)
+        self.node = node
+        self._check = check
+        self._on_event = on_event
+        device_keys = None
+        if keys is not None and node.key:
+            device_keys = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), node.key)
+        self._channel = EdgeChannel(node.address, device_keys, message_bytes)
         self._connections = 0  # number of the channel's connection noted last
         self._failed = 0  # the channel's failed handshakes noted so far
         self._retry_s = _RETRY_S[0]
@@ -95,9 +95,9 @@ class Peer:
         return None if self._asked else self.ready
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why it cannot be used at the moment; "" if it can."""
-        return "" if self.incarnation else f"{self.place.name}: {self._reason}"
+        return "" if self.incarnation else f"{self.node.name}: {self._reason}"
 
     @property
     def due_s(self) -> float | None:
@@ -122,7 +122,7 @@ class Peer:
             try:
                 report = decode_report(taken[0])
             except MalformedError as error:
-                self._happened("lied")
+                self._on_event("lied")
                 self.detach(f"it talks nonsense: {error}")
                 continue
             match report:
@@ -131,7 +131,7 @@ class Peer:
                 case Attached():
                     if report.incarnation == self._asked:
                         self.incarnation = self._asked
-                        _log.info("%s is attached", self.place.name)
+                        _log.info("%s is attached", self.node.name)
                 case Refused():
                     if report.incarnation in (None, self._asked):
                         if self.incarnation and report.code == TargetLostError.code:
@@ -159,7 +159,7 @@ class Peer:
         self._forget()
         self._pause()
 
-    def proved(self) -> None:
+    def note_success(self) -> None:
         """Note a good answer: the next pause is short again."""
         self._retry_s, self._doubtful = _RETRY_S[0], False
 
@@ -183,7 +183,7 @@ class Peer:
             elif attempts.failure is ConnectFailure.TIMEOUT:
                 self._reason = "it takes the connection, but says nothing"
             else:
-                self._reason = _MUTE[bool(self.place.key)]
+                self._reason = _MUTE[bool(self.node.key)]
         if channel.connected and not self._greeted and not self._paused:
             self._greeted = True
             self._send(Greet(version=VERSION))
@@ -195,14 +195,14 @@ class Peer:
 
     def _note_refusal(self, reason: str) -> None:
         if self.ready is not None or reason != self._reason:
-            _log.warning("%s cannot be used: %s", self.place.name, reason)
-            self._happened("refused")
+            _log.warning("%s cannot be used: %s", self.node.name, reason)
+            self._on_event("refused")
         self._reason = reason
 
     def _note_loss(self) -> None:
         if self._asked:
-            _log.warning("%s is gone", self.place.name)
-            self._happened("gone")
+            _log.warning("%s is gone", self.node.name)
+            self._on_event("gone")
             self._reason = "gone"
             if self._doubtful:
                 self._pause()
@@ -223,7 +223,7 @@ class Peer:
                 f"it speaks version {ready.version} of the nodes' wire, this edge {VERSION}: "
                 "install the same Pilotfish release on both"
             )
-        elif reason := self._expect(ready):
+        elif reason := self._check(ready):
             self.detach(reason)
         else:
             self.ready = ready
@@ -235,9 +235,9 @@ class Peer:
             return 0
 
 
-def expect_locked(path: Path, places: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
+def expect_encrypted(path: Path, nodes: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
     """Raise if a node beyond loopback, or any node of an edge with keys, has no key listed."""
-    for place in places:
+    for place in nodes:
         if place.key and keys is None:
             raise KeysError(f"{path} names a key for {place.name}, but this edge has none: --keys.")
         if not place.key and (keys is not None or not is_loopback(place.address)):

@@ -17,7 +17,7 @@ from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.errors import ConfigError, TargetLostError
 from pilotfish.base.extras import installing
 from pilotfish.edge_runtime.node.actor import NodeActor
-from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
 
 _STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
@@ -41,13 +41,13 @@ _OF_ITS_OWN = {
 }
 
 
-def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any]]:
+def actors_for(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[list[Any]]:
     """Start each replica's actors, one for each of its artifacts; returns handles of `NodeActor`.
 
     They run on the configured cluster, or on a private one. Raises `ConfigError` without Ray, or
     for more actors than the cluster has room for; `TargetLostError` if there is no cluster.
     """
-    config, plan = opening.config, opening.config.cluster
+    config, plan = options.config, options.config.cluster
     total = plan.replicas * plan.stages
     threads = config.threads or max(1, usable_cpus() // total)
     if plan.address:
@@ -98,7 +98,7 @@ def leave() -> None:
     ray.shutdown()
 
 
-def fault_of(error: BaseException) -> Exception | None:
+def error_of(error: BaseException) -> Exception | None:
     """Return the error that a method raised; None if the call failed or the actor was lost."""
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -107,7 +107,7 @@ def fault_of(error: BaseException) -> Exception | None:
     return None if isinstance(cause, RayActorError) else cause
 
 
-def never_again(error: BaseException) -> bool:
+def is_permanent(error: BaseException) -> bool:
     """Whether a call's error means that Ray will not restart its actor."""
     from ray.exceptions import ActorDiedError
 

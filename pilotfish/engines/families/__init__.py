@@ -1,6 +1,6 @@
 """Families of models, by how they write calls and thoughts. A new one is a file and a line here."""
 
-from pilotfish.engines.families.family import Calls, ModelFamily
+from pilotfish.engines.families.family import Calls, ChatFormat
 from pilotfish.engines.families.gemma import GEMMA, GEMMA_4
 from pilotfish.engines.families.granite import GRANITE
 from pilotfish.engines.families.hermes import HERMES
@@ -9,12 +9,12 @@ from pilotfish.engines.families.mistral import MISTRAL, MISTRAL_ARGS
 from pilotfish.engines.families.phi import PHI
 from pilotfish.engines.families.tools import Tool, Tools
 
-__all__ = ["FAMILIES", "Calls", "ModelFamily", "Tool", "Tools", "family_of"]
+__all__ = ["FAMILIES", "Calls", "ChatFormat", "Tool", "Tools", "chat_format_of"]
 
 # The first that speaks a template is its family.
 FAMILIES = (MISTRAL_ARGS, MISTRAL, GEMMA_4, GEMMA, GRANITE, PHI, LLAMA, HERMES)
 
 
-def family_of(template: str) -> ModelFamily:
+def chat_format_of(template: str) -> ChatFormat:
     """Return the family that this chat template is of, by its source."""
-    return next(family for family in FAMILIES if family.speaks(template))
+    return next(family for family in FAMILIES if family.matches(template))

@@ -39,7 +39,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     closing: str = ""
     anywhere: bool = True
 
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+    def format(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Write these calls, each a name and its arguments."""
         texts = [
             f"{self.before}{name}{self.behind}{json.dumps(arguments, ensure_ascii=False)}{self.end}"
@@ -54,7 +54,7 @@ def call_id(prefix: str = "call_", length: int = 24) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFamily:
+class ChatFormat:
     """One family.
 
     speaks: whether a chat template is of it. calls: None: it writes none that can be constrained.
@@ -65,15 +65,15 @@ class ModelFamily:
     """
 
     name: str
-    speaks: Callable[[str], bool]
+    matches: Callable[[str], bool]
     calls: Calls | None
-    taught: Callable[[str], bool]
+    takes_tools: Callable[[str], bool]
     parallel: bool = True
-    tell: Callable[[Sequence[Message], Sequence[Tool]], list[Message]] | None = None
+    convert: Callable[[Sequence[Message], Sequence[Tool]], list[Message]] | None = None
     thought: tuple[str, str] = ("<think>", "</think>")
     call_id: Callable[[], str] = call_id
 
-    def told(
+    def to_template(
         self, template: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
         """Return the messages and the tools that the template takes.
@@ -81,18 +81,18 @@ class ModelFamily:
         Raises `TemplateError` for calls that are none.
         """
         messages = [_parsed(message) for message in messages]
-        if not self.taught(template):
-            return self.in_words(messages, tools), None
-        if self.tell is not None:
-            return self.tell(messages, tools), None
-        return messages, [tool.told for tool in tools] or None
+        if not self.takes_tools(template):
+            return self.to_plain_text(messages, tools), None
+        if self.convert is not None:
+            return self.convert(messages, tools), None
+        return messages, [tool.openai_object for tool in tools] or None
 
-    def in_words(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    def to_plain_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
         """Write tools, calls and results as plain text."""
         said: list[Message] = []
         written = False  # the last one is in our words
         for message in messages:
-            told = self._in_words(message)
+            told = self._message_to_plain_text(message)
             ours = told is not message
             # templates may want users and assistants to take turns
             if said and (ours or written) and said[-1].get("role") == told.get("role"):
@@ -107,20 +107,20 @@ class ModelFamily:
             return [{**said[0], "content": f"{said[0].get('content')}\n\n{words}"}, *said[1:]]
         return [{"role": "system", "content": words}, *said]
 
-    def _in_words(self, message: Message) -> Message:
+    def _message_to_plain_text(self, message: Message) -> Message:
         if message.get("role") == "tool":
             return {"role": "user", "content": _RESULT.format(message.get("content"))}
         if not (calls := message.get("tool_calls")) or self.calls is None:
             return message
         functions = [call["function"] for call in calls]
-        text = self.calls.written([(one["name"], one["arguments"]) for one in functions])
+        text = self.calls.format([(one["name"], one["arguments"]) for one in functions])
         said = [part for part in (message["content"], text) if part]
         return {"role": "assistant", "content": "\n".join(said)}
 
 
 def _words(calls: Calls, tools: Sequence[Tool]) -> str:
-    form = calls.written([("<name>", "<arguments>")]).replace('"<arguments>"', "<arguments>")
-    lines = [json.dumps(tool.told["function"], ensure_ascii=False) for tool in tools]
+    form = calls.format([("<name>", "<arguments>")]).replace('"<arguments>"', "<arguments>")
+    lines = [json.dumps(tool.openai_object["function"], ensure_ascii=False) for tool in tools]
     return (
         "You may call functions. Their signatures are\n"
         + "\n".join(lines)

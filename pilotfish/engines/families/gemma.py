@@ -1,19 +1,19 @@
 """Gemma 2 and 3: told of tools in words, to call as Llama does. Gemma 4's arguments are no JSON."""
 
-from pilotfish.engines.families.family import ModelFamily
+from pilotfish.engines.families.family import ChatFormat
 from pilotfish.engines.families.llama import LLAMA
 
-GEMMA = ModelFamily(
+GEMMA = ChatFormat(
     name="gemma",
-    speaks=lambda template: "<start_of_turn>" in template,
+    matches=lambda template: "<start_of_turn>" in template,
     calls=LLAMA.calls,
     parallel=False,
-    taught=lambda template: False,
+    takes_tools=lambda template: False,
 )
-GEMMA_4 = ModelFamily(
+GEMMA_4 = ChatFormat(
     name="gemma-4",
-    speaks=lambda template: "<|tool_call>call:" in template,
+    matches=lambda template: "<|tool_call>call:" in template,
     calls=None,
-    taught=lambda template: True,
+    takes_tools=lambda template: True,
     thought=("<|channel>thought\n", "<channel|>"),
 )

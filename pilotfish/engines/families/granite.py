@@ -1,10 +1,10 @@
 """Granite 3: a control token, then a list of calls. Granite 4 writes as Hermes does."""
 
-from pilotfish.engines.families.family import Calls, ModelFamily
+from pilotfish.engines.families.family import Calls, ChatFormat
 
-GRANITE = ModelFamily(
+GRANITE = ChatFormat(
     name="granite",
-    speaks=lambda template: "<|start_of_role|>" in template and "<tool_call>" not in template,
+    matches=lambda template: "<|start_of_role|>" in template and "<tool_call>" not in template,
     calls=Calls(trigger="<|tool_call|>", gap=" ", opening="[", closing="]"),
-    taught=lambda template: "tools" in template,
+    takes_tools=lambda template: "tools" in template,
 )

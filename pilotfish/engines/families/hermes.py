@@ -2,19 +2,19 @@
 
 import re
 
-from pilotfish.engines.families.family import Calls, ModelFamily
+from pilotfish.engines.families.family import Calls, ChatFormat
 
 # others write XML between these marks
 _JSON = re.compile(r'\\?"arguments\\?"')
 
-HERMES = ModelFamily(
+HERMES = ChatFormat(
     name="hermes",
-    speaks=lambda template: True,
+    matches=lambda template: True,
     calls=Calls(
         trigger="<tool_call>",
         opening="\n",
         between="\n</tool_call>\n<tool_call>\n",
         closing="\n</tool_call>",
     ),
-    taught=lambda template: "<tool_call>" in template and _JSON.search(template) is not None,
+    takes_tools=lambda template: "<tool_call>" in template and _JSON.search(template) is not None,
 )

@@ -1,10 +1,10 @@
 """Llama 3: an answer that begins as a call does is one, and there is one in a turn."""
 
-from pilotfish.engines.families.family import Calls, ModelFamily
+from pilotfish.engines.families.family import Calls, ChatFormat
 
-LLAMA = ModelFamily(
+LLAMA = ChatFormat(
     name="llama",
-    speaks=lambda template: "<|start_header_id|>" in template,
+    matches=lambda template: "<|start_header_id|>" in template,
     calls=Calls(
         trigger='{"name": "',
         before="",
@@ -12,5 +12,5 @@ LLAMA = ModelFamily(
         anywhere=False,
     ),
     parallel=False,
-    taught=lambda template: "tools" in template,
+    takes_tools=lambda template: "tools" in template,
 )

@@ -5,23 +5,23 @@ Their templates take ids of nine letters and digits.
 
 from functools import partial
 
-from pilotfish.engines.families.family import Calls, ModelFamily, call_id
+from pilotfish.engines.families.family import Calls, ChatFormat, call_id
 
 _call_id = partial(call_id, "", 9)
 
-MISTRAL_ARGS = ModelFamily(
+MISTRAL_ARGS = ChatFormat(
     name="mistral-args",
-    speaks=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
+    matches=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
     calls=Calls(trigger="[TOOL_CALLS]", before="", behind="[ARGS]", end="", between="[TOOL_CALLS]"),
-    taught=lambda template: "[AVAILABLE_TOOLS]" in template,
+    takes_tools=lambda template: "[AVAILABLE_TOOLS]" in template,
     thought=("[THINK]", "[/THINK]"),
     call_id=_call_id,
 )
-MISTRAL = ModelFamily(
+MISTRAL = ChatFormat(
     name="mistral",
-    speaks=lambda template: "[TOOL_CALLS]" in template,
+    matches=lambda template: "[TOOL_CALLS]" in template,
     calls=Calls(trigger="[TOOL_CALLS]", gap=" ", opening="[", closing="]"),
-    taught=lambda template: "[AVAILABLE_TOOLS]" in template,
+    takes_tools=lambda template: "[AVAILABLE_TOOLS]" in template,
     thought=("[THINK]", "[/THINK]"),
     call_id=_call_id,
 )

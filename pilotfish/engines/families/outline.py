@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families.family import Calls, ModelFamily
+from pilotfish.engines.families.family import Calls, ChatFormat
 from pilotfish.engines.families.tools import MOST_TOOLS, REQUIRED, Tools
 from pilotfish.engines.schemas import assertions
 from pilotfish.speculation.shaping import Grammar
@@ -41,9 +41,9 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     several: bool = False
 
     @classmethod
-    def of(
+    def for_chat_format(
         cls,
-        family: ModelFamily,
+        family: ChatFormat,
         template: str,
         *,
         tools: Tools | None = None,
@@ -66,8 +66,8 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             content=content,
             calls=family.calls if tools is not None else None,
             tools=tuple((tool.name, assertions(json.dumps(tool.arguments))) for tool in offered),
-            called=tools is not None and (tools.named or tools.choice == REQUIRED),
-            several=tools is not None and tools.parallel and family.parallel and not tools.named,
+            called=tools is not None and (tools.is_named or tools.choice == REQUIRED),
+            several=tools is not None and tools.parallel and family.parallel and not tools.is_named,
         )
 
     @property
@@ -135,7 +135,7 @@ class Controls:
         return " ".join(parts)
 
 
-def lark(outline: Outline, controls: Controls) -> str:
+def lark_rules(outline: Outline, controls: Controls) -> str:
     """Write the rules of a turn; ``@content`` and ``@tool0``… are grammars beside it.
 
     Plain text is regular: it ends where a mark is complete, so that nothing depends on how far a
@@ -224,7 +224,7 @@ def _exactly(text: str) -> str:
     )
 
 
-def source(outline: Outline, controls: Controls, of: Callable[[Grammar], str]) -> str:
+def llguidance_source(outline: Outline, controls: Controls, of: Callable[[Grammar], str]) -> str:
     """Write the source for llguidance. of: makes that of a plain `Grammar`."""
 
     def part(name: str, grammar: Grammar) -> dict[str, Any]:
@@ -239,4 +239,4 @@ def source(outline: Outline, controls: Controls, of: Callable[[Grammar], str]) -
     ]
     if outline.content is not None and not outline.called:
         parts.append(part("content", outline.content))
-    return json.dumps({"grammars": [{"lark_grammar": lark(outline, controls)}, *parts]})
+    return json.dumps({"grammars": [{"lark_grammar": lark_rules(outline, controls)}, *parts]})

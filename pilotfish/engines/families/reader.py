@@ -35,7 +35,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether the arguments are all there."""
         try:
             json.loads(self.arguments)
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
     calls: tuple[ToolCall, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[TurnPart]) -> "Turn":
+    def from_parts(cls, parts: Sequence[TurnPart]) -> "Turn":
         """Put its parts together."""
         content, reasoning = (
             "".join(one.text for one in parts if one.kind == kind)

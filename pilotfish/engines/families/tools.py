@@ -37,14 +37,14 @@ class Tool:
     strict: bool = False
 
     @classmethod
-    def read(cls, told: object) -> "Tool":
+    def read(cls, value: object) -> "Tool":
         """Read OpenAI's object."""
-        function = told.get("function") if isinstance(told, Mapping) else None
-        if not isinstance(told, Mapping) or not isinstance(function, Mapping):
+        function = value.get("function") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or not isinstance(function, Mapping):
             raise ValueError('A tool is {"type": "function", "function": {"name": …}}')
-        if told.get("type", "function") != "function":
-            raise ValueError(f"A tool is of type function, not {told['type']!r}")
-        if unknown := {*told, *function} - {"type", "function", *_KEYS}:
+        if value.get("type", "function") != "function":
+            raise ValueError(f"A tool is of type function, not {value['type']!r}")
+        if unknown := {*value, *function} - {"type", "function", *_KEYS}:
             raise ValueError(f"A function has no {sorted(map(str, unknown))[0]!r}")
         name, described = function.get("name"), function.get("description")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -81,7 +81,7 @@ class Tool:
         return {**self.schema, "additionalProperties": False}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def openai_object(self) -> dict[str, Any]:
         """OpenAI's object, as chat templates take it."""
         function = {
             "name": self.name, "description": self.description, "parameters": dict(self.schema)
@@ -159,7 +159,7 @@ class Tools:
         return cls(read, choice, parallel is not False)
 
     @property
-    def named(self) -> bool:
+    def is_named(self) -> bool:
         """Whether the choice is a tool's name."""
         return self.choice not in (AUTO, NONE, REQUIRED)
 
@@ -168,23 +168,23 @@ class Tools:
         """The tools that may be called."""
         if self.choice == NONE:
             return ()
-        return tuple(tool for tool in self.tools if not self.named or tool.name == self.choice)
+        return tuple(tool for tool in self.tools if not self.is_named or tool.name == self.choice)
 
 
-def arguments_of(name: str, told: object) -> Mapping[str, Any]:
+def arguments_of(name: str, value: object) -> Mapping[str, Any]:
     """Return the arguments of a call to this tool as a JSON object; programs tell them as a text.
 
     A call that was cut off comes back with half a text, in each request that goes on with its
     conversation. It has no arguments then, as at vLLM: refused, the conversation could never go on.
     """
-    found = told
-    if isinstance(told, str):
+    found = value
+    if isinstance(value, str):
         try:
-            found = json.loads(told or "{}")
+            found = json.loads(value or "{}")
         except (ValueError, RecursionError):
             found = None
     if isinstance(found, Mapping):
         return found
-    if told is not None:
+    if value is not None:
         NOTICES.warn(f"a call to {name!r} has arguments that are no JSON object: taken as none")
     return {}

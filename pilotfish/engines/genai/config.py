@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from pilotfish.base.reading import content, reading
+from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.errors import ArtifactError
 
 MOST_BYTES = 1 << 20  # of genai_config.json
@@ -111,10 +111,10 @@ def read_genai_config(path: Path) -> GenaiConfig:
     Raises:
         ArtifactError: if it cannot be read, or describes what is not run here.
     """
-    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
-        data = content(path, MOST_BYTES)
+    with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        data = read_content(path, MOST_BYTES)
     saying = f"{path} does not say what ONNX Runtime GenAI says of a text model"
-    with reading(lambda problem: ArtifactError(f"{saying}: {problem}")):
+    with reading_file(lambda problem: ArtifactError(f"{saying}: {problem}")):
         config = msgspec.json.decode(data, type=GenaiConfig)
     problem = _not_run(config)
     if problem:

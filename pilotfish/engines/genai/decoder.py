@@ -35,7 +35,7 @@ class GenaiDecoder(Decoder):
     def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
         [item] = passes
         binding.input(self._called("input_ids"), (1, len(item.tokens)))[0] = item.tokens
-        return max(item.wanted, 1)
+        return max(item.row_count, 1)
 
     def _attend(
         self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]

@@ -17,7 +17,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.language_model import LanguageModel, Output
-from pilotfish.engines.llamacpp.branches import Branches, Growth
+from pilotfish.engines.llamacpp.branches import Branches, SlotGrowth
 from pilotfish.engines.llamacpp.native import (
     ANSWERED,
     MOST_SEQUENCES,
@@ -146,7 +146,7 @@ class LlamaDecoder(LanguageModel):
 
     # --- runs ------------------------------------------------------------------------------
 
-    def _run(self, passes: Sequence[Pass], growths: Sequence[Growth]) -> list[slice]:
+    def _run(self, passes: Sequence[Pass], growths: Sequence[SlotGrowth]) -> list[slice]:
         """Run all tokens; return which rows of the answers belong to each pass."""
         tokens = np.concatenate([item.tokens for item in passes]).astype(np.int32)
         positions = np.array([at for growth in growths for at in growth.positions], np.int32)
@@ -156,8 +156,8 @@ class LlamaDecoder(LanguageModel):
         end = 0
         for item in passes:
             end += len(item.tokens)
-            places.append(slice(len(wanted), len(wanted) + item.wanted))
-            wanted += range(end - item.wanted, end)
+            places.append(slice(len(wanted), len(wanted) + item.row_count))
+            wanted += range(end - item.row_count, end)
         self._allocate(len(wanted))
         spare = sorted({*range(end)} - {*wanted})
         together = bool(wanted) and len(spare) <= SPARE

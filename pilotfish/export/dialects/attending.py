@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.backends.backend import KEY_VALUE
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
-from pilotfish.export.config import Heads, ModelConfig
+from pilotfish.export.config import AttentionHeads, ModelConfig
 from pilotfish.export.dialects.operators import Operators
 from pilotfish.export.graph import Dim, GraphWriter
 from pilotfish.export.parts import Rope
 
 
-class Attending(Operators):
+class AttentionInputs(Operators):
     """Writes what attention reads besides q, k and v."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Attending(Operators):
         heads = self.config.heads_of(layer)
         return ["B", heads.keys, "C", heads.dim]
 
-    def scores(self, q: str, key: str, heads: Heads) -> str:
+    def scores(self, q: str, key: str, heads: AttentionHeads) -> str:
         """Compute q · keyᵀ · scale, capped, of stacked queries q [B, kv_heads, group · S, dim]."""
         config, op = self.config, self.graph.op
         scaled = self.scaled(q, config.score_scale or heads.dim**-0.5)

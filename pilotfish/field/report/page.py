@@ -15,15 +15,15 @@ from pilotfish import wire
 from pilotfish.field.report import tables
 from pilotfish.field.report.canvas import Picture
 from pilotfish.field.report.figures import lowest
-from pilotfish.field.report.link import unmeasured
-from pilotfish.field.report.measured import Measured
+from pilotfish.field.report.link import unmeasured_names
+from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.pictures import Gallery
 from pilotfish.field.report.plots import FEW
 from pilotfish.field.report.statistics import RESAMPLES
 from pilotfish.field.report.template import TEMPLATE
 
 
-def page(runs: Sequence[Measured], gallery: Gallery) -> str:
+def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
     """Render the page; every text that comes from a file is escaped."""
     # autoescape: values are text unless the template marks them as HTML
     environment = jinja2.Environment(
@@ -43,7 +43,7 @@ def page(runs: Sequence[Measured], gallery: Gallery) -> str:
         positions={run.name: tables.positions(run) for run in runs},
         choices={run.name: tables.choices(run.hindsight) for run in runs if run.hindsight},
         auto={run.name: _auto(run) for run in runs if run.hindsight},
-        unmeasured={run.name: unmeasured(run.answers) for run in runs},
+        unmeasured={run.name: unmeasured_names(run.answers) for run in runs},
         resamples=RESAMPLES,
         few=FEW,
     )
@@ -59,7 +59,7 @@ def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
     return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
 
 
-def _glance(run: Measured) -> str:
+def _glance(run: MeasuredRun) -> str:
     """Summarise a run in a sentence or two."""
     best = lowest(run.figures)
     if best is None or best.token_ms is None:
@@ -77,15 +77,15 @@ def _glance(run: Measured) -> str:
     return text
 
 
-def _auto(run: Measured) -> str:
+def _auto(run: MeasuredRun) -> str:
     """Summarise `auto`'s choices in a sentence or two."""
     seen = run.hindsight
     if seen is None or seen.auto is None:
         return "auto has no answer with steady rounds."
     text = f"auto took {seen.auto.median:.1f} ms per committed token (median, n = {seen.auto.n})"
-    if seen.best is not None and seen.best.fixed is not None and seen.behind is not None:
+    if seen.best is not None and seen.best.fixed is not None and seen.excess is not None:
         text += (
-            f", {_compared(seen.behind)} the best fixed choice of the same run, "
+            f", {_compared(seen.excess)} the best fixed choice of the same run, "
             f"{seen.best.configuration} at {seen.best.fixed.median:.1f} ms"
         )
     else:

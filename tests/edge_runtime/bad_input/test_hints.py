@@ -164,12 +164,12 @@ def test_sure_and_always_wrong_hints_cost_a_purse(
     """128 ids of odds 255 a pass, none of them right: they ride a few times, then hardly ever."""
     wanted = text_of(inside, "ahead", 200)
     before = sum(inside.tally.hint_drafts.values())
-    price = inside.scheduler.price
+    price = inside.scheduler.draft_cost
     for width in (1, 16) * 200:  # a target whose positions cost something
-        price.passed(width, 0.001 + 0.01 * width)
-        price.committed(1)
-    monkeypatch.setattr(price, "passed", lambda *_: None)
-    monkeypatch.setattr(price, "committed", lambda *_: None)
+        price.record_pass(width, 0.001 + 0.01 * width)
+        price.record_tokens(1)
+    monkeypatch.setattr(price, "record_pass", lambda *_: None)
+    monkeypatch.setattr(price, "record_tokens", lambda *_: None)
     session = RawSession()
     inside.deliver(session.begin(PROMPT, "ahead", options={"hints": "device"}))
     inside.deliver(session.pull(200))
@@ -183,7 +183,7 @@ def test_sure_and_always_wrong_hints_cost_a_purse(
     assert inside.tally.hints["kept"] == passes
     assert inside.tally.hint_accepted["device"] == 0
     drafts = sum(inside.tally.hint_drafts.values()) - before
-    assert 0 < drafts * price.of_draft <= 4.0 + 0.01 * passes
+    assert 0 < drafts * price.tokens_per_draft <= 4.0 + 0.01 * passes
 
 
 def test_a_flood_at_a_real_edge(pair: Pair) -> None:
