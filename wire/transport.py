@@ -9,7 +9,7 @@ import errno
 import os
 import socket as sockets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -59,7 +59,8 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 class Envelope(NamedTuple):
     """A message as received. ``owner``: the client's key; without keys its address.
 
-    lay_ns: for how long it lay here before it was taken, as far as the kernel knows.
+    lay_ns: asks the kernel for how long it lay here before it was taken, which takes some 3 µs: of
+    a message that is refused nobody asks.
     """
 
     client: bytes
@@ -67,7 +68,7 @@ class Envelope(NamedTuple):
     header: Buffer
     frames: Sequence[Buffer]
     size: int
-    lay_ns: int = 0
+    lay_ns: Callable[[], int] = int
 
 
 def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
@@ -198,11 +199,11 @@ class Listener:
         header = buffers[0] if buffers else b""
         return Envelope(client, owner, header, buffers[1:], size, self._lay_ns(client))
 
-    def _lay_ns(self, client: bytes) -> int:
-        """Return for how long a message that is taken now has lain here."""
+    def _lay_ns(self, client: bytes) -> Callable[[], int]:
+        """Return what computes for how long a message that is taken now has lain here."""
         now_ns = time.monotonic_ns()
         seen_ns, self._seen_ns = self._seen_ns or now_ns, 0
-        return max(now_ns - seen_ns, int(self.connections.lay_s(client) * 1e9))
+        return lambda: max(now_ns - seen_ns, int(self.connections.lay_s(client) * 1e9))
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Drop some of the parts of a message that has far too many.
