@@ -148,7 +148,10 @@ class Listener:
             self.socket.curve_secretkey = keys.secret
         self._arrivals = zmq.Poller()  # asked for its events, a socket takes longer to answer
         self._arrivals.register(self.socket, zmq.POLLIN)
-        self.connections = Connections(self.socket, bounds, growth)
+        inherited = descriptor is not None
+        self.connections = Connections(self.socket, bounds, growth, inherited=inherited)
+        if self.gate is not None:
+            self.gate.is_full = self.connections.backlog.is_full
         # the client and owner of a message with too many parts, and how many were dropped
         self._shredding: tuple[bytes, bytes] | None = None
         self._dropped = 0
@@ -181,7 +184,7 @@ class Listener:
             self.rollover.answer_to(self.connections.descriptor, secret, former)
 
     def receive(self) -> Envelope | None:
-        """Return the next message that has arrived; None if there is none."""
+        """Return the next message that has arrived; None if there is none, or it was dropped."""
         if self._shredding is not None:
             self._drop_parts(self._shredding)
             return None
@@ -193,9 +196,11 @@ class Listener:
         client, buffers = first.bytes, [part.buffer for part in parts]
         owner = str(first.get("User-Id")).encode() if self.gate else client
         size = sum(map(len, buffers))
-        self.connections.note_message(client, owner, first, size, len(parts))
+        served = self.connections.note_message(client, owner, first, size, len(parts))
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
+        if not served:
+            return None
         header = buffers[0] if buffers else b""
         return Envelope(client, owner, header, buffers[1:], size, self._lay_ns(client))
 
@@ -231,6 +236,11 @@ class Listener:
             return True
         self.connections.drained = True
         return False
+
+    def note_drained(self) -> None:
+        """Note whether all that had arrived was received; call it regularly, else that is late."""
+        if not self._arrivals.poll(0):
+            self.connections.drained = True
 
     def send(self, client: bytes, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
         """Send without waiting; return the message's bytes.
