@@ -188,7 +188,7 @@ class MessageHandler:
         except PilotfishError as error:  # refusing a message unread costs next to nothing
             self._refuse(envelope, None, error, admitted=admitted)
             return
-        self._serve(request, envelope, now_ns - envelope.queued_ns)
+        self._serve(request, envelope, now_ns - envelope.queued_ns())
 
     def start_compiled(self) -> bool:
         """Go on with the generations whose grammars have been compiled; False: with all of them."""

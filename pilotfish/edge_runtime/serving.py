@@ -99,6 +99,7 @@ class ServingLoop(ABC):
                 self._tick_s = time.monotonic() + self._idle_s
                 self._supervisor.feed()
                 self._note_crowd()
+                self._listener.note_drained()
                 if (code := self._tick()) is not None:
                     return code
                 self._supervisor.status(self.status)
