@@ -18,7 +18,7 @@ from _ahead_replayed import Pace, Recorded, load
 
 from pilotfish import EdgeServer
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target, TargetOptions
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 
 WORDS = 3
 
@@ -123,7 +123,7 @@ def counted(target: Target, counts: Any) -> Target:
 
 def main() -> int:
     from pilotfish.cli import main as pilotfish
-    from pilotfish.edge_runtime import daemon
+    from pilotfish.edge_runtime import edge_daemon as daemon
 
     recording, pace, counts, *words = sys.argv[1:]
     real = daemon.open_target

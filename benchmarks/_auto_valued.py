@@ -26,7 +26,7 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, PairSizes
+from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES, PairSizes
 
 PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft

@@ -14,9 +14,9 @@ from _daemons import memory_mib
 from structured import schemas
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 
 LARGE, LONGEST = 151_936, 200  # tokens: of a vocabulary, of an answer
 

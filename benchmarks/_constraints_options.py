@@ -7,8 +7,13 @@ from statistics import median
 import numpy as np
 from _common import Rows
 
-from pilotfish.edge_runtime.logprobs import Logprobs
-from pilotfish.speculation.shaping import MOST_BIASED, LogitsOptions, LogitsProcessor, node_paths
+from pilotfish.edge_runtime.reply_logprobs import Logprobs
+from pilotfish.speculation.logits_options import (
+    MOST_BIASED,
+    LogitsOptions,
+    LogitsProcessor,
+    node_paths,
+)
 from pilotfish.wire.messages import MAX_LOGPROBS
 from pilotfish.wire.protocols import Decision, Draft
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.ensemble import aggregate, top_rows
 from pilotfish.speculation.randomness import Purpose, noise, sample

@@ -9,7 +9,7 @@ from pilotfish import Device
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import HeadCard, ModelIdentity, Training
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.randomness import Purpose, exponentials, noise
 
 TIE = 1e-3  # in logits

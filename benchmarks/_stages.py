@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from _common import free_port, pair
 
 from pilotfish import Device, EdgeServer
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget, open_target
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.emulation.emulator import Emulator

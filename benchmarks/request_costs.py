@@ -21,17 +21,17 @@ import numpy as np
 from _common import Rows, at_most, conclude, options, pair, pair_options
 
 from pilotfish.edge_runtime import admission
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
+from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import MessageHandler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.codecs.sparse import encode_sparse
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.transfer import pack
 from pilotfish.wire.transport import Envelope
 

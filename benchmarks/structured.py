@@ -25,7 +25,7 @@ from _common import PROMPTS, Goal, Rows, Steps, at_least, at_most, options, pair
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.options import write_json
-from pilotfish.device_runtime.advice import DraftAdvice
+from pilotfish.device_runtime.draft_advice import DraftAdvice
 from pilotfish.device_runtime.record import Generation
 from pilotfish.emulation.emulator import Conditions, Emulator
 

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
 from pilotfish.device_runtime.record import Generation
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
 from pilotfish.edge_runtime.targets.target import Span, TargetOptions
 from pilotfish.engines.artifact import Artifact

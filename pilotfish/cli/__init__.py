@@ -12,7 +12,7 @@ from pilotfish.base.shortage import shortage
 from pilotfish.cli import logs
 from pilotfish.cli.options import choices_of
 from pilotfish.cli.streams import abandon_unread, complain, repair
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 
 # each is a module of that name here
 _COMMANDS = (

@@ -21,9 +21,9 @@ from pilotfish.cli.generation import generation_of, generation_options, talk_of,
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import AnswerScreen
-from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.link.family import LINK_LOG
+from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
+from pilotfish.device_runtime.link.link_group import LINK_LOG
 from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
 from pilotfish.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy

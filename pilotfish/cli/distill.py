@@ -12,9 +12,9 @@ from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.distill.distill_settings import DistillSettings
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.outcome import DEPTH, Distilled
-from pilotfish.distill.settings import DistillSettings
 from pilotfish.distill.stages import ANSWERS
 
 _DESCRIPTION = """\
@@ -55,7 +55,7 @@ def add_to(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     told = from_args(args, DistillSettings)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    from pilotfish.distill.report import write  # first: without matplotlib nothing is begun
+    from pilotfish.distill.distill_report import write  # first: without matplotlib nothing is begun
 
     with export_tools():
         from pilotfish.distill.running import distill

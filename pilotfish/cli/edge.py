@@ -12,8 +12,8 @@ from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_as
-from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.daemon import serve
+from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_daemon import serve
 from pilotfish.engines.artifact import Artifact
 
 _DESCRIPTION = """\

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pilotfish.base.child import ChildPipe
 from pilotfish.base.errors import ListenError, PilotfishError
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 
 
 def for_parent(daemon: Callable[..., int], descriptor: int) -> int:

@@ -23,7 +23,7 @@ from pilotfish.cli.options import Commands, choices_of, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, HEADS, LLAMACPP, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 

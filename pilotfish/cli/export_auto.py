@@ -14,12 +14,12 @@ from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import STORED, Precision
 from pilotfish.speculation.speeds import pick_drafter
 
 if TYPE_CHECKING:
-    from pilotfish.device_runtime.trial import DrafterTrial
+    from pilotfish.device_runtime.drafter_trial import DrafterTrial
 
 AUTO: Final = "auto"
 _UNTRIED: Precision = "int8"
@@ -100,7 +100,9 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     """Export the candidates, try them, say what was found, and leave the fastest one at `out`."""
     with export_tools():
         from pilotfish.export.atomic import replacing
-    from pilotfish.device_runtime.trial import try_drafters  # with it comes what runs a model
+    from pilotfish.device_runtime.drafter_trial import (
+        try_drafters,  # with it comes what runs a model
+    )
     from pilotfish.field.prompts import BUILT_IN
 
     target = None if pair.target is None else Artifact.open(pair.target)

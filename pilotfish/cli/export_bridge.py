@@ -17,11 +17,11 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.manifest import Manifest
-from pilotfish.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from pilotfish.device_runtime.bridge.report import PairReport
+    from pilotfish.device_runtime.bridge.pair_report import PairReport
 
 _DESCRIPTION = """\
 A drafter can draft for a target of another vocabulary: it proposes tokens that both have, from its
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
             args, {"trivial": True, "hopeless": False, "shared": own.vocab_size}, _same(own, other)
         )
         return 0
-    from pilotfish.device_runtime.bridge.report import (  # with it comes what runs a model
+    from pilotfish.device_runtime.bridge.pair_report import (  # with it comes what runs a model
         SAMPLE,
         compare_vocabularies,
     )

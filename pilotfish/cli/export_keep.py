@@ -101,7 +101,7 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
     """The tokens to keep of a source's, ascending, i64 [N]; says how much of the texts they are."""
     with export_tools():
         from pilotfish.export.chat_check import vocabulary_of
-        from pilotfish.export.kept_tokens import choose_tokens, count_tokens, read_texts
+        from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
     assert settings.keep_tokens is not None
     own = vocabulary_of(source)
     counts = np.zeros(source.vocab_size, np.int64)

@@ -12,7 +12,7 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_effective
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.protocols import names, option_types
 
 

@@ -11,15 +11,15 @@ from pilotfish.base.errors import BadGrammarError, UnsupportedError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Piece, Round
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.reader import TurnPart, TurnReader
+from pilotfish.engines.chat_formats.outline import Outline
+from pilotfish.engines.chat_formats.reader import TurnPart, TurnReader
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.relaxation import find_obstacle, with_relaxed_tools
 from pilotfish.engines.schemas import assertions
 from pilotfish.engines.tokenizer import TextStream
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
 _TAIL = 16  # tokens of a prompt, in which a thought may begin

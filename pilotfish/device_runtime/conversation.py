@@ -14,16 +14,16 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.advice import draft_advice
 from pilotfish.device_runtime.answer import AnswerBuffer, explain_grammar_error, outline_of
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
+from pilotfish.device_runtime.draft_advice import draft_advice
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner
-from pilotfish.device_runtime.learned import PairStatistics
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import AWAY, CancelToken, OutageLog, RetryPolicy
 from pilotfish.device_runtime.link.probing import refresh
+from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OutageLog, RetryPolicy
+from pilotfish.device_runtime.pair_statistics import PairStatistics
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
 from pilotfish.device_runtime.session import Session

@@ -14,18 +14,18 @@ from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import AutoRequest, Conversation
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.family import LinkGroup, load_keys
-from pilotfish.device_runtime.link.loss import AWAY, FAIL, CancelToken, OnLinkLoss, RetryPolicy
+from pilotfish.device_runtime.link.link_group import LinkGroup, load_keys
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
-from pilotfish.device_runtime.partners import VocabularyPairs
+from pilotfish.device_runtime.link.retry import AWAY, FAIL, CancelToken, OnLinkLoss, RetryPolicy
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.talk_options import read_talk
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurn, DeviceTurns
+from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer

@@ -19,16 +19,16 @@ from pilotfish.base.errors import (
     UnknownSessionError,
 )
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.loss import BUSY, RetryBudget
+from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
+from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import LOCAL, Draft, SpeculationProtocol
-from pilotfish.wire.protocols.exchange import NO_IDS
+from pilotfish.wire.protocols.protocol import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)

@@ -17,11 +17,11 @@ import numpy as np
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
+from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
-from pilotfish.speculation.odds import AcceptanceEstimator
-from pilotfish.speculation.shaping import LogitsProcessor
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
-from pilotfish.wire.protocols.exchange import Ids
+from pilotfish.wire.protocols.protocol import Ids
 
 # Hints are sent no more often than so, in passes: at first, and where so many drafts are told.
 _AT_FIRST, _LATER, _ENOUGH = 0.25, 1.0, 6

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Grammar, LogitsOptions
+from pilotfish.speculation.logits_options import Grammar, LogitsOptions
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.messages import MAX_LOGPROBS, MAX_WINDOW
 from pilotfish.wire.protocols import (

@@ -24,25 +24,25 @@ from pilotfish.base.errors import (
     TokenOutOfRangeError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.advice import DraftAdvice
 from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.draft_advice import DraftAdvice
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.edge_session import EdgeSession, StreamedTokens, VerifiedWindow
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import CancelToken
+from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.odds import AcceptanceEstimator
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.codecs.logprobs import TokenLogprob, decode_logprobs
-from pilotfish.wire.committed import CommittedTokens, common_prefix
+from pilotfish.wire.committed_tokens import CommittedTokens, common_prefix
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
 from pilotfish.wire.protocols import (
     LOCAL,

@@ -10,7 +10,7 @@ from typing import cast
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.bridge import Prompt, PromptInput, Talk, are_messages
 from pilotfish.device_runtime.plan import Options, TalkOptions
-from pilotfish.engines.families import Tools
+from pilotfish.engines.chat_formats import Tools
 
 _NAMES = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 

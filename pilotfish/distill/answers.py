@@ -15,8 +15,8 @@ import msgspec
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.files import PRIVATE
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.distill.asking import DistillPrompt
-from pilotfish.distill.rows import TrainingRow
+from pilotfish.distill.prompt_selection import DistillPrompt
+from pilotfish.distill.training_rows import TrainingRow
 
 
 class TrainingExample(msgspec.Struct, frozen=True):

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.distill.answers import TrainingExample
-from pilotfish.distill.rows import NOWHERE, Agreement, TrainingRow, agreement
+from pilotfish.distill.training_rows import NOWHERE, Agreement, TrainingRow, agreement
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
-from pilotfish.engines.settings import EngineSettings
 
 _AT_ONCE = 64  # rows of logits at a time; 64 over 150,000 tokens are 40 MB
 ALL = "all"

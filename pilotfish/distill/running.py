@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.device import Device
-from pilotfish.distill import asking
+from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill.answer_collector import AnswerCollector
 from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
-from pilotfish.distill.generating import AnswerCollector
+from pilotfish.distill.distill_settings import DistillSettings
 from pilotfish.distill.measuring import Measurer, measure_agreement
 from pilotfish.distill.outcome import Distilled
-from pilotfish.distill.rows import NOWHERE, Agreement, TrainingRow
 from pilotfish.distill.run_folder import RunFolder
-from pilotfish.distill.settings import DistillSettings
 from pilotfish.distill.stages import ANSWERS, StageReport
-from pilotfish.distill.weights import TrainableDrafter, expect_torch
+from pilotfish.distill.trainable_drafter import TrainableDrafter, expect_torch
+from pilotfish.distill.training_rows import NOWHERE, Agreement, TrainingRow
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import MANIFEST_NAME

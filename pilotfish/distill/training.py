@@ -1,6 +1,6 @@
 """Train a drafter on a target's answers, so that it says what the target says.
 
-In:  rows of answers (`distill.rows`). Out: the weights that agreed most on the held-out ones.
+In:  rows of answers (`distill.training_rows`). Out: the weights that agreed most on the held-out ones.
 
 A step is settled by its number alone: which rows, at which rate. So a run that is killed goes on
 from its last checkpoint as if nothing had happened.
@@ -21,11 +21,11 @@ from pilotfish.distill.answers import TrainingExample
 from pilotfish.distill.checkpoints import restore, restore_facts, store
 from pilotfish.distill.measuring import ALL, by_kind
 from pilotfish.distill.objective import Objective
-from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.schedule import rate_at, rows_at, steps_of_epoch
 from pilotfish.distill.stages import StageReport
 from pilotfish.distill.training_choices import TrainingChoices
+from pilotfish.distill.training_rows import TrainingRow
 
 _TIMED = range(3, 9)  # steps by which the pace is measured; the first ones are slow
 _LAYER = re.compile(r"\.(\d+)\.")  # a weight's first number is its layer's, in every family

@@ -21,21 +21,21 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.hints import Proposal
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.hint_sources import Proposal
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.manifest import Manifest
-from pilotfish.engines.pace import pass_times
+from pilotfish.engines.pass_times import pass_times
 from pilotfish.engines.passes import Pass
+from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.odds import AcceptanceEstimator
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.projection import Projection
-from pilotfish.speculation.shaping import LogitsProcessor
-from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.ahead import (
     MOST_DRAFTS,
@@ -43,7 +43,7 @@ from pilotfish.wire.protocols.ahead import (
     DraftComparison,
     draft_with_margin,
 )
-from pilotfish.wire.protocols.exchange import Ids
+from pilotfish.wire.protocols.protocol import Ids
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -23,20 +23,20 @@ from pilotfish.base.errors import (
     UnknownSessionError,
 )
 from pilotfish.edge_runtime.beside import Beside, Trail
-from pilotfish.edge_runtime.faults import to_client_error
+from pilotfish.edge_runtime.client_errors import to_client_error
+from pilotfish.edge_runtime.generations import Generations
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
-from pilotfish.edge_runtime.hints import create_hint_sources
-from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs, expect_sendable
-from pilotfish.edge_runtime.rounds import Generations
+from pilotfish.edge_runtime.hint_sources import create_hint_sources
+from pilotfish.edge_runtime.logits_processors import LogitsProcessors
+from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
+from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.sessions import Sessions, SessionState
-from pilotfish.edge_runtime.shapers import LogitsProcessors
-from pilotfish.edge_runtime.supplies import EdgeResources
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol, get_protocol
-from pilotfish.wire.protocols.exchange import Ids, check_frame_count
+from pilotfish.wire.protocols.protocol import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
 _MOST_HINTS = 8  # held for one grammar; beside them a device sends one window or pull

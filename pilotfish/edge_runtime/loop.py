@@ -6,10 +6,10 @@ import time
 from pilotfish.base.errors import TargetLostError
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.attendance import Attendance
+from pilotfish.edge_runtime.live_settings import LiveSettings
+from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
-from pilotfish.edge_runtime.reload import LiveSettings
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import MessageHandler
 from pilotfish.edge_runtime.serving import SIGNAL_EXIT_CODES, ServingLoop, event_handlers
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.edge_runtime.targets.target import Target

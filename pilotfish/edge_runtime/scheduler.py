@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import BusyError
 from pilotfish.base.shortage import shortage
-from pilotfish.edge_runtime.faults import is_client_error
-from pilotfish.edge_runtime.price import DraftCost
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.client_errors import is_client_error
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 
 _log = logging.getLogger("pilotfish.edge")

@@ -17,7 +17,7 @@ import zmq
 
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.signals import Signals
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.transport import Envelope, Listener
 

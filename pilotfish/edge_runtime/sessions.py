@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from pilotfish.base.errors import TooManySessionsError, UnknownSessionError
-from pilotfish.edge_runtime.hints import HintSources
-from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.hint_sources import HintSources
+from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.tally import EdgeMetrics
-from pilotfish.speculation.shaping import LogitsProcessor
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.speculation.logits_options import LogitsProcessor
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import Buffer, StatesRequest, Verdict
 from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol, StatesNeeded
 

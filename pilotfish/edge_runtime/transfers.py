@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from pilotfish.base.errors import BusyError, MalformedError, TooLargeError
-from pilotfish.edge_runtime.rounds import Send
+from pilotfish.edge_runtime.generations import Send
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, pack
 

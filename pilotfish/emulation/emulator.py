@@ -165,7 +165,7 @@ class Emulator:
         Raises ListenError (address taken), TraceError, UnsupportedError (address misspelt),
         EdgeUnreachableError (no such host).
         """
-        command = [sys.executable, "-m", "pilotfish.emulation.tied"]
+        command = [sys.executable, "-m", "pilotfish.emulation.proxy_process"]
         self._child = ChildProcess(command, _ANSWER_S)
         try:
             told = self._ask(

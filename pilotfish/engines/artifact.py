@@ -1,7 +1,7 @@
 """Artifacts: directories with a graph, its weights, a tokenizer and `manifest.json`.
 
 `Artifact.open` reads and checks the manifest (`engines.manifest`). A stage of a model
-(`engines.cut`) is an artifact too, which is only opened on request.
+(`engines.stage_range`) is an artifact too, which is only opened on request.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.cut import check_chain
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import (
     GENAI_NAME,
     GGUF_NAME,
@@ -28,6 +27,7 @@ from pilotfish.engines.manifest import (
     Manifest,
     read_manifest,
 )
+from pilotfish.engines.stage_range import check_chain
 
 
 class Artifact:

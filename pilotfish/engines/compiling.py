@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import TYPE_CHECKING, TypeVar
 
+from pilotfish.engines.chat_formats.outline import KIND as TURN
+from pilotfish.engines.chat_formats.outline import Controls, read_outline
+from pilotfish.engines.chat_formats.outline import llguidance_source as turn_source
 from pilotfish.engines.constraint import one_printable_line
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families.outline import KIND as TURN
-from pilotfish.engines.families.outline import Controls, read_outline
-from pilotfish.engines.families.outline import llguidance_source as turn_source
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.schemas import assertions
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.speculation.distributions import Floats
 
 if TYPE_CHECKING:

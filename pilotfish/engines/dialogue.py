@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.errors import TemplateError, TextTooLongError
+from pilotfish.engines.engine_errors import TemplateError, TextTooLongError
 from pilotfish.engines.tokenizer import Tokenizer
 
 _NAMES = frozenset(("role", "type"))

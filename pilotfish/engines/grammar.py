@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from pilotfish.engines.chat_formats.outline import Controls
 from pilotfish.engines.compiling import compile_grammar, on_deep_stack
 from pilotfish.engines.constraint import GrammarConstraint
-from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families.outline import Controls
-from pilotfish.engines.trial import TOO_LONG, TRIAL
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.engines.engine_errors import GrammarError
+from pilotfish.engines.grammar_trial import TOO_LONG, TRIAL
+from pilotfish.speculation.logits_options import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

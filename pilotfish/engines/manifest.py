@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.cut import StageRange
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.stage_range import StageRange
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"

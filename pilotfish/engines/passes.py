@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.backends.backend import Binding
-from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.engine_errors import CapacityError
 
 HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision too
 

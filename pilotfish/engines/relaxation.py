@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.engines import schemas
+from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.constraint import one_printable_line
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import MOST_BYTES
+from pilotfish.engines.grammar_trial import TRIAL
 from pilotfish.engines.notices import NOTICES
 from pilotfish.engines.schemas import KeywordPlace
-from pilotfish.engines.trial import TRIAL
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 
 ANYTHING = '{"type":"object"}'
 _KEPT = 256  # schemas; an agent sends the same ones with each request

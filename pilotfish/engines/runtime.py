@@ -17,7 +17,7 @@ from typing import Any
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.extras import installing
 from pilotfish.base.reading import reading_file, utf8_path
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 

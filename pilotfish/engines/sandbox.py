@@ -25,7 +25,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pilotfish.engines import template_sizes as sizes
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 
 # The longest published templates have some 4,000 tokens, 300 scopes and 100 names.
 _TOKENS = 16_000

@@ -17,7 +17,7 @@ import numpy as np
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
-from pilotfish.engines.errors import ProviderError, TreeError
+from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
 
 # Idle slots between two busy ones cost attention; a separate run reads all weights once more.

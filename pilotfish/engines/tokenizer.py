@@ -28,7 +28,7 @@ import tokenizers
 
 from pilotfish.base.reading import read_text, reading_file
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError, EngineError, TextTooLongError
+from pilotfish.engines.engine_errors import ArtifactError, EngineError, TextTooLongError
 from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
 

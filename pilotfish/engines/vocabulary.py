@@ -14,8 +14,8 @@ import msgspec
 
 from pilotfish.base.reading import reading_file
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError, TemplateError
-from pilotfish.engines.families import ChatFormat, chat_format_of
+from pilotfish.engines.chat_formats import ChatFormat, chat_format_of
+from pilotfish.engines.engine_errors import ArtifactError, TemplateError
 from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from pilotfish.engines.manifest import TOKENIZER_NAME, Positive, TokenId
 from pilotfish.engines.tokenizer import Tokenizer, tokenizer_text

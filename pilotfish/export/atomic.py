@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pilotfish.base.reading import naming_file
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import MANIFEST_NAME
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 OLD = "-old"  # suffix of the old content's name while it is being replaced
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.engines.artifact import Artifact, file_sha256
-from pilotfish.engines.errors import ArtifactError
-from pilotfish.engines.genai.config import HIDDEN, GenaiConfig, read_genai_config
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.genai.genai_config import HIDDEN, GenaiConfig, read_genai_config
 from pilotfish.engines.manifest import (
     GENAI,
     GENAI_NAME,
@@ -32,7 +32,7 @@ from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary, used_templates
 from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.chat_check import check_chat
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.genai_graph import GenaiGraph, read_graph
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import (

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pilotfish.export.config import Kind, ModelConfig
 from pilotfish.export.dialects import Dialect
 from pilotfish.export.experts import write_experts, write_gated, write_parallel_mlp
+from pilotfish.export.model_config import Kind, ModelConfig
 from pilotfish.export.recurrent import write_delta_rule, write_short_conv
 from pilotfish.export.selective_scan import write_selective_scan
 from pilotfish.export.state_space import write_state_space

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
 from pilotfish.export.graph import Dim
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence
 
 L2_EPS = 1e-6  # of the lengths of queries and keys, added to their squares

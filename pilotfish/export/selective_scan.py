@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence
 from pilotfish.export.recurrent import (
     add_skip,

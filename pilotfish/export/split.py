@@ -17,7 +17,6 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from pilotfish.engines.artifact import Artifact, check_head, file_sha256, open_stages
-from pilotfish.engines.cut import StageRange
 from pilotfish.engines.manifest import (
     GENAI,
     GRAPH_NAME,
@@ -26,9 +25,10 @@ from pilotfish.engines.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
 )
+from pilotfish.engines.stage_range import StageRange
 from pilotfish.export.atomic import replacing
 from pilotfish.export.data_file import DataFile
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources import Progress
 from pilotfish.export.sources.mapped_file import MappedFile
 from pilotfish.export.stage_graphs import StageGraphs

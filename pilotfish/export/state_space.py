@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence, StateSpace
 from pilotfish.export.recurrent import (
     ALL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pilotfish.export.config import Kind, ModelConfig
+from pilotfish.export.model_config import Kind, ModelConfig
 from pilotfish.export.weight_sizes import Weights, WeightSize, linear_weights, size_of
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Streams
 from pilotfish.export.token_inputs import add_layer_inputs
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 

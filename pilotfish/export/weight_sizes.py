@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.model_config import ModelConfig
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 NUMBER = re.compile(r"\.\d+\.")

@@ -29,7 +29,7 @@ Hugging Face's checkpoints, whatever a file calls them:
 
 from __future__ import annotations
 
-from pilotfish.export.config import CACHED, Layer, ModelConfig
+from pilotfish.export.model_config import CACHED, Layer, ModelConfig
 from pilotfish.export.state_weights import STATES
 from pilotfish.export.weight_sizes import (
     Weights,

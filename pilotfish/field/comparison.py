@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pilotfish.device_runtime.choice.pace import pass_s
-from pilotfish.field.answering import TargetAnswer
+from pilotfish.device_runtime.choice.pass_pace import pass_s
 from pilotfish.field.drafter_figures import (
     SPEEDS,
     DrafterEntry,
@@ -24,6 +23,7 @@ from pilotfish.field.drafter_figures import (
     Rates,
 )
 from pilotfish.field.resampling import estimate, resampled
+from pilotfish.field.target_answers import TargetAnswer
 from pilotfish.speculation.speeds import ALIKE, GAIN, pick_drafter
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM

@@ -18,7 +18,7 @@ import msgspec
 
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.field.run_file import (
     INQUIRED,
     NOTES,

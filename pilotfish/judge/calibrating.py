@@ -28,8 +28,8 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.relaxation_file import Outcome
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import PairSettings, QuestionReader
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import PairSettings, QuestionReader
 from pilotfish.judge.tasks import TASKS, Question
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.language_model import open_model
-from pilotfish.engines.pace import pass_times
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.pass_times import pass_times
 from pilotfish.judge.sweep_file import QuestionTally
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, WisvFull
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
     PairSizes,

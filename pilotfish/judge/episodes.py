@@ -19,8 +19,8 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.files import PRIVATE, private_folder
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.cache import replace_file
-from pilotfish.judge.reading import Floats, Ids
-from pilotfish.judge.speakers import Mismatch
+from pilotfish.judge.model_passes import Floats, Ids
+from pilotfish.judge.question_reader import Mismatch
 
 SETTINGS = "mined.json"
 _SUFFIX = ".safetensors"

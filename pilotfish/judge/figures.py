@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, missed_share
 from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 
 RESAMPLES = 2000
 _TAIL = 2.5  # per cent at either end of a 95 % interval

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.judge.episodes import Episode, MiningRecord, episodes
-from pilotfish.judge.reading import Floats, Ids
+from pilotfish.judge.model_passes import Floats, Ids
 from pilotfish.speculation.channel import GOOD_BPS, GOOD_RTT_S, POOR_BPS, POOR_RTT_S, Channel
 from pilotfish.speculation.relabelling import (
     FLOOR,

@@ -22,8 +22,8 @@ from typing import Annotated, NamedTuple
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.judge.episodes import Episode, LabelledMismatch, MiningRecord
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import Mismatch, PairSettings, QuestionReader
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import Mismatch, PairSettings, QuestionReader
 from pilotfish.judge.tasks import TASKS, Question, Task
 
 # Forgiving saves about one round. About a third of all tokens are mismatches, some of which are

@@ -19,9 +19,9 @@ from msgspec import Meta
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead, Score
-from pilotfish.engines.settings import EngineSettings
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import QuestionReader
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import QuestionReader
 from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
 from pilotfish.judge.tasks import TASKS, Question, Task
 from pilotfish.judge.trajectories import Trajectory, WalkSettings, walks

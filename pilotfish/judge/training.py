@@ -32,10 +32,10 @@ from pilotfish.edge_runtime.head_file import (
     Training,
     Value,
 )
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, MinedSettings, split
-from pilotfish.judge.reading import Floats
+from pilotfish.judge.model_passes import Floats
 from pilotfish.judge.thresholds import auc, curve, recommended, share
 from pilotfish.speculation.channel import FEATURES
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from pilotfish.edge_runtime.head import HeadJudge, Score
 from pilotfish.judge.instances import as_decoded
-from pilotfish.judge.reading import Floats, Procedure
-from pilotfish.judge.speakers import DrafterWindow, QuestionReader
+from pilotfish.judge.model_passes import Floats, Procedure
+from pilotfish.judge.question_reader import DrafterWindow, QuestionReader
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Output, Pass
-from pilotfish.selftest.finding import ComparedRows, Rows
+from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
+from pilotfish.selftest.check_result import ComparedRows, Rows
 
 SLOTS = 4
 CONTEXT = 640  # two times the cache of a GPU grows before it is full

@@ -22,12 +22,12 @@ from msgspec import Struct
 from pilotfish.base.child import ChildProcess
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.field.host import facts
-from pilotfish.selftest.finding import CheckResult, Status
+from pilotfish.selftest.check_artifacts import CheckArtifacts, Show
+from pilotfish.selftest.check_result import CheckResult, Status
 from pilotfish.selftest.providers import BUILDING
-from pilotfish.selftest.shelf import CheckArtifacts, Show
-from pilotfish.selftest.trying import OPENING, Assignment, ProviderJob
+from pilotfish.selftest.worker import OPENING, Assignment, ProviderJob
 
-COMMAND = (sys.executable, "-m", "pilotfish.selftest.trying")
+COMMAND = (sys.executable, "-m", "pilotfish.selftest.worker")
 TICK_S = 1.0
 SILENT_S = 120.0  # of one check; engines may take all the time to be built
 LOOK_S = 60.0  # to find out whether a provider is there

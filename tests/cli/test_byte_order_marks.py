@@ -19,9 +19,9 @@ from pilotfish.device_runtime.service import openai
 from pilotfish.device_runtime.service.access import ApiKeys
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.tokens import detokenize_request
-from pilotfish.edge_runtime.targets.listed import Federation, read_node_list
+from pilotfish.edge_runtime.targets.node_list import Federation, read_node_list
 from pilotfish.emulation.traces import Trace
-from pilotfish.export.kept_tokens import read_texts
+from pilotfish.export.head_tokens import read_texts
 from pilotfish.field.prompts import read_prompts
 from pilotfish.wire.keys import read_public
 

@@ -19,22 +19,22 @@ from pilotfish.base.errors import PilotfishError
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.cli import configuration, generation
 from pilotfish.device_runtime.service.access import ApiKeys
-from pilotfish.distill.asking import read as read_asked
+from pilotfish.distill.prompt_selection import read as read_asked
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.edge_runtime.relaxation_file import read_relaxation, write_relaxation
-from pilotfish.edge_runtime.targets.listed import Federation, read_node_list
+from pilotfish.edge_runtime.targets.node_list import Federation, read_node_list
 from pilotfish.emulation.traces import Trace
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import EngineError
-from pilotfish.engines.genai.config import read_genai_config
+from pilotfish.engines.engine_errors import EngineError
+from pilotfish.engines.genai.genai_config import read_genai_config
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.errors import ExportError
-from pilotfish.export.kept_tokens import read_texts
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.head_tokens import read_texts
 from pilotfish.export.sources import open_source
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
-from pilotfish.field.answering import AnswerFile, AnswerRequest
 from pilotfish.field.prompts import read_questions
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest
 from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.sweep_file import SweepFile
 from pilotfish.judge.tasks import Exact, questions

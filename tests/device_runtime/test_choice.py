@@ -17,7 +17,7 @@ from pilotfish.speculation.theory import tokens_per_round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import LOCAL, STREAM, names
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.support.rounds import LOSSLESS
 
 VOCAB = 49152

@@ -14,7 +14,7 @@ from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.ahead import survival, token_costs
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.protocols import STREAM, names
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.device_runtime.test_choice import plans, rounds, state
 
 AHEAD = "ahead"

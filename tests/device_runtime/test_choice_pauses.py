@@ -12,7 +12,7 @@ from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.plan import Auto, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.device_runtime.test_choice import (
     DRAFTER,
     SLOW_TARGET,

@@ -16,7 +16,7 @@ from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.device_runtime.test_choice import (
     DRAFTER,
     OFFERED,

@@ -20,8 +20,8 @@ from pilotfish.device_runtime.link.connectivity import (
     LinkStatus,
 )
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.family import LinkGroup
-from pilotfish.device_runtime.link.loss import FAIL, CancelToken, RetryPolicy
+from pilotfish.device_runtime.link.link_group import LinkGroup
+from pilotfish.device_runtime.link.retry import FAIL, CancelToken, RetryPolicy
 from pilotfish.wire import messages as m
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys

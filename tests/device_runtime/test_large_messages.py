@@ -15,8 +15,8 @@ import pytest
 from pilotfish import EdgeServer
 from pilotfish.base.errors import InterruptedGenerationError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.loss import RetryPolicy
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.retry import RetryPolicy
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys

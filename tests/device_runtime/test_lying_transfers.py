@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish.base.errors import MalformedError, PilotfishError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import RetryPolicy
+from pilotfish.device_runtime.link.retry import RetryPolicy
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 from tests.conftest import Pair

@@ -26,7 +26,7 @@ from pilotfish.device_runtime.record import (
     Round,
     Timings,
 )
-from pilotfish.device_runtime.service.metrics import ServiceMetrics
+from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
 from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.engines.language_model import Execution
 from pilotfish.wire.link.state import LinkState, Reading

@@ -9,8 +9,8 @@ import pytest
 from pilotfish.base.errors import MalformedError
 from pilotfish.device_runtime.link.flow import ChunkFlow
 from pilotfish.device_runtime.link.line import REPLY_BYTES, Line, ReceivedReply
-from pilotfish.device_runtime.link.loss import CancelToken
 from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack

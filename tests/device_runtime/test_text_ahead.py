@@ -9,10 +9,10 @@ import numpy as np
 
 from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.drafting import TextDrafter
-from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.plan import plan
-from pilotfish.speculation.odds import MODEL_PRIOR, AcceptanceEstimator
+from pilotfish.speculation.acceptance import MODEL_PRIOR, AcceptanceEstimator
 
 PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint32)
 

@@ -12,11 +12,11 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting import owners
-from pilotfish.device_runtime.drafting.memory import TextMemory
-from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner
-from pilotfish.device_runtime.drafting.text import Recollection
-from pilotfish.device_runtime.drafting.texts import FileTextStore
+from pilotfish.device_runtime.drafting import text_folder as owners
+from pilotfish.device_runtime.drafting.text_drafter import Recollection
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.device_runtime.drafting.text_store import FileTextStore
 from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.service.access import ApiKeys, Client
 from pilotfish.speculation.corpus import BREAK

@@ -7,10 +7,10 @@ from rich.console import Console
 
 from pilotfish.cli.distill import _table
 from pilotfish.distill.answers import TrainingExample
-from pilotfish.distill.asking import DistillPrompt
 from pilotfish.distill.measuring import ALL, by_kind
 from pilotfish.distill.outcome import Distilled
-from pilotfish.distill.rows import TrainingRow, agreement
+from pilotfish.distill.prompt_selection import DistillPrompt
+from pilotfish.distill.training_rows import TrainingRow, agreement
 
 
 def answered(kind: str, number: int) -> TrainingExample:

@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime import rounds
-from pilotfish.edge_runtime.config import EdgeLimits
-from pilotfish.edge_runtime.price import DraftCost
+from pilotfish.edge_runtime import generations as rounds
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_config import EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import MessageHandler
-from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import Decision, SamplingParams, choose
 from pilotfish.wire.protocols.ahead import DraftAhead, HintChain, draft_with_margin
 from pilotfish.wire.transport import Envelope

@@ -19,15 +19,15 @@ from msgspec.structs import replace
 
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.beside import Beside, Trail, open_drafter
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.daemon import _start_drafter
-from pilotfish.edge_runtime.price import DraftCost as PassPrice
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_daemon import _start_drafter
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
 from tests.support.examples import examples

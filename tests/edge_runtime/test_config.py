@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pilotfish.base.errors import ConfigError
-from pilotfish.edge_runtime.config import ClusterPlan, EdgeConfig
+from pilotfish.edge_runtime.edge_config import ClusterPlan, EdgeConfig
 
 LOCAL = EdgeConfig(target=Path("target"))
 LISTED = Path("nodes.toml")

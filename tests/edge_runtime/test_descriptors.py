@@ -16,7 +16,7 @@ from pilotfish.base.errors import BusyError
 from pilotfish.base.shortage import shortage
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.support.daemons import Daemon, Systemd, await_sample, free_port, running, scrape

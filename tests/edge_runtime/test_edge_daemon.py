@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from pilotfish import Device
 from pilotfish.base.errors import AccessDeniedError, KeysError
 from pilotfish.base.extras import installing
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.edge_runtime.supplies import EdgeResources
+from pilotfish.edge_runtime.resources import EdgeResources
 from tests.support.genai_folders import genai_artifact
 from tests.support.small_heads import head
 

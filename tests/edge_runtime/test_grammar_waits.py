@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from pilotfish import Device
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.keys import DeviceKeys
@@ -302,7 +302,10 @@ def trial_of(pid: int) -> int:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and b"pilotfish.engines.trial" in (path / "cmdline").read_bytes():
+            if (
+                parent == pid
+                and b"pilotfish.engines.grammar_trial" in (path / "cmdline").read_bytes()
+            ):
                 return int(path.name)
         except OSError:
             continue

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime.hints import (
+from pilotfish.edge_runtime.hint_sources import (
     DeviceHints,
     HintSources,
     Proposal,
@@ -16,7 +16,7 @@ from pilotfish.edge_runtime.hints import (
     create_hint_sources,
 )
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import Ahead, Greedy
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, AheadOptions, HintChain
 from tests.support.examples import examples

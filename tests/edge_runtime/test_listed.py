@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.errors import ConfigError, KeysError
-from pilotfish.edge_runtime.targets.listed import (
+from pilotfish.edge_runtime.targets.node_client import expect_encrypted
+from pilotfish.edge_runtime.targets.node_list import (
     Federation,
     Pipeline,
     read_addresses,
     read_node_list,
 )
-from pilotfish.edge_runtime.targets.peer import expect_encrypted
 from pilotfish.wire import keys
 from pilotfish.wire.keys import EdgeKeys
 

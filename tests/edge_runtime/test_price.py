@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime.price import DraftCost
+from pilotfish.edge_runtime.draft_cost import DraftCost
 from tests.support.examples import examples
 
 WIDTHS = (1, 2, 4, 8, 16, 32)

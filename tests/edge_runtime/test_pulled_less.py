@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.edge_runtime.hints import DeviceHints, HintSources, SourceBudget
+from pilotfish.edge_runtime.hint_sources import DeviceHints, HintSources, SourceBudget
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols.ahead import HintChain
 from tests.conftest import VOCAB, Pair
 from tests.support.hostile import PROMPT, RawSession, ids_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys

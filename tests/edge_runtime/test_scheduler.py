@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision
 from tests.support.passes import run

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision, Draft
 from tests.edge_runtime.test_scheduler import MS, Clock

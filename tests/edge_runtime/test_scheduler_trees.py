@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision, Draft
 from tests.support.hostile import drafted

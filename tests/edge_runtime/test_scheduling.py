@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Decision
 from tests.support.hostile import RawSession

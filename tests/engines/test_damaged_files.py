@@ -24,15 +24,15 @@ from pilotfish.edge_runtime.relaxation_file import (
     read_relaxation,
     write_relaxation,
 )
-from pilotfish.edge_runtime.targets.listed import (
+from pilotfish.edge_runtime.targets.node_list import (
     Federation,
     Pipeline,
     read_addresses,
     read_node_list,
 )
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ArtifactError, EngineError
+from pilotfish.engines.engine_errors import ArtifactError, EngineError
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from tests.conftest import Pair

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pilotfish.engines.backends import Load
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tensorrt.profiles import Profile, Profiles
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,

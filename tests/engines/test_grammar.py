@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pilotfish.engines.compiling import compile_grammar, on_deep_stack
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.grammar import GrammarConstraint, Grammars
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.bridged import vocabulary
 from tests.support.examples import examples
 from tests.support.vocabularies import sentencepiece
@@ -348,8 +348,8 @@ def test_an_endless_trial_ends_with_its_parent_or_by_itself() -> None:
     endless = HOSTILE["all patterns"]
     code = (
         "import os, sys, threading, time\n"
-        "from pilotfish.engines.trial import TRIAL\n"
-        "from pilotfish.speculation.shaping import Grammar\n"
+        "from pilotfish.engines.grammar_trial import TRIAL\n"
+        "from pilotfish.speculation.logits_options import Grammar\n"
         "TRIAL.warm()\n"
         "print(TRIAL._process.pid, flush=True)\n"
         "threading.Timer(0.1, os.kill, (os.getpid(), 9)).start()\n"

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pilotfish.engines.pace import least_times, time_interleaved
+from pilotfish.engines.pass_times import least_times, time_interleaved
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 LINES = {  # seconds of a pass: a + b · tokens
@@ -84,7 +84,7 @@ def test_drafters_that_are_tried_in_turns_are_not_compared_by_a_pause(paused):
 
 STOPPED = """
 import os, signal, time
-from pilotfish.engines.pace import least_times
+from pilotfish.engines.pass_times import least_times
 
 stops = [{at}]
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from pilotfish.engines import relaxation, schemas
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families import FAMILIES, Tools
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.chat_formats import FAMILIES, Tools
+from pilotfish.engines.chat_formats.outline import Outline
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
+from pilotfish.engines.grammar_trial import TRIAL
 from pilotfish.engines.notices import Notices
 from pilotfish.engines.relaxation import (
     ANYTHING,
@@ -24,8 +25,7 @@ from pilotfish.engines.relaxation import (
     with_relaxed_tools,
 )
 from pilotfish.engines.schemas import assertions
-from pilotfish.engines.trial import TRIAL
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 from tests.support.calling import grammars, vocabulary
 from tests.support.pydantic_types import TYPES, arguments

@@ -12,13 +12,13 @@ from pilotfish.engines.backends import Load
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.backends.tensorrt import TensorRTBackend
 from pilotfish.engines.backends.tensorrt_ep import TensorRTProviderBackend
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError, ProviderError, TreeError
+from pilotfish.engines.engine_errors import ArtifactError, ProviderError, TreeError
 from pilotfish.engines.manifest import CachedLayer, RecurrentStates
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.states import WINDOW, StateCache
-from pilotfish.export.config import Layer
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import Layer
 from pilotfish.export.split import split_artifact
 from tests.support.examples import examples
 from tests.support.runnable import runnable

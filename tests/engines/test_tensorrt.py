@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from pilotfish import Device
 from pilotfish.engines.cudart import Copy3D, Cuda
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import CudaError, ProviderError
+from pilotfish.engines.engine_errors import CudaError, ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.profiles import Profiles, input_shapes
 from tests.support import cudart_double, tensorrt_double

@@ -18,8 +18,8 @@ import pytest
 from pilotfish.cli import main
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.cudart import Cuda
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import BuildError, ProviderError
+from pilotfish.engines.engine_errors import BuildError, ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
 from pilotfish.engines.tensorrt.cache import EngineCache
 from tests.support import cudart_double, tensorrt_double

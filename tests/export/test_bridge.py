@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pilotfish.cli import export_bridge, main
-from pilotfish.device_runtime.bridge import report as module
-from pilotfish.device_runtime.bridge.report import HOPELESS, SAMPLE, compare_vocabularies
+from pilotfish.device_runtime.bridge import pair_report as module
+from pilotfish.device_runtime.bridge.pair_report import HOPELESS, SAMPLE, compare_vocabularies
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.support.tiny import tiny_artifact
 

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources.first_layers import FirstLayers
 from pilotfish.export.sources.gguf import GgufSource

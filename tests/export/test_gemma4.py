@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from pilotfish.engines.decoder import Decoder
-from pilotfish.export.config import AttentionHeads, ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.sources.huggingface_config import Description, read_config
 from pilotfish.export.sources.tensor_names import stored_name
 from pilotfish.export.weights import shapes

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pilotfish.export.config import Layer
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import Recurrence, StateSpace
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import describe_directory

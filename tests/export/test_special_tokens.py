@@ -13,9 +13,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import DirectorySource

@@ -16,15 +16,15 @@ import pytest
 from onnx import external_data_helper, numpy_helper
 
 from pilotfish.engines.artifact import Artifact, open_stages
-from pilotfish.engines.cut import StageRange, check_chain
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME, Manifest
+from pilotfish.engines.stage_range import StageRange, check_chain
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export import atomic
 from pilotfish.export.atomic import replacing
 from pilotfish.export.borders import Dependencies
 from pilotfish.export.data_file import DataFile
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.split import plan_cuts, split_artifact
 from tests.conftest import Pair
 from tests.support.staged import of_every_kind

@@ -14,9 +14,9 @@ from pilotfish import Device
 from pilotfish.cli import main
 from pilotfish.deploy.bundle import BundleContents, make
 from pilotfish.engines.artifact import Artifact, open_stages
-from pilotfish.engines.cut import StageRange, check_chain
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME
+from pilotfish.engines.stage_range import StageRange, check_chain
 from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.split import split_artifact
 from tests.support.tiny import tiny_artifact

@@ -17,11 +17,11 @@ from pilotfish.cli import main
 from pilotfish.cli.field.comparison_tables import print_comparison
 from pilotfish.field import comparison, comparison_picture
 from pilotfish.field.agreement import accepted_by_round
-from pilotfish.field.answering import AnswerFile, AnswerRequest, TargetAnswer
 from pilotfish.field.comparison import compare
 from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.drawing import panels
 from pilotfish.field.prompts import read_questions
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer
 from pilotfish.speculation.speeds import best_window, hinted_token_s
 from tests.device_runtime.test_unigram import artifact as unigram_artifact
 from tests.support.tiny import tiny_artifact

@@ -15,8 +15,8 @@ from pilotfish.base.files import private_folder
 from pilotfish.distill.answers import TrainingExampleFile
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.engines.cache import replace_file
-from pilotfish.field.answering import AnswerFile, AnswerRequest
 from pilotfish.field.recording import Recorder
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest
 from pilotfish.judge.episodes import MiningRecord
 from tests.conftest import Pair
 from tests.support.made_answers import facts

@@ -11,8 +11,8 @@ from pilotfish.device_runtime.bridge import Pair
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.episodes import Episode
 from pilotfish.judge.mining import SLACK, episode
-from pilotfish.judge.reading import DRAFTER, TARGET, ReadRequest, ReadResult
-from pilotfish.judge.speakers import QuestionReader
+from pilotfish.judge.model_passes import DRAFTER, TARGET, ReadRequest, ReadResult
+from pilotfish.judge.question_reader import QuestionReader
 from pilotfish.judge.tasks import Question, Task
 from tests.support.tiny import tiny_artifact
 

@@ -32,8 +32,8 @@ from pilotfish.judge.tasks import Exact
 from pilotfish.judge.trajectories import CourseRound, Trajectory, WalkSettings
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.codecs.hidden import encode_hidden
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, PairSizes, StatesNeeded
-from pilotfish.wire.protocols.judged import JudgedDraft
+from pilotfish.wire.protocols.decision_head import JudgedDraft
+from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES, PairSizes, StatesNeeded
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS

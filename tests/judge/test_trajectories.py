@@ -13,10 +13,10 @@ from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import HeadCard, LinkScale, ModelIdentity, Training
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import QuestionReader
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import QuestionReader
 from pilotfish.judge.tasks import Question
 from pilotfish.judge.trajectories import Trajectory, WalkSettings, walks
 from pilotfish.speculation.channel import Channel

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pilotfish.distill.answers import TrainingExample
-from pilotfish.distill.asking import DistillPrompt
-from pilotfish.distill.rows import NOWHERE, TrainingRow
+from pilotfish.distill.prompt_selection import DistillPrompt
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.training_choices import TrainingChoices
+from pilotfish.distill.training_rows import NOWHERE, TrainingRow
 from tests.reference.parity import TEXT, Library
 from tests.support.small_checkpoints import VOCAB
 

@@ -17,15 +17,15 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.engines.backends import Backend
-from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.device_cache import DeviceCache
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW, Pass
 from pilotfish.engines.stage import Stage
 from pilotfish.engines.tensorrt.profiles import NARROW
+from pilotfish.selftest.check_artifacts import CheckArtifacts
 from pilotfish.selftest.checks import CHECKS
 from pilotfish.selftest.models import KINDS, TARGET
-from pilotfish.selftest.shelf import CheckArtifacts
-from pilotfish.selftest.trying import STAGES, Assignment, ProviderJob, attempt
+from pilotfish.selftest.worker import STAGES, Assignment, ProviderJob, attempt
 from tests.support import cudart_double, tensorrt_double
 from tests.support.cudart_double import Gpu
 from tests.support.opening import CudaOnHost, TensorRTProviderOnHost

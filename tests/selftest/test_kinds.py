@@ -15,11 +15,11 @@ from pilotfish.engines.passes import check_all
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.states import StateCache, StateStep
 from pilotfish.export.model import export_model
+from pilotfish.selftest.check_artifacts import CheckArtifacts
 from pilotfish.selftest.checks import CHECKS
 from pilotfish.selftest.models import KINDS, LINEAR, SHARPNESS, STATEFUL, Spoil, write_model
-from pilotfish.selftest.shelf import CheckArtifacts
 from pilotfish.selftest.storing import Floats
-from pilotfish.selftest.trying import STAGES
+from pilotfish.selftest.worker import STAGES
 from tests.selftest.test_faults import MIXTURES, differing, findings, job, shelf
 from tests.support import tensorrt_double
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pilotfish.selftest import running
-from pilotfish.selftest.finding import CheckResult
+from pilotfish.selftest.check_artifacts import CheckArtifacts
+from pilotfish.selftest.check_result import CheckResult
 from pilotfish.selftest.models import KINDS
 from pilotfish.selftest.running import Runner
-from pilotfish.selftest.shelf import CheckArtifacts
-from pilotfish.selftest.trying import ProviderJob
+from pilotfish.selftest.worker import ProviderJob
 
 # Does of each job what its model is called, as the process of a provider would.
 SCRIPT = """

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from pilotfish.engines.families import FAMILIES, ChatFormat, Tools
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.chat_formats import FAMILIES, ChatFormat, Tools
+from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.conftest import Pair

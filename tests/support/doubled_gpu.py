@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from tests.support import tensorrt_double
 
 tensorrt_double.install(pytest.MonkeyPatch(), "10.16.2")

@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
 from pilotfish.base.supervisor import Supervisor
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits, NodeConfig
-from pilotfish.edge_runtime.node.daemon import NodeLoop
-from pilotfish.edge_runtime.node.service import NodeService
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits, NodeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.node.node_daemon import NodeLoop
+from pilotfish.edge_runtime.node.node_service import NodeService
 from pilotfish.edge_runtime.node.work import NodeWork
 from pilotfish.edge_runtime.node.worker import Worker
 from pilotfish.edge_runtime.signals import Signals
-from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk

@@ -19,12 +19,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget, open_target
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.split import split_artifact
 from pilotfish.wire.keys import EdgeKeys
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.message_handler import MessageHandler
+from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import MessageHandler
-from pilotfish.edge_runtime.supplies import EdgeResources
-from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire import messages as m
 from pilotfish.wire.transport import Envelope
 from tests.support.hostile import WAIT_S

@@ -13,7 +13,7 @@ import pytest
 from pilotfish.engines import backends
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.backends import Backend
-from pilotfish.engines.decoder import Output, Pass
+from pilotfish.engines.onnx_decoder import Output, Pass
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.split import split_artifact

@@ -21,8 +21,8 @@ from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
 from pilotfish.export.blocks import BLOCK, Quantized
-from pilotfish.export.config import Form, Layer, ModelConfig
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import Form, Layer, ModelConfig
 from pilotfish.export.parts import (
     Experts,
     Factors,

@@ -19,12 +19,12 @@ from pilotfish.base.errors import (
 )
 from pilotfish.cli import main
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.plan import Auto, Options, alternatives, plan
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.field.summary import summary
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire import messages as m

@@ -9,10 +9,10 @@ import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Grammar
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.edge_runtime.logprobs import expect_sendable
+from pilotfish.edge_runtime.reply_logprobs import expect_sendable
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.speculation.shaping import LogitsOptions
+from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.speculation.logits_options import LogitsOptions
 from tests.conftest import VOCAB, Pair
 from tests.support.relay import Relay
 from tests.support.shaped import shaped

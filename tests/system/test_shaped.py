@@ -12,9 +12,9 @@ import pytest
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import LogitsOptions
+from pilotfish.speculation.logits_options import LogitsOptions
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.bridged_devices.conftest import models as bridged_models
 from tests.support.daemons import running

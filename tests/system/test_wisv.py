@@ -16,11 +16,11 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.field.papers import wisv
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import messages as m

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
+from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.speculation.truncation import largest, likeliest
 from pilotfish.wire.codecs.logprobs import decode_logprobs, make_entries, unknown_entries
 from pilotfish.wire.protocols import Decision, Draft

@@ -27,7 +27,7 @@ from pilotfish.wire.protocols import (
     SamplingParams,
     StatesNeeded,
 )
-from pilotfish.wire.protocols.judged import JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.decision_head import JudgedDraft, JudgedProtocol
 from tests.support.examples import examples
 from tests.support.judging import random_head
 

@@ -18,22 +18,22 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.text import TEXT
+from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.device_runtime.plan import plan
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.field.answering import AnswerFile, AnswerRequest, TargetAnswer, answer_all
 from pilotfish.field.comparison import DrafterComparison, compare, target_passes
-from pilotfish.field.contenders import (
+from pilotfish.field.drafter_figures import DrafterEntry
+from pilotfish.field.opened_drafters import (
     drafting_s,
     expect_pairs,
     open_contenders,
     read_answers,
     sources,
 )
-from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.prompts import BUILT_IN, read_questions
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pilotfish.field.answering import AnswerRequest
 from pilotfish.field.comparison import WINDOWS, DrafterComparison, Recommendation
 from pilotfish.field.resampling import FEWEST, Estimate
+from pilotfish.field.target_answers import AnswerRequest
 
 _SHOWN = (1, 2, 4, 8)  # lengths of runs
 

@@ -27,7 +27,7 @@ from pilotfish.cli.options import (
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.text import TEXT
+from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.field import host, matrix
 from pilotfish.field.measure import Measurement, MeasureSettings, RoundLog

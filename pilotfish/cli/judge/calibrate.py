@@ -28,7 +28,7 @@ from pilotfish.judge.calibrating import (
     observe,
 )
 from pilotfish.judge.instances import split
-from pilotfish.judge.speakers import OpenPair, model_card
+from pilotfish.judge.question_reader import OpenPair, model_card
 from pilotfish.judge.tasks import Question, questions, task_named
 
 _EXAMPLE = """\

@@ -12,7 +12,7 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.judge.episodes import Episode, MiningRecord, episodes, finished_questions
 from pilotfish.judge.mining import MineSettings, mine
-from pilotfish.judge.speakers import OpenPair, model_card
+from pilotfish.judge.question_reader import OpenPair, model_card
 from pilotfish.judge.tasks import questions, task_named
 
 _EXAMPLE = """\

@@ -18,7 +18,7 @@ from pilotfish.edge_runtime.head import DecisionHead, list_shipped_heads
 from pilotfish.edge_runtime.head_file import CurvePoint
 from pilotfish.judge.costs import ModelPace, measure_pace
 from pilotfish.judge.figures import curve, figures
-from pilotfish.judge.speakers import OpenPair, length, model_card
+from pilotfish.judge.question_reader import OpenPair, length, model_card
 from pilotfish.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.judge.sweeping import SweepSettings, settings_of, sweep
 from pilotfish.judge.tasks import questions, task_named

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pilotfish.base.errors import MalformedError, PairMismatchError, PilotfishError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import BUSY, RetryBudget
+from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 

@@ -17,9 +17,9 @@ from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, T
 from pilotfish.device_runtime.bridge.context import ContextTranslator
 from pilotfish.device_runtime.bridge.prompt import Messages, Prompt, PromptInput, Talk, are_messages
 from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.engines.chat_formats.chat_format import within_first_user
 from pilotfish.engines.dialogue import Dialogue
-from pilotfish.engines.errors import TemplateError, TextTooLongError
-from pilotfish.engines.families.family import within_first_user
+from pilotfish.engines.engine_errors import TemplateError, TextTooLongError
 from pilotfish.engines.vocabulary import Vocabulary
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.families import Tools
+from pilotfish.engines.chat_formats import Tools
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.hints import ALL, hint_source
-from pilotfish.device_runtime.choice.pace import median_of_parts
+from pilotfish.device_runtime.choice.pass_pace import median_of_parts
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
@@ -23,7 +23,7 @@ from pilotfish.speculation.latency import Link, communication_s, streamed_token_
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
+from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES
 
 _UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
 _UNKNOWN_RTT_S = 0.05

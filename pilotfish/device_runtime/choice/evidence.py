@@ -19,14 +19,19 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE, Acceptance
 from pilotfish.device_runtime.choice.hints import EdgeHints, hint_source
 from pilotfish.device_runtime.choice.outcomes import ForecastErrors
-from pilotfish.device_runtime.choice.pace import PassPace, RecentValues, median_of_parts, pass_s
+from pilotfish.device_runtime.choice.pass_pace import (
+    PassPace,
+    RecentValues,
+    median_of_parts,
+    pass_s,
+)
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE
-from pilotfish.wire.protocols.exchange import PairSizes, RoundBytes
+from pilotfish.wire.protocols.protocol import PairSizes, RoundBytes
 
 _HOPE_WEIGHT = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
 _SLOWER = 4.0

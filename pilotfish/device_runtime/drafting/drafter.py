@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt
-from pilotfish.device_runtime.drafting.owners import DEFAULT_OWNER, Owner
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.shaping import LogitsProcessor
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, Tree
 from pilotfish.wire.protocols import Draft, DrawKey, SamplingParams, SpeculationProtocol
 

@@ -1,13 +1,13 @@
 """How long the edge has been away, whatever breaks in between.
 
-The policies promise times (`device_runtime.link.loss`), and a connection that is made anew is not
+The policies promise times (`device_runtime.link.retry`), and a connection that is made anew is not
 yet a link: over some paths the handshake passes and a prompt never does. So seconds without the
 edge add up until it gets on with this device's work.
 """
 
 import enum
 
-from pilotfish.device_runtime.link.loss import RetryPolicy
+from pilotfish.device_runtime.link.retry import RetryPolicy
 
 
 class LinkPhase(enum.Enum):

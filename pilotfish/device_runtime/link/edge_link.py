@@ -24,10 +24,11 @@ from pilotfish.base.errors import (
 )
 from pilotfish.device_runtime.link.absence import AbsenceClock
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.greeted_line import NO_CONNECTION, HandshakeLine
+from pilotfish.device_runtime.link.handshake_line import NO_CONNECTION, HandshakeLine
 from pilotfish.device_runtime.link.line import SLICE_S, stalled_s
-from pilotfish.device_runtime.link.loss import (
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.pending import SOON_S, PendingRequest, SentRequest
+from pilotfish.device_runtime.link.retry import (
     BUSY,
     FAIL,
     GRACE_S,
@@ -35,7 +36,6 @@ from pilotfish.device_runtime.link.loss import (
     RetryPolicy,
     backoff,
 )
-from pilotfish.device_runtime.link.pending import SOON_S, PendingRequest, SentRequest
 from pilotfish.device_runtime.link.upload import ChunkedUploads
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import LARGE_BYTES

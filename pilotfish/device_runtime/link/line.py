@@ -14,8 +14,8 @@ import zmq
 
 from pilotfish.device_runtime.link.absence import LinkPhase
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, unconnected_state
-from pilotfish.device_runtime.link.loss import CancelToken
-from pilotfish.device_runtime.link.second import SecondConnection
+from pilotfish.device_runtime.link.retry import CancelToken
+from pilotfish.device_runtime.link.second_connection import SecondConnection
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.attempts import ConnectFailure

@@ -8,8 +8,8 @@ import logging
 
 from pilotfish.device_runtime.link.flow import ChunkFlow
 from pilotfish.device_runtime.link.line import Line, ReceivedReply
-from pilotfish.device_runtime.link.loss import CancelToken
 from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Slice

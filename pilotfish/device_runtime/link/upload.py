@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pilotfish.base.errors import BusyError, from_code
 from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES
-from pilotfish.device_runtime.link.loss import BUSY, RESEND_S
+from pilotfish.device_runtime.link.retry import BUSY, RESEND_S
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pilotfish.base.errors import KeysError, ListenError
 from pilotfish.base.reading import without_bom
-from pilotfish.device_runtime.drafting.owners import Owner
+from pilotfish.device_runtime.drafting.text_folder import Owner
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.wire.transport import is_loopback
 

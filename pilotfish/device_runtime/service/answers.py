@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from pilotfish.device_runtime.record import Generation, Piece
-from pilotfish.device_runtime.service.logprobs import (
+from pilotfish.device_runtime.service.openai_logprobs import (
     TextOffsets,
     chat_logprobs,
     prompt_logprobs,
     text_logprobs,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.engines.families.reader import Turn, TurnPart
+from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 

@@ -16,16 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.base.errors import PilotfishError
 from pilotfish.device_runtime.plan import Options
-from pilotfish.device_runtime.service import page
+from pilotfish.device_runtime.service import chat_page as page
 from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.answers import Body, CompletionFormat
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
-from pilotfish.device_runtime.service.metrics import CONTENT_TYPE
 from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
+from pilotfish.device_runtime.service.service_metrics import CONTENT_TYPE
 from pilotfish.device_runtime.service.tokens import (
     detokenize_request,
     detokenize_response,

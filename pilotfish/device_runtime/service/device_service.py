@@ -12,17 +12,17 @@ from typing import TypeVar, cast
 from weakref import WeakValueDictionary
 
 from pilotfish.device_runtime.bridge import Prompt, PromptInput
-from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service.access import Access
 from pilotfish.device_runtime.service.lanes import Lanes
-from pilotfish.device_runtime.service.metrics import ServiceMetrics
 from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
+from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
 from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
 Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]

@@ -46,7 +46,7 @@ from pilotfish.device_runtime.service.tools import (
     read_tools,
     with_call_ids,
 )
-from pilotfish.speculation.shaping import (
+from pilotfish.speculation.logits_options import (
     LEAST_FACTOR,
     MOST_BIAS,
     MOST_BIASED,

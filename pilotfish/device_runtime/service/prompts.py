@@ -18,7 +18,7 @@ from pilotfish.device_runtime.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import calls_of
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 
 _Prompt = str | list[int]
 _NEUTRAL_BYTES = 64

@@ -28,7 +28,7 @@ from pilotfish.base.errors import (
 )
 from pilotfish.base.prose import one_line
 from pilotfish.base.shortage import shortage
-from pilotfish.engines.errors import EngineError, TemplateError
+from pilotfish.engines.engine_errors import EngineError, TemplateError
 
 _log = logging.getLogger("pilotfish.service")
 

@@ -31,7 +31,7 @@ from pilotfish.device_runtime.service.prompts import (
 )
 from pilotfish.device_runtime.service.responses_input import InputItem, Message, conversation_of
 from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
-from pilotfish.engines.families.tools import MOST_TOOLS
+from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
 Body = dict[str, Any]
 

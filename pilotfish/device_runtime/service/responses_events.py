@@ -17,7 +17,7 @@ from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.answers import summary
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.responses import ResponseRequest
-from pilotfish.engines.families.reader import Turn, TurnPart
+from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 
 Body = dict[str, Any]
 

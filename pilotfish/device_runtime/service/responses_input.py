@@ -14,7 +14,7 @@ from pilotfish.device_runtime.service.answers import message_body
 from pilotfish.device_runtime.service.prompts import content_of
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import arguments_text
-from pilotfish.engines.families.reader import ToolCall, Turn
+from pilotfish.engines.chat_formats.reader import ToolCall, Turn
 
 Message = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ import msgspec
 
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_input import Message, assistant_message
-from pilotfish.engines.families.reader import Turn
+from pilotfish.engines.chat_formats.reader import Turn
 
 _KEPT_S = 3600.0
 _MOST, _MOST_BYTES = 256, 1 << 24  # of all clients together

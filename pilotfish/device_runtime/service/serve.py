@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pilotfish.base.errors import ListenError
 from pilotfish.base.supervisor import Supervisor
-from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.memory import OFF
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.device_config import ServiceConfig
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
 from pilotfish.device_runtime.service.tls import tls_context
@@ -73,7 +73,7 @@ def serve(
         ThreadPoolExecutor(1) as loader,
     ):
         loading = loader.submit(_devices, config, on_round)
-        from pilotfish.device_runtime.service.daemon import ServiceDaemon
+        from pilotfish.device_runtime.service.service_daemon import ServiceDaemon
 
         devices = loading.result()
         daemon = ServiceDaemon(

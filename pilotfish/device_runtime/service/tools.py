@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.engines.families import Tools
-from pilotfish.engines.families.tools import MOST_TOOLS
+from pilotfish.engines.chat_formats import Tools
+from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
 MOST_PARAMETERS = 1024 * 1024  # bytes of all tools' schemas; most of them are descriptions
 _Name = Annotated[str, msgspec.Meta(max_length=64)]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.slots import ModelSlots, StageSlots
+from pilotfish.edge_runtime.step_slots import ModelSlots, StageSlots
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.stage import Stage

@@ -11,7 +11,7 @@ import zmq
 from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
 from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
-from pilotfish.edge_runtime.slots import StageSlots
+from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden

@@ -7,7 +7,7 @@ import numpy as np
 from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
 from pilotfish.edge_runtime.node.work import NodeWork
-from pilotfish.edge_runtime.slots import ModelSlots, numbers
+from pilotfish.edge_runtime.step_slots import ModelSlots, numbers
 from pilotfish.engines.language_model import LanguageModel
 from pilotfish.speculation.ensemble import TopRows, top_rows
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk

@@ -27,11 +27,17 @@ import numpy as np
 import zmq
 
 from pilotfish.base.errors import ConfigError, TargetLostError
-from pilotfish.edge_runtime.config import ClusterPlan
+from pilotfish.edge_runtime.edge_config import ClusterPlan
 from pilotfish.edge_runtime.node.actor import ActorInfo, StageResult
-from pilotfish.edge_runtime.slots import CHUNK
+from pilotfish.edge_runtime.step_slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
-from pilotfish.edge_runtime.targets.rays import actors_for, error_of, is_permanent, leave, restart
+from pilotfish.edge_runtime.targets.ray_cluster import (
+    actors_for,
+    error_of,
+    is_permanent,
+    leave,
+    restart,
+)
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes
 from pilotfish.engines.artifact import open_stages

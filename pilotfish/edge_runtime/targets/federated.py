@@ -26,12 +26,12 @@ import numpy as np
 import zmq
 
 from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
-from pilotfish.edge_runtime.targets.listed import Federation, read_addresses, read_node_list
-from pilotfish.edge_runtime.targets.member import DEPTH, WorkerClient
-from pilotfish.edge_runtime.targets.peer import NodeAddress, expect_encrypted
+from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
+from pilotfish.edge_runtime.targets.node_list import Federation, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.target import Span, TargetOptions, wait_for_nodes
-from pilotfish.engines.decoder import Output
+from pilotfish.edge_runtime.targets.worker_client import DEPTH, WorkerClient
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
 from pilotfish.wire.nodes import MAX_ITEMS
 

@@ -23,11 +23,11 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, MalformedError, TargetLostError
-from pilotfish.edge_runtime.slots import CHUNK, StageSlots
+from pilotfish.edge_runtime.step_slots import CHUNK, StageSlots
 from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
-from pilotfish.edge_runtime.targets.listed import Pipeline, read_addresses, read_node_list
-from pilotfish.edge_runtime.targets.peer import NodeAddress, expect_encrypted
+from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
+from pilotfish.edge_runtime.targets.node_list import Pipeline, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.stages import Stages
 from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes

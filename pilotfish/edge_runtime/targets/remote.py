@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 
 _LOOK_S = 0.3  # longer than a loop waits for news of its nodes
 

@@ -14,9 +14,9 @@ from functools import partial
 
 import zmq
 
-from pilotfish.edge_runtime.config import MEBIBYTE
-from pilotfish.edge_runtime.targets.listed import Pipeline, lacks_room
-from pilotfish.edge_runtime.targets.peer import NodeAddress, NodeClient
+from pilotfish.edge_runtime.edge_config import MEBIBYTE
+from pilotfish.edge_runtime.targets.node_client import NodeAddress, NodeClient
+from pilotfish.edge_runtime.targets.node_list import Pipeline, lacks_room
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.messages import Buffer

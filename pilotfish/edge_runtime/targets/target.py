@@ -21,8 +21,8 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import Execution, Output
 from pilotfish.wire.keys import EdgeKeys

@@ -22,7 +22,7 @@ from pilotfish.engines.backends.backend import (
 from pilotfish.engines.backends.cpu import graph_form
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.device_cache import DeviceCache, doubling
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.runtime import open_session
 
 FIRST_CAPACITY = 256

@@ -23,7 +23,7 @@ from pilotfish.engines.backends.backend import (
 )
 from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.device_cache import DeviceCache
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.tensorrt.build import EngineRequest, engine_for, expect_engine
 from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
 

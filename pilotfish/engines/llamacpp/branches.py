@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.engine_errors import CapacityError
 from pilotfish.engines.passes import Pass
 
 

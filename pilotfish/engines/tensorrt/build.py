@@ -17,7 +17,7 @@ from pilotfish.base.reading import reading_file, utf8_path
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.cudart import Cuda, Gpu
-from pilotfish.engines.errors import BuildError, ProviderError
+from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.tensorrt.cache import EngineCache, EngineKey
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.gates import (

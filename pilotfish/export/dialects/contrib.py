@@ -18,12 +18,12 @@ import numpy as np
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import AttentionHeads, ModelConfig
 from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
-from pilotfish.export.dialects.kept import write_rows
-from pilotfish.export.errors import ExportError
+from pilotfish.export.dialects.quantized_weights import write_rows
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
 
 HEAD_STEP = 8  # GroupQueryAttention takes heads of multiples of so many channels

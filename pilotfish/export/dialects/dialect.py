@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import HEADS, STORED, Precision
 from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import AttentionHeads, ModelConfig
-from pilotfish.export.dialects.attending import AttentionInputs
-from pilotfish.export.dialects.kept import look_up, product, projection, rows_of
+from pilotfish.export.dialects.attention_inputs import AttentionInputs
+from pilotfish.export.dialects.quantized_weights import look_up, product, projection, rows_of
 from pilotfish.export.graph import ELEMENT, GraphWriter
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.quantize import quantize, quantize_rows
 from pilotfish.export.weight_sizes import LAYER, wildcard_name
 from pilotfish.export.weights import HEAD_BIAS, XIELU

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import Source
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS
 from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile

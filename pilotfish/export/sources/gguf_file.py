@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.reading import reading_file
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS, keep_blocks
 from pilotfish.export.sources.mapped_file import MappedFile
 

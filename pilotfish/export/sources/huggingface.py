@@ -16,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import (

@@ -14,7 +14,7 @@ import msgspec
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Activation, Form, ModelConfig
+from pilotfish.export.model_config import Activation, Form, ModelConfig
 from pilotfish.export.parts import Recurrence, Streams, TokenInputs
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL

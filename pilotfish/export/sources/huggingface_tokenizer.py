@@ -19,9 +19,9 @@ import msgspec
 import tokenizers
 
 from pilotfish.base.reading import read_text, reading_file
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer, wrapping_errors
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import complete, read_added
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 # Python's json writes infinity bare, which is no JSON; transformers writes it so.
 _BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")

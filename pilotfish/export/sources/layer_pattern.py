@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.engines.manifest import MOST_LAYERS
-from pilotfish.export.config import CACHED, Kind, Layer
+from pilotfish.export.model_config import CACHED, Kind, Layer
 from pilotfish.export.parts import Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts

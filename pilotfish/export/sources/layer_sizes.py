@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.export.config import Layer
+from pilotfish.export.model_config import Layer
 from pilotfish.export.sources.class_keys import ClassKeys
 
 FULL = "full_attention"

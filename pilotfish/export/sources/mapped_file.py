@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.reading import reading_file
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 
 class MappedFile:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Layer
+from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import Factors, Recurrence, StateSpace
 from pilotfish.export.sources.class_keys import ClassKeys
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from pilotfish.base.reading import reading_file
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 
 BYTES_AT_ONCE = 1 << 24

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.architectures import Names
-from pilotfish.export.config import Layer, ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import Layer, ModelConfig
 from pilotfish.export.weight_sizes import LAYER, wildcard_name
 from pilotfish.export.weights import shapes
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.weight_sizes import LAYER, WeightSize
 from pilotfish.export.weights import weights
 

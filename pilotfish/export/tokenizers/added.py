@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from pilotfish.engines.tokenizer import wrapping_errors
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.roles import EXTRA, ROLES, content
 

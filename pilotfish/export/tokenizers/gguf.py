@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
 from pilotfish.engines.tokenizer import wrapping_errors
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
 from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score, pair

@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 
 from pilotfish.base.reading import read_text, reading_file
 from pilotfish.engines.tokenizer import wrapping_errors
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import read_added
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS

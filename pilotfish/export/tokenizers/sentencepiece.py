@@ -16,7 +16,7 @@ from tokenizers import AddedToken, models, processors
 
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.tokenizer import wrapping_errors
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.added import AddedTokens, read_added
 from pilotfish.export.tokenizers.model_proto import (
     BPE,

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, wrapping_errors
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.tables import merges_by_score
 
 FILE = "tekken.json"

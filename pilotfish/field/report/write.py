@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pilotfish.base.files import PRIVATE, private_folder, write_whole
 from pilotfish.field.report.measured import MeasuredRun
-from pilotfish.field.report.page import page
 from pilotfish.field.report.pictures import draw
+from pilotfish.field.report.report_page import page
 
 PAGE = "report.html"
 

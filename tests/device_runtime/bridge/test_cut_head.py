@@ -21,15 +21,15 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair, TrivialBridge
+from pilotfish.device_runtime.drafter_trial import try_drafters
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.device_runtime.trial import try_drafters
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.judge.speakers import OpenPair
+from pilotfish.judge.question_reader import OpenPair
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.bridged import END, TARGETS_END, WORDS, ids
 from tests.support.enumeration import p_value
 from tests.support.rounds import PROMPT, Setting

@@ -13,7 +13,7 @@ import pytest
 from pilotfish.device_runtime.bridge.bridge import SharedTokensBridge
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.candidates import choose
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.projection import Projection

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from tests.support.tiny import tiny_tokenizer

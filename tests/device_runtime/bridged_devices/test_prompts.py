@@ -15,7 +15,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.device_runtime.partners import VocabularyPairs
+from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
 from pilotfish.engines.vocabulary import Vocabulary
 from tests.device_runtime.bridge.test_drafter import THEIRS
 from tests.device_runtime.bridged_devices.asking import (
@@ -166,7 +166,7 @@ def test_ever_new_vocabularies_do_not_fill_the_memory(
         pairs: list[weakref.ref[Pair]] = []
         for it in arriving:
             monkeypatch.setattr(
-                "pilotfish.device_runtime.partners.target_vocabulary", lambda *_, it=it: it
+                "pilotfish.device_runtime.vocabulary_pairs.target_vocabulary", lambda *_, it=it: it
             )
             told = msgspec.structs.replace(
                 welcome, vocabulary=it.digest, tokenizer=it.fingerprint, vocab_size=it.vocab_size

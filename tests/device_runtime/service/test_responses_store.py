@@ -6,7 +6,7 @@ import pytest
 
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
-from pilotfish.engines.families.reader import ToolCall, Turn
+from pilotfish.engines.chat_formats.reader import ToolCall, Turn
 
 
 def kept(store: ResponseStore, client: str, size: int = 100) -> str:

@@ -15,9 +15,9 @@ from pilotfish.base.errors import (
     InterruptedGenerationError,
     PairMismatchError,
 )
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import FAIL, CancelToken
+from pilotfish.device_runtime.link.retry import FAIL, CancelToken
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m

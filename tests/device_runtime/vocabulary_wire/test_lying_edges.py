@@ -23,7 +23,7 @@ from pilotfish.base.errors import (
     PilotfishError,
     RateLimitedError,
 )
-from pilotfish.device_runtime.link.loss import RetryPolicy
+from pilotfish.device_runtime.link.retry import RetryPolicy
 from pilotfish.wire import messages as m
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_bad_edge import Answer

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.targets import peer
+from pilotfish.edge_runtime.targets import node_client as peer
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.nodes import Ready, Refused, Scored
 from pilotfish.wire.protocols import SamplingParams

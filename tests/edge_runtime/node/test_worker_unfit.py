@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.targets import peer
+from pilotfish.edge_runtime.targets import node_client as peer
 from tests.conftest import VOCAB
 from tests.support.federating import (
     SESSIONS,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pilotfish.edge_runtime.config import ClusterPlan
+from pilotfish.edge_runtime.edge_config import ClusterPlan
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.node.actor import ActorInfo
-from pilotfish.edge_runtime.tally import EdgeMetrics
 from pilotfish.edge_runtime.targets import cluster
 from pilotfish.edge_runtime.targets.cluster import ClusterTarget
 from tests.edge_runtime.targets.test_standing_still import Hands, hands

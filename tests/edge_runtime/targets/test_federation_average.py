@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.slots import CHUNK
+from pilotfish.edge_runtime.step_slots import CHUNK
 from pilotfish.edge_runtime.targets import federated
 from pilotfish.edge_runtime.targets.target import Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.wire.nodes import Scored
 from tests.conftest import VOCAB
 from tests.support.averaging import Averaged, tokens_of

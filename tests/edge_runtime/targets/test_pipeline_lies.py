@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from pilotfish.base.errors import TargetLostError
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.node.stage import StageWork
-from pilotfish.edge_runtime.slots import StageSlots
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.nodes import Attached, Refused, Scored
 from tests.conftest import HIDDEN, Pair

@@ -15,11 +15,11 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import ConfigError, KeysError
-from pilotfish.edge_runtime.tally import EdgeMetrics
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.export.split import split_artifact
 from pilotfish.wire import keys
 from pilotfish.wire.keys import EdgeKeys

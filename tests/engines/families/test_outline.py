@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families import FAMILIES, ChatFormat, Tools, chat_format_of
-from pilotfish.engines.families.outline import KIND, Outline, read_outline
-from pilotfish.engines.families.reader import Turn, TurnReader
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.engines.chat_formats import FAMILIES, ChatFormat, Tools, chat_format_of
+from pilotfish.engines.chat_formats.outline import KIND, Outline, read_outline
+from pilotfish.engines.chat_formats.reader import Turn, TurnReader
+from pilotfish.engines.engine_errors import GrammarError
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.calling import (
     CALLING,
     TEMPLATES,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.families import ChatFormat
-from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.reader import Turn, TurnPart, TurnReader
+from pilotfish.engines.chat_formats import ChatFormat
+from pilotfish.engines.chat_formats.outline import Outline
+from pilotfish.engines.chat_formats.reader import Turn, TurnPart, TurnReader
 from tests.support.calling import CALLING, allowed, outline
 from tests.support.examples import examples
 

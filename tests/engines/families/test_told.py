@@ -13,9 +13,9 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.answer import outline_of
 from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.chat_formats import FAMILIES, Tool, Tools, chat_format_of, tools
 from pilotfish.engines.dialogue import Dialogue
-from pilotfish.engines.errors import TemplateError
-from pilotfish.engines.families import FAMILIES, Tool, Tools, chat_format_of, tools
+from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.notices import Notices
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import MAX_GRAMMAR
