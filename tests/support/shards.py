@@ -142,7 +142,16 @@ def _start(files: list[str], words: Sequence[str], folder: Path) -> _Process:
     place = Path(tempfile.mkdtemp(dir=folder))
     log, outcomes = place / "log", place / "outcomes"
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.outcomes"]
-    command += ["-p", "no:cacheprovider", "--outcomes", str(outcomes), *words, *sorted(files)]
+    command += [
+        "-o",
+        "addopts=-q --strict-markers",
+        "-p",
+        "no:cacheprovider",
+        "--outcomes",
+        str(outcomes),
+        *words,
+        *sorted(files),
+    ]
     with log.open("wb") as file:
         running = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
     return _Process(files, running, log, outcomes)
