@@ -181,7 +181,7 @@ def costs_of(answer: Generation, up: list[Message], down: list[Message]) -> dict
     """Return the bytes of `begin`, the number of messages, and of each round its costs.
 
     A round's are γ, nodes, accepted, bytes up and bytes down. The last are those of the messages
-    that passed the tap, if every integer of a header took one byte.
+    that passed the tap, if each number of a header took one byte.
     """
     up, down = ([one for one in way if one.kind not in ASIDE] for way in (up, down))
     begins = [one.steady for one in up if one.kind == "begin"]

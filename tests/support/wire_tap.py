@@ -14,9 +14,9 @@ MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
 
 
 class Message(NamedTuple):
-    """A message's kind, its bytes, and the same if every integer of its header took one.
+    """A message's kind, its bytes, and the same if each number of its header took one.
 
-    Integers that tell times differ in length from run to run.
+    Times differ in length from run to run, and of the link a device may not know all yet.
     """
 
     kind: str
@@ -65,15 +65,15 @@ class Reader:
 
 def _message(frames: Sequence[bytes]) -> Message:
     header = msgspec.msgpack.decode(frames[0])
-    steady = len(msgspec.msgpack.encode(_without_integers(header)))
+    steady = len(msgspec.msgpack.encode(_without_numbers(header)))
     size = sum(map(len, frames))
     return Message(header[0], size, size - len(frames[0]) + steady)
 
 
-def _without_integers(value: Any) -> Any:
-    """Return a header with 0 for every integer."""
+def _without_numbers(value: Any) -> Any:
+    """Return a header with 0 for every number and for what is not known."""
     if isinstance(value, list):
-        return [_without_integers(each) for each in value]
+        return [_without_numbers(each) for each in value]
     if isinstance(value, dict):
-        return {key: _without_integers(each) for key, each in value.items()}
-    return 0 if type(value) is int else value
+        return {key: _without_numbers(each) for key, each in value.items()}
+    return 0 if value is None or type(value) in (int, float) else value
