@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.engines.artifact import Artifact
-from pilotfish.wire.protocols import EXCHANGES
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.support.daemons import free_port, scrape
 from tests.support.judging import random_head, saved
 from tests.support.relay import Relay
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     @property
     def has_costs(self) -> bool:
         """Whether passes and bytes do not depend on time."""
-        exchange = EXCHANGES.get(self.options["protocol"])
+        exchange = PROTOCOL_REGISTRY.get(self.options["protocol"])
         by_rounds = exchange is not None and not exchange.streams
         return by_rounds and self.setup not in ("cut", "killed")
 

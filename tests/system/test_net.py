@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Grammar
-from pilotfish.wire.protocols import EXCHANGES
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.support.net import TURNS, Case, Net
 from tests.support.writing import OBJECT
 
@@ -54,7 +54,7 @@ def temperatures(protocol: str) -> list[dict[str, Any]]:
 
 def cases() -> Iterator[tuple[str, Case]]:
     """Yield the cases of all protocols, each with its name."""
-    for protocol in [*EXCHANGES, "stream", "local"]:
+    for protocol in [*PROTOCOL_REGISTRY, "stream", "local"]:
         for heat in temperatures(protocol):
             name = f"{protocol} T{heat['temperature']:g}"
             options = {"protocol": protocol, "max_tokens": 24, "window": 3, **heat}
@@ -63,7 +63,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 def cases_of(protocol: str, options: dict[str, Any]) -> Iterator[tuple[str, Case]]:
     """Yield the cases of a protocol at a temperature."""
-    exchange = EXCHANGES.get(protocol)
+    exchange = PROTOCOL_REGISTRY.get(protocol)
     windows = (2, 5, "auto") if exchange is not None and not exchange.streams else (3,)
     for seed, window in product((1, 2), windows):
         both = {"seed": seed, "window": window}
@@ -94,7 +94,7 @@ def cases_of_drafts(protocol: str, options: dict[str, Any]) -> Iterator[tuple[st
     if protocol == "ahead":
         for hints in ("edge", "device"):
             yield f"hints {hints}", Case("plain", 1, options | {"seed": 8, "hints": hints})
-    if EXCHANGES[protocol].needs:  # a decision head is for one drafter
+    if PROTOCOL_REGISTRY[protocol].needs:  # a decision head is for one drafter
         return
     yield "across", Case("across", 3, options | {"seed": 6})
     yield "across lark", Case("across", 1, options | {"seed": 6} | VARIANTS["lark"])
