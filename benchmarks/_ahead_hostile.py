@@ -27,7 +27,7 @@ from _ahead_replayed import load
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 
 _WIDTHS = (15, 64, 128, 1)
@@ -43,7 +43,7 @@ class Hostile:
         self._channel = EdgeChannel(endpoint, DeviceKeys.load(folder), 1 << 20)
         self._prompt, self._vocab, self._protocol = prompt.astype(np.uint32), vocab, protocol
         self._session, self._generation = secrets.token_bytes(16), -1
-        self._text = Committed()
+        self._text = CommittedTokens()
         self.mode = "rest"
         self.sent = self.refused = self.received = 0
         self._sent_s = 0.0
@@ -54,7 +54,7 @@ class Hostile:
 
     def _begin(self) -> None:
         self._generation += 1
-        self._text = Committed()
+        self._text = CommittedTokens()
         begin = m.Begin(
             session=self._session, generation=self._generation, keep=0, hash=self._text.hash,
             protocol=self._protocol, seed=0, temperature=0.0, top_k=0, top_p=1.0,

@@ -26,7 +26,7 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes
+from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, PairSizes
 
 PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft
@@ -200,7 +200,7 @@ def _pick(
     """What "auto" chooses for six answers, seeing those recorded for what it chose."""
     widths = (1, 2, 4, 8, 16, 32)
     paces = dict.fromkeys(widths, DRAFT_S), dict.fromkeys(widths, VERIFY_S)
-    evidence = Evidence(*paces, Sizes(vocab_size, 0))
+    evidence = Evidence(*paces, PairSizes(vocab_size, 0))
     state = LinkState(
         rtt=Reading(value=link.rtt_s, age_s=0.0, samples=5),
         up=Reading(value=link.up_bps, age_s=0.0, samples=5),

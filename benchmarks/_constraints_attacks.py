@@ -27,7 +27,7 @@ from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.protocols.tree import TokenTree, TreeDraft
 
@@ -51,7 +51,7 @@ class Attack(NamedTuple):
 
 
 def _json(schema: Any) -> Grammar:
-    return Grammar.of_schema(schema)
+    return Grammar.from_schema(schema)
 
 
 def _many(count: int) -> Any:
@@ -161,17 +161,19 @@ class Hostile:
             self._send(m.Close(session=session))
         self._channel.close()
 
-    def _begin(self, grammar: Grammar, protocol: str = "stream", *, anew: bool = True) -> Committed:
+    def _begin(
+        self, grammar: Grammar, protocol: str = "stream", *, anew: bool = True
+    ) -> CommittedTokens:
         """Begin a generation, in a session of its own if ``anew``; returns its text."""
         if anew or not self._session:
             self._session = secrets.token_bytes(16)
             self._sessions.append(self._session)
         self._generation += 1
-        text = Committed()
+        text = CommittedTokens()
         begin = m.Begin(
             session=self._session, generation=self._generation, keep=0, hash=text.hash,
             protocol=protocol, seed=0, temperature=1.0, top_k=0, top_p=1.0,
-            shape=m.Shape(since=len(self._prompt), grammar=grammar.kind),
+            shape=m.LogitsOptionsMsg(since=len(self._prompt), grammar=grammar.kind),
         )  # fmt: skip
         text.extend(self._prompt)
         frames = [grammar.text.encode()] if grammar.kind else []
@@ -182,7 +184,7 @@ class Hostile:
         with suppress(zmq.Again):
             self._channel.send(message, frames)
 
-    def _pull(self, text: Committed, count: int) -> None:
+    def _pull(self, text: CommittedTokens, count: int) -> None:
         self._send(
             m.Pull(
                 session=self._session, generation=self._generation, start=len(text),
@@ -246,7 +248,7 @@ class Hostile:
                 time.sleep(0.02)
         return {"outcome": first, "settled_s": slowest_s, "said": 0, "times": dict(times)}
 
-    def _window(self, text: Committed) -> None:
+    def _window(self, text: CommittedTokens) -> None:
         """A tree of one level: all of the drafts."""
         tree, ids = Tree(), np.array(self._drafts, np.uint32)
         tree.grow([self._drafts])
@@ -255,7 +257,7 @@ class Hostile:
         window = m.Window(
             session=self._session, generation=self._generation, start=len(text), hash=text.hash
         )
-        self._send(window, *TokenTree().propose(draft, ids[:0], self._vocab))
+        self._send(window, *TokenTree().encode_draft(draft, ids[:0], self._vocab))
 
 
 def main() -> int:

@@ -26,16 +26,16 @@ def _grammars() -> dict[str, Grammar]:
     for _ in range(4):
         nested = {"type": "array", "items": nested, "minItems": 1, "maxItems": 4}
     return {
-        "small schema": Grammar.of_schema(schemas()[17]),
-        "enum of 500": Grammar.of_schema({"enum": [f"{i * 7919:x} word {i}" for i in range(500)]}),
-        "nested arrays": Grammar.of_schema(nested),
-        "patterns": Grammar.of_schema({"type": "object", "properties": {
+        "small schema": Grammar.from_schema(schemas()[17]),
+        "enum of 500": Grammar.from_schema({"enum": [f"{i * 7919:x} word {i}" for i in range(500)]}),
+        "nested arrays": Grammar.from_schema(nested),
+        "patterns": Grammar.from_schema({"type": "object", "properties": {
             f"p{i}": {"type": "string", "pattern": f"^[A-Z]{{{i + 1}}}-[0-9a-f]{{2,{i + 4}}}$"}
             for i in range(8)}}),
-        "string of 500": Grammar.of_schema({"type": "string", "maxLength": 500}),
+        "string of 500": Grammar.from_schema({"type": "string", "maxLength": 500}),
         "words": Grammar("regex", r"\p{L}+( \p{L}+)*"),
         "200 words": Grammar("regex", r"(\p{L}+[ ,.]){1,200}[0-9]{3}(a|b|cd)*"),
-        "any JSON": Grammar.of_schema({"type": "object"}),
+        "any JSON": Grammar.from_schema({"type": "object"}),
     }  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from _common import Rows
 
 from pilotfish.edge_runtime.logprobs import Logprobs
-from pilotfish.speculation.shaping import MOST_BIASED, Shaper, Shaping, behind_nodes
+from pilotfish.speculation.shaping import MOST_BIASED, LogitsOptions, LogitsProcessor, node_paths
 from pilotfish.wire.messages import MAX_LOGPROBS
-from pilotfish.wire.protocols import Draft, Ruling
+from pilotfish.wire.protocols import Decision, Draft
 
 V, DRAFTS, TEXTS = 151_665, 64, (2_000, 32_000, 131_000)
 MIB = 2**20
@@ -23,7 +23,7 @@ def options_of(text: int, windows: int) -> Rows:
     a chain, and a tree of two at each node.
     """
     random = np.random.default_rng(0)
-    shaping = Shaping(
+    shaping = LogitsOptions(
         logit_bias=dict.fromkeys(random.permutation(V)[:MOST_BIASED].tolist(), 1.5),
         repetition_penalty=1.1,
         frequency_penalty=0.5,
@@ -34,15 +34,15 @@ def options_of(text: int, windows: int) -> Rows:
     rows: Rows = []
     for window, parents in trees.items():
         ids = random.permutation(V)[:text].astype(np.uint32)
-        shaper, log, spent = Shaper(shaping, 0), Logprobs(MAX_LOGPROBS, 0), []
+        shaper, log, spent = LogitsProcessor(shaping, 0), Logprobs(MAX_LOGPROBS, 0), []
         for at in range(-1, windows):  # the first is traced, not timed
             drafts = random.integers(0, V, DRAFTS).astype(np.uint32)
             if at < 0:
                 tracemalloc.start()
             begun_s = time.thread_time()
-            shaper.shape(logits, ids, behind_nodes(drafts.tolist(), parents))
+            shaper.process(logits, ids, node_paths(drafts.tolist(), parents))
             shaped_s = time.thread_time()
-            log.note(Draft(drafts), logits, Ruling(DRAFTS, 0))
+            log.note(Draft(drafts), logits, Decision(DRAFTS, 0))
             log.commit()
             spent.append((shaped_s - begun_s, time.thread_time() - shaped_s))
             if at < 0:

@@ -20,13 +20,13 @@ from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Begin, Buffer, Close, Request, Verdict, Window
-from pilotfish.wire.protocols import EXCHANGES, Law, Ruling
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Decision, SamplingParams
 
-GREEDY = EXCHANGES["greedy"]
-LAW = Law(sampling=Sampling(), seed=0)
+GREEDY = PROTOCOL_REGISTRY["greedy"]
+LAW = SamplingParams(sampling=Sampling(), seed=0)
 Ids = NDArray[np.uint32]
 
 
@@ -37,7 +37,7 @@ class Step:
     start: int
     digest: bytes
     draft: Ids
-    ruling: Ruling
+    ruling: Decision
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def record(
 ) -> Recording:
     """Speculate in this process for about so many tokens, or until the answer ends."""
     ends = set(drafter.manifest.eos_ids)
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend(prompt)
     target.rollback(0, 0)
     target.prefill(0, prompt[:-1].astype(np.int64), rows=0)
@@ -66,7 +66,7 @@ def record(
         draft = drafter.draft(committed.ids, (1,) * window, GREEDY, LAW, ends=())
         new = np.concatenate([committed.ids[-1:], draft.ids]).astype(np.int64)
         logits = target.forward([Pass(0, new)])[0].logits
-        ruling = GREEDY.rule(draft, logits, LAW, round_start=start)
+        ruling = GREEDY.verify(draft, logits, LAW, round_start=start)
         target.rollback(0, start + ruling.accepted)
         steps.append(Step(start, committed.hash, draft.ids, ruling))
         text = [*map(int, draft.ids[: ruling.accepted]), ruling.token]
@@ -92,7 +92,7 @@ class Replay:
 
     def _begin(self, keep: int) -> None:
         self._generation += 1
-        held = Committed()
+        held = CommittedTokens()
         held.extend(self._recording.prompt[:keep])
         begin = Begin(
             session=self._id,
@@ -129,7 +129,7 @@ class Replay:
         verdict = arrived[0]
         if not isinstance(verdict, Verdict):
             raise PilotfishError(f"the edge sent {verdict} instead of a verdict")
-        ruling = Ruling(verdict.accepted, verdict.token)
+        ruling = Decision(verdict.accepted, verdict.token)
         self.answered += 1
         self.committed += ruling.accepted + 1
         self._next += 1

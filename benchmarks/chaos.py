@@ -50,7 +50,7 @@ from _parting import Parting, random_head
 
 from pilotfish.device_runtime.plan import AUTO
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, names
+from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, names
 
 PROTOCOLS = (AUTO, *names())
 # where each position's token is the argmax of the target's scores
@@ -75,8 +75,8 @@ class Wish(NamedTuple):
     @property
     def temperature(self) -> float:
         """0 for those that refuse to sample."""
-        exchange = EXCHANGES.get(self.protocol)
-        cold = self.protocol == "greedy" or bool(exchange and exchange.needs)
+        exchange = PROTOCOL_REGISTRY.get(self.protocol)
+        cold = self.protocol == "greedy" or bool(exchange and exchange.requires)
         return 0.0 if cold else 1.0
 
 
@@ -109,7 +109,7 @@ def connected(port: int) -> openai.OpenAI:
 def asked(api: openai.OpenAI, wish: Wish) -> str:
     """The text of the answer."""
     extension: dict[str, Any] = {"protocol": wish.protocol}
-    exchange = EXCHANGES.get(wish.protocol)
+    exchange = PROTOCOL_REGISTRY.get(wish.protocol)
     if exchange is not None and wish.protocol != "tree":
         extension["window"] = wish.window
     answer = api.chat.completions.create(

@@ -94,7 +94,7 @@ class Tally:
         q = probabilities(window.drafter.astype(np.float64), law)
         told = [top_rows(z, self._temperature, self._kept) for z in window.workers]
         # [M, n]; rounding may have it above 1
-        self._bound(np.minimum([rows.retained for rows in told], 1.0))
+        self._bound(np.minimum([rows.retained_mass for rows in told], 1.0))
         self._note("beta", beta(average, q))
         for form in TOPK_FORMATS:
             frames = [encode_topk(rows, self._vocab, form) for rows in told]

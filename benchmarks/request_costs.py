@@ -31,7 +31,7 @@ from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.codecs.sparse import encode_sparse
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.transfer import pack
 from pilotfish.wire.transport import Envelope
 
@@ -63,7 +63,7 @@ class Edge:
         self.service = Service(
             artifact, held, limits, self.scheduler.submit, self._send, price=self.scheduler.price
         )
-        self.id, self.generation, self.committed = secrets.token_bytes(16), -1, Committed()
+        self.id, self.generation, self.committed = secrets.token_bytes(16), -1, CommittedTokens()
 
     def _send(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
         self.sent += len(m.encode(reply)) + sum(map(len, frames))
@@ -90,10 +90,10 @@ class Edge:
         grammar = more.pop("grammar", None)
         ids = np.arange(length, dtype=np.uint32) + 100
         self.generation += 1
-        self.committed = Committed()
+        self.committed = CommittedTokens()
         self.committed.extend(ids.tolist())
         begin = m.Begin(
-            session=self.id, generation=self.generation, keep=0, hash=Committed().hash,
+            session=self.id, generation=self.generation, keep=0, hash=CommittedTokens().hash,
             protocol=protocol, seed=1, temperature=0.0 if protocol == "greedy" else 1.0,
             top_k=0, top_p=1.0, **more,
         )  # fmt: skip
@@ -127,7 +127,7 @@ def cases(edge: Edge) -> list[Case]:
     vocab = edge.manifest.vocab_size
     ids = bytes(encode_ids(np.arange(WINDOW, dtype=np.uint32), vocab))
     long, deliver = CONTEXT - WINDOW - 2, edge.deliver
-    bias = m.Shape(since=8, logit_bias=[(token, 1.0) for token in range(512)])
+    bias = m.LogitsOptionsMsg(since=8, logit_bias=[(token, 1.0) for token in range(512)])
     grammar = ('{"enum": [' + ", ".join(f'"{at:07x}"' for at in range(5400)) + "]}").encode()
     row = np.arange(2040, dtype=np.uint32)
     sparse = encode_sparse(
@@ -179,7 +179,7 @@ def cases(edge: Edge) -> list[Case]:
         Case(f"begin of {long:,} tokens", lambda: edge.begin("greedy", long)),
         Case("begin with 512 biases", lambda: edge.begin("greedy", shape=bias)),
         Case("begin with a grammar of 64 KiB", lambda: edge.begin(
-            "stream", shape=m.Shape(since=8, grammar="json"), grammar=grammar)),
+            "stream", shape=m.LogitsOptionsMsg(since=8, grammar="json"), grammar=grammar)),
         Case("window of ids (greedy)", lambda: edge.window(ids),
              lambda: worked(edge.begin("greedy")), passes=True),
         Case("window of dense q (dsd)", lambda: edge.window(ids, dense),

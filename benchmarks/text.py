@@ -135,18 +135,18 @@ def searches(tokens: int) -> Rows:
         for _ in range(LONG // 1000):
             corpus.add(text(1000))
         recall = Recall()
-        recall.look(corpus.look())
+        recall.set_corpus(corpus.snapshot())
         whole = text(LONG + tokens)
         if kind == "copied":
             whole[LONG:] = whole[1000 : 1000 + tokens]
-        recall.follow(whole[:LONG])
+        recall.update(whole[:LONG])
         each = []
         for end in range(LONG, LONG + tokens):
             path: list[int] = []
             begun = time.perf_counter()
-            recall.follow(whole[:end])
-            while len(path) < 4 and (echo := recall.after(path)) is not None:
-                recall.odds(echo)
+            recall.update(whole[:end])
+            while len(path) < 4 and (echo := recall.predict(path)) is not None:
+                recall.acceptance(echo)
                 path.append(echo.likeliest)
             each.append((time.perf_counter() - begun) * 1e6 / max(1, len(path)))
         rows.append({"text": kind, "us_a_draft": float(np.median(each)), "most_mib": held})

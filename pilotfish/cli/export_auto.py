@@ -16,7 +16,7 @@ from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.manifest import STORED, Precision
-from pilotfish.speculation.speeds import worth_most
+from pilotfish.speculation.speeds import pick_drafter
 
 if TYPE_CHECKING:
     from pilotfish.device_runtime.trial import DrafterTrial
@@ -116,7 +116,7 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
                 target_s=None if pair.target_ms is None else pair.target_ms * 1e-3,
                 progress=bars.show,
             )
-        best = worth_most({name: trial.tokens_per_s for name, trial in trials.items()})
+        best = pick_drafter({name: trial.tokens_per_s for name, trial in trials.items()})
         _tell(trials, made, best, pair, target)
         for file in made[best].path.iterdir():
             file.rename(partial / file.name)

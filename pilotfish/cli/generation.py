@@ -180,9 +180,9 @@ def constraint_of(args: argparse.Namespace) -> Grammar | None:
     if file:
         with reading(lambda problem: ConfigError(f"{file} cannot be read: {problem}.")):
             wanted = text(file)
-        return Grammar.of_schema(wanted) if args.schema else Grammar("lark", wanted)
+        return Grammar.from_schema(wanted) if args.schema else Grammar("lark", wanted)
     if args.choice:
-        return Grammar.of_choices(args.choice)
+        return Grammar.from_choices(args.choice)
     return Grammar("regex", args.regex) if args.regex is not None else None
 
 
@@ -209,7 +209,7 @@ def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         name: value
         for kind in option_types()
-        for name, value in from_args(args, kind).given().items()
+        for name, value in from_args(args, kind).to_dict().items()
     }
 
 

@@ -65,7 +65,7 @@ class Advice:
 
 def advice(plan: Plan, target: Vocabulary) -> Advice | None:
     """Return what constrains an answer's drafts; None for an answer that may be anything."""
-    if (grammar := plan.law.shaping.grammar) is None:
+    if (grammar := plan.law.logits_options.grammar) is None:
         return None
     try:
         return Advice(target.grammars.constraint(grammar))

@@ -31,7 +31,7 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
+from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -99,7 +99,7 @@ class Conversation:
         before = link.gauge.probing if link else Probing()
         plan, choice, state = self._prepare(wish)
         target = self._target.with_tools if prompt.tools is not None else self._target
-        outline = outline_of(prompt, target, plan.law.shaping.grammar)
+        outline = outline_of(prompt, target, plan.law.logits_options.grammar)
         plan = plan.constrained(outline.grammar)
         answer = AnswerBuffer(target, outline, plan, self._ends)
         rounds: list[Round] = []
@@ -189,7 +189,7 @@ class Conversation:
             return alternatives(wish.auto, wish.options, offered=self._drafted([LOCAL]))
         if link.welcome is None:  # not greeted yet: it may have a decision head or not
             plans = alternatives(
-                wish.auto, wish.options, offered=self._drafted([*EXCHANGES, STREAM, LOCAL])
+                wish.auto, wish.options, offered=self._drafted([*PROTOCOL_REGISTRY, STREAM, LOCAL])
             )
             sure = [one for one in plans if not one.needs]
             return plans if POLICIES[wish.auto.policy].wants_supplied else sure or plans
@@ -203,7 +203,7 @@ class Conversation:
         """Return those protocols for which the drafter can draft."""
         beyond = set() if self._speaks else {LOCAL}
         if not self._trees:
-            beyond |= {name for name, one in EXCHANGES.items() if one.branches}
+            beyond |= {name for name, one in PROTOCOL_REGISTRY.items() if one.allows_trees}
         return [name for name in protocols if name not in beyond]
 
     def _choose(self, wish: Choosable, here: bool) -> tuple[Plan, Choice, LinkState | None]:

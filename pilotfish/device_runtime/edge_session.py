@@ -26,8 +26,8 @@ from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import Committed
-from pilotfish.wire.protocols import LOCAL, Draft, Exchange
+from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.protocols import LOCAL, Draft, SpeculationProtocol
 from pilotfish.wire.protocols.exchange import NO_IDS
 
 _NS = 1e-9
@@ -74,7 +74,7 @@ class EdgeSession:
     committed: owned by the session, which extends and cuts them. vocab_size: of their ids.
     """
 
-    def __init__(self, link: EdgeLink | None, committed: Committed, vocab_size: int) -> None:
+    def __init__(self, link: EdgeLink | None, committed: CommittedTokens, vocab_size: int) -> None:
         self._link = link
         self._committed = committed
         self._vocab_size = vocab_size
@@ -130,24 +130,24 @@ class EdgeSession:
             session=self._id,
             generation=self._generation,
             keep=self._held,
-            hash=self._committed.hash_of(self._held),
+            hash=self._committed.hash_at(self._held),
             protocol=self._plan.protocol,
             seed=law.seed,
             temperature=law.sampling.temperature,
             top_k=law.sampling.top_k,
             top_p=law.sampling.top_p,
-            options=self._plan.exchange.options.given() if self._plan.exchange else {},
+            options=self._plan.exchange.options.to_dict() if self._plan.exchange else {},
             conditions=self._conditions,
             min_p=law.sampling.min_p,
-            shape=m.Shape.of(law.shaping, self._since),
+            shape=m.LogitsOptionsMsg.from_options(law.logits_options, self._since),
             logprobs=self._plan.logprobs,
             prompt_logprobs=None if self.prompt_told else self._plan.prompt_logprobs,
         )
         self._begun = len(self._committed)
         missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
-        if law.shaping.grammar is not None:
-            frames.append(law.shaping.grammar.text.encode())
+        if law.logits_options.grammar is not None:
+            frames.append(law.logits_options.grammar.text.encode())
         self._edge.tell(begin, frames)
         self._begun_on = self._edge.connection
         self._held = len(self._committed)
@@ -187,7 +187,7 @@ class EdgeSession:
 
     # Windows
 
-    def send(self, exchange: Exchange[Any], draft: Draft) -> Sent:
+    def send(self, exchange: SpeculationProtocol[Any], draft: Draft) -> Sent:
         """Send a window, with the pending token before it if there is one."""
         all_held = self._held == len(self._committed)
         pending = NO_IDS if all_held else self._committed.ids[self._held :].copy()
@@ -195,15 +195,15 @@ class EdgeSession:
             session=self._id,
             generation=self._generation,
             start=len(self._committed),
-            hash=self._committed.hash_of(self._held),
+            hash=self._committed.hash_at(self._held),
         )
-        frames = exchange.propose(draft, pending, self._vocab_size)
+        frames = exchange.encode_draft(draft, pending, self._vocab_size)
         self._require_room(frames)
         return self._edge.send(window, frames)
 
     def verdict(
         self,
-        exchange: Exchange[Any],
+        exchange: SpeculationProtocol[Any],
         draft: Draft,
         sent: Sent,
         drafted_ns: int,
@@ -217,7 +217,7 @@ class EdgeSession:
         """
         setbacks = Setbacks(self._edge)
         while True:
-            wanted = self._answers(len(self._committed), m.Verdict, m.Inquiry)
+            wanted = self._answers(len(self._committed), m.Verdict, m.StatesRequest)
             try:
                 answer = self._edge.wait(sent, wanted, late=late)
                 if isinstance(answer.reply, m.Verdict):
@@ -240,15 +240,15 @@ class EdgeSession:
             )
 
     def _supplied(
-        self, exchange: Exchange[Any], draft: Draft, first: TimedReply, drafted_ns: int
+        self, exchange: SpeculationProtocol[Any], draft: Draft, first: TimedReply, drafted_ns: int
     ) -> Verified:
         """Send the hidden states that the edge asked for, and wait for the verdict."""
         inquiry = first.reply
-        assert isinstance(inquiry, m.Inquiry)
+        assert isinstance(inquiry, m.StatesRequest)
         timings = self._edge.gauge.timings(first, inquiry.times, drafted_ns)
         start = len(self._committed)
         states = m.States(session=self._id, generation=self._generation, start=start)
-        frames = exchange.supply(draft, first.frames)
+        frames = exchange.encode_states(draft, first.frames)
         self._require_room(frames)
         answer = self._edge.ask(states, frames, self._answers(start, m.Verdict))
         assert isinstance(answer.reply, m.Verdict)
@@ -273,7 +273,7 @@ class EdgeSession:
         )
 
     def _answers(
-        self, start: int, *kinds: type[m.Verdict | m.Inquiry | m.Tokens]
+        self, start: int, *kinds: type[m.Verdict | m.StatesRequest | m.Tokens]
     ) -> Callable[[m.Reply], bool]:
         """Return a test that tells this round's reply from late ones of earlier rounds."""
         generation = self._generation

@@ -18,9 +18,9 @@ from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.speculation.ahead import FLOOR
-from pilotfish.speculation.odds import Odds
-from pilotfish.speculation.shaping import Shaper
-from pilotfish.wire.protocols.ahead import DEVICE, Lead, Met, drawn
+from pilotfish.speculation.odds import AcceptanceEstimator
+from pilotfish.speculation.shaping import LogitsProcessor
+from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
 from pilotfish.wire.protocols.exchange import Ids
 
 # Hints are sent no more often than so, in passes: at first, and where so many drafts are told.
@@ -50,9 +50,9 @@ class Forerunner:
         drafter: Drafter,
         edge: EdgeSession,
         plan: Plan,
-        odds: Odds,
+        odds: AcceptanceEstimator,
         committed: Ids,
-        shaper: Shaper | None,
+        shaper: LogitsProcessor | None,
         *,
         last: int,
         ends: Collection[int],
@@ -64,7 +64,7 @@ class Forerunner:
         self._drafter, self._edge, self._plan = drafter, edge, plan
         self._odds, self._shaper = odds, shaper
         self._last, self._ends = last, ends
-        self._lead = Lead()
+        self._lead = DraftAhead()
         self._lead.start(committed)
         self._room = drafter.room(committed)
         self._incarnation = edge.incarnation
@@ -88,11 +88,11 @@ class Forerunner:
             self._stuck = True
             self._tell()
             return False
-        lead.grow(*found)
+        lead.append(*found)
         now_s = time.monotonic()
         self._drafted += 1
         self._spent_s += now_s - started_s
-        told = len(lead) - lead.untold
+        told = len(lead) - lead.unsent
         often = _LATER if told >= _ENOUGH else _AT_FIRST
         if not told or now_s - self._told_s >= often * self._pace_s:
             self._tell()
@@ -105,20 +105,20 @@ class Forerunner:
         """
         shaper, position = self._shaper, self._lead.committed + len(drafts)
         if shaper is not None:
-            token = shaper.forced(committed, drafts.tolist())
+            token = shaper.forced_token(committed, drafts.tolist())
             if token is not None and self._drafter.bridge.has(token):
                 self._forced.append(position)
-                return token, self._odds.of(math.inf), math.inf
+                return token, self._odds.estimate(math.inf), math.inf
         level = self._drafter.advance(committed, drafts)
         if level is None:
             return None
         if shaper is not None:
-            dead = shaper.shape(level.logits, committed, [drafts.tolist()])
+            dead = shaper.process(level.logits, committed, [drafts.tolist()])
             if dead or np.isneginf(level.logits.max()):
                 return None
-        token, margin = drawn(level.logits[0], self._plan.drafting, position)
+        token, margin = draft_with_margin(level.logits[0], self._plan.drafting, position)
         if level.odds is None:
-            return token, self._odds.of(margin), margin
+            return token, self._odds.estimate(margin), margin
         return token, level.odds[0], None
 
     def _done(self) -> bool:
@@ -127,38 +127,40 @@ class Forerunner:
         most = min(self._edge.limits.window, self._room - 1, self._last - lead.committed)
         if len(lead) >= most or self._stuck:
             return True
-        return len(lead) > 0 and (lead.odds < FLOOR or int(lead.drafts[-1]) in self._ends)
+        return len(lead) > 0 and (
+            lead.joint_acceptance < FLOOR or int(lead.drafts[-1]) in self._ends
+        )
 
     def _tell(self) -> None:
         """Send the drafts that have not been sent; if that fails, they are told with the next."""
         if self._incarnation != self._edge.incarnation:
             self._incarnation = self._edge.incarnation
-            self._lead.tell_again()
-        if self._lead.untold <= 0 or self._hints >= _AT_MOST:
+            self._lead.resend_all()
+        if self._lead.unsent <= 0 or self._hints >= _AT_MOST:
             return
-        sent = self._edge.hint(*self._lead.tell(self._drafter.bridge.vocab_size))
+        sent = self._edge.hint(*self._lead.encode_hint(self._drafter.bridge.vocab_size))
         if sent is None:
-            self._lead.tell_again()
+            self._lead.resend_all()
             return
         self._hints += 1
         self._sent_bytes += sent
         self._told_s = time.monotonic()
 
-    def meet(self, ids: Sequence[int], source: str, pass_s: float) -> tuple[Met, Leg]:
+    def meet(self, ids: Sequence[int], source: str, pass_s: float) -> tuple[DraftComparison, Leg]:
         """Take in the next committed tokens; returns how the drafts did, and the leg until now.
 
         source, pass_s: of the drafts in their pass, and its seconds.
         """
         begin = self._lead.committed
-        met = self._lead.meet(ids)
+        met = self._lead.compare(ids)
         self._stuck = False
         self._missed = 0 if source == DEVICE or not met.agreed else self._missed + 1
         if self._missed >= _MISSED:
             self._missed = 0
-            self._lead.tell_again()
+            self._lead.resend_all()
         for at, margin in enumerate(met.margins):
             if margin is not None:
-                self._odds.learn(margin, at < met.agreed)
+                self._odds.update(margin, at < met.agreed)
         self._room = self._drafter.room(self._lead.text.ids[: self._lead.committed])
         self._pace_s = pass_s
         forced = self._met_forced(begin, met.agreed) if self._forced else ()

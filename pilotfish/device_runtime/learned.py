@@ -16,7 +16,7 @@ from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
-from pilotfish.wire.protocols.exchange import Sizes
+from pilotfish.wire.protocols.exchange import PairSizes
 
 _log = logging.getLogger("pilotfish.answers")
 
@@ -28,7 +28,9 @@ class Learned:
     there is evidence.
     """
 
-    def __init__(self, drafter_pace: Mapping[int, float], sizes: Sizes, hope: float = HOPE) -> None:
+    def __init__(
+        self, drafter_pace: Mapping[int, float], sizes: PairSizes, hope: float = HOPE
+    ) -> None:
         self._pace, self._hope = drafter_pace, hope
         self._sizes = sizes
         self._policies = {name: policy() for name, policy in POLICIES.items()}

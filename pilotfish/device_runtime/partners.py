@@ -18,7 +18,7 @@ from pilotfish.device_runtime.learned import Learned
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import Welcome
-from pilotfish.wire.protocols.exchange import Sizes
+from pilotfish.wire.protocols.exchange import PairSizes
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -80,7 +80,7 @@ class Partners:
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
         pair = Pair(target if self._any else self._own, target, self._kept)
-        sizes = Sizes(target.vocab_size, self._hidden)
+        sizes = PairSizes(target.vocab_size, self._hidden)
         return Partner(name, pair, Learned(self._pace, sizes, self._hope))
 
     def expect(self, welcome: Welcome) -> str:

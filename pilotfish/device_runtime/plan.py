@@ -8,17 +8,17 @@ from typing import Any, Literal, TypedDict
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Grammar, Shaping
+from pilotfish.speculation.shaping import Grammar, LogitsOptions
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.messages import MAX_LOGPROBS, MAX_WINDOW
 from pilotfish.wire.protocols import (
-    EXCHANGES,
     LOCAL,
+    PROTOCOL_REGISTRY,
     STREAM,
-    Exchange,
     Greedy,
-    Law,
     ProtocolOptions,
+    SamplingParams,
+    SpeculationProtocol,
     names,
     option_types,
     streams,
@@ -124,9 +124,9 @@ class Plan:
     """
 
     protocol: str
-    exchange: Exchange[Any] | None
-    law: Law
-    drafting: Law
+    exchange: SpeculationProtocol[Any] | None
+    law: SamplingParams
+    drafting: SamplingParams
     expansion: Expansion
     auto: bool
     max_tokens: int
@@ -141,10 +141,10 @@ class Plan:
 
     def constrained(self, grammar: Grammar | None) -> "Plan":
         """Return the plan for answers of this grammar."""
-        if grammar == self.law.shaping.grammar:
+        if grammar == self.law.logits_options.grammar:
             return self
         law, drafting = (
-            replace(one, shaping=replace(one.shaping, grammar=grammar))
+            replace(one, logits_options=replace(one.logits_options, grammar=grammar))
             for one in (self.law, self.drafting)
         )
         return replace(self, law=law, drafting=drafting)
@@ -152,12 +152,12 @@ class Plan:
     @property
     def by_link(self) -> bool:
         """Whether the edge's decisions depend on the link as measured for this request."""
-        return self.exchange is not None and self.exchange.by_link
+        return self.exchange is not None and self.exchange.decides_by_link
 
     @property
     def needs(self) -> str:
         """The optional part of an edge that this plan needs; "" for none."""
-        return self.exchange.needs if self.exchange is not None else ""
+        return self.exchange.requires if self.exchange is not None else ""
 
 
 def plan(
@@ -191,7 +191,7 @@ def plan(
     window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
     top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
-    logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them; schema: a JSON
+    logit_bias, penalties, grammar: of both ends' logits, as `LogitsOptions` has them; schema: a JSON
     schema, for a grammar. logprobs: tell each token's log-probability, and those of so many of
     the likeliest; prompt_logprobs: likewise of the prompt's, unshaped. If neither end is truncated,
     ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than 2,048). seed: 0 ≤
@@ -207,17 +207,17 @@ def plan(
             raise UnsupportedError(f"{name} must be 0 to {MAX_LOGPROBS}, not {most}.")
     if seed is not None and not 0 <= seed < 2**63:
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
-    exchange = EXCHANGES.get(protocol)
+    exchange = PROTOCOL_REGISTRY.get(protocol)
     target = _sampling("", temperature, top_k, top_p, min_p)
     if schema is not None and grammar is not None:
         raise UnsupportedError("An answer has a schema or a grammar, not both.")
     try:
-        shaping = Shaping(
+        shaping = LogitsOptions(
             logit_bias=logit_bias or {},
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            grammar=grammar if schema is None else Grammar.of_schema(schema),
+            grammar=grammar if schema is None else Grammar.from_schema(schema),
         )
     except (TypeError, ValueError) as error:  # TypeError: what no JSON has, in a schema
         raise UnsupportedError(f"{error}.") from error
@@ -225,21 +225,21 @@ def plan(
     if exchange is None and wanted != (None, None, None):
         raise UnsupportedError(
             f"Under protocol {protocol} nothing is drafted: draft_temperature, draft_top_k and "
-            f"draft_top_p go with {', '.join(EXCHANGES)}."
+            f"draft_top_p go with {', '.join(PROTOCOL_REGISTRY)}."
         )
     drafter = _drafting(target, exchange, *wanted)
     if exchange is not None:
         exchange.check(target, drafter)
-    chosen = own_options((options.given() if options is not None else {}) | own)
+    chosen = own_options((options.to_dict() if options is not None else {}) | own)
     if exchange is not None and exchange.Options in chosen:
-        exchange = exchange.asking(chosen[exchange.Options])
+        exchange = exchange.with_options(chosen[exchange.Options])
     if seed is None:
         seed = secrets.randbits(63)
     return Plan(
         protocol=protocol,
         exchange=exchange,
-        law=Law(sampling=target, seed=seed, shaping=shaping),
-        drafting=Law(sampling=drafter, seed=seed, shaping=shaping),
+        law=SamplingParams(sampling=target, seed=seed, logits_options=shaping),
+        drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=shaping),
         expansion=_expansion(protocol, exchange, window, expansion),
         auto=window == AUTO,
         max_tokens=max_tokens,
@@ -256,7 +256,7 @@ def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], Protoco
     for kind in option_types():
         mine = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
         try:
-            found[kind] = kind.read(mine)
+            found[kind] = kind.from_mapping(mine)
         except ValueError as error:
             raise UnsupportedError(f"{error}.") from error
     if left:
@@ -271,10 +271,18 @@ def expect_taken(
 
     written: formats an option's name as the caller writes it.
     """
-    taken = EXCHANGES[protocol].Options.__struct_fields__ if protocol in EXCHANGES else ()
+    taken = (
+        PROTOCOL_REGISTRY[protocol].Options.__struct_fields__
+        if protocol in PROTOCOL_REGISTRY
+        else ()
+    )
     for name in given:
         if name not in taken:
-            has = [one for one, each in EXCHANGES.items() if name in each.Options.__struct_fields__]
+            has = [
+                one
+                for one, each in PROTOCOL_REGISTRY.items()
+                if name in each.Options.__struct_fields__
+            ]
             raise UnsupportedError(
                 f"{written(name)} goes with {written('protocol')} {' or '.join(has)}, or {AUTO} "
                 f"that may take it, not with {protocol}."
@@ -317,7 +325,9 @@ def alternatives(
     if refused is not None and not any(one.exchange for one in plans):
         raise refused
     if not plans:
-        lacking = {name: EXCHANGES[name].needs for name in eligible if name in EXCHANGES}
+        lacking = {
+            name: PROTOCOL_REGISTRY[name].requires for name in eligible if name in PROTOCOL_REGISTRY
+        }
         needs = "".join(
             f" For {' and '.join(name for name, one in lacking.items() if one == need)} the edge "
             f"needs a {need} for this drafter."
@@ -338,14 +348,14 @@ def alternatives(
 
 def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
     wanted: Options = {**options, "protocol": name}
-    if name in EXCHANGES and EXCHANGES[name].streams:
+    if name in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[name].streams:
         wanted = {**wanted, "window": None}
         asked = plan(**wanted)
         edge = AheadOptions(hints="edge")
         if asked.exchange is None or asked.exchange.options != AheadOptions():
             return [asked]
-        return [asked, replace(asked, exchange=asked.exchange.asking(edge))]
-    if name not in EXCHANGES:
+        return [asked, replace(asked, exchange=asked.exchange.with_options(edge))]
+    if name not in PROTOCOL_REGISTRY:
         nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
         wanted = {**wanted, **nothing}
         return [plan(**wanted)]
@@ -360,12 +370,12 @@ def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
     if auto.among is not None:
         return auto.among
     kept = [STREAM]
-    for name, exchange in EXCHANGES.items():
+    for name, exchange in PROTOCOL_REGISTRY.items():
         if not exchange.lossless:
             kept += [name] if auto.lossy else []
         elif greedy:
             kept += [name] if exchange.streams or name == Greedy.name else []
-        elif exchange.determined or not seeded:
+        elif exchange.deterministic or not seeded:
             kept.append(name)
     return [*kept, LOCAL] if auto.lossy else kept
 
@@ -381,7 +391,7 @@ def _sampling(
 
 def _drafting(
     target: Sampling,
-    exchange: Exchange[Any] | None,
+    exchange: SpeculationProtocol[Any] | None,
     temperature: float | None,
     top_k: int | None,
     top_p: float | None,
@@ -396,13 +406,13 @@ def _drafting(
     )
     untruncated = shaped.top_k == 0 and shaped.top_p == 1.0
     if exchange is not None and untruncated and top_k is None and top_p is None:
-        return replace(shaped, top_k=exchange.truncates)
+        return replace(shaped, top_k=exchange.default_top_k)
     return shaped
 
 
 def _expansion(
     protocol: str,
-    exchange: Exchange[Any] | None,
+    exchange: SpeculationProtocol[Any] | None,
     window: "int | Literal['auto'] | None",
     expansion: Sequence[int] | None,
 ) -> Expansion:
@@ -417,8 +427,8 @@ def _expansion(
             return ()
         levels = AUTO_LEVELS if window == AUTO else int(window)
         return _fitting(exchange.expansion(levels))
-    if exchange is None or not exchange.branches:
-        trees = ", ".join(name for name, other in EXCHANGES.items() if other.branches)
+    if exchange is None or not exchange.allows_trees:
+        trees = ", ".join(name for name, other in PROTOCOL_REGISTRY.items() if other.allows_trees)
         raise UnsupportedError(f"Protocol {protocol} drafts a chain; expansion goes with {trees}.")
     ks = tuple(expansion)
     if not ks or any(not isinstance(k, int) or k < 1 for k in ks):

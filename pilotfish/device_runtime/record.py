@@ -234,7 +234,7 @@ class Generation:
 
         A share is None if there is nothing to divide by.
         """
-        return {name: counter.told(self.rounds) for name, counter in counters().items()}
+        return {name: counter.summarize(self.rounds) for name, counter in counters().items()}
 
     @property
     def rounded_notes(self) -> dict[str, float | None]:

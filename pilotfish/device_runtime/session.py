@@ -36,15 +36,24 @@ from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.odds import AcceptanceEstimator
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Shaper
+from pilotfish.speculation.shaping import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.codecs.logprobs import TokenLogprob, decode_logprobs
-from pilotfish.wire.committed import Committed, common_prefix
+from pilotfish.wire.committed import CommittedTokens, common_prefix
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
-from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose, lossless
+from pilotfish.wire.protocols import (
+    LOCAL,
+    Ahead,
+    Decision,
+    Draft,
+    SamplingParams,
+    SpeculationProtocol,
+    choose,
+    lossless,
+)
 from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, SOURCES
 
 _NS = 1e-9
@@ -65,18 +74,18 @@ class Session:
         *,
         shares: bool = False,
     ) -> None:
-        self.committed = Committed()
+        self.committed = CommittedTokens()
         self._drafter = drafter
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
         self._interrupt = interrupt or Interrupt()
         # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
-        self._odds = {True: Odds(), False: Odds()}
+        self._odds = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._plan: Plan | None = None
         self._last: Round | None = None  # of this generation
         self._prompt_length = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []  # if asked for, once they have come
-        self._shaper: Shaper | None = None
+        self._shaper: LogitsProcessor | None = None
         self._constraint: Advice | None = None
         self._shares = shares
         self._owner: Owner = OWN  # whose the committed tokens are
@@ -118,12 +127,12 @@ class Session:
                 f"{self._drafter.context}."
             )
         self._check_drafter(plan)
-        biased = max(plan.law.shaping.logit_bias, default=0)
+        biased = max(plan.law.logits_options.logit_bias, default=0)
         if biased >= self._vocab:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
-        self._shaper, self._constraint = plan.law.shaper(len(ids), constraint), constraint
+        self._shaper, self._constraint = plan.law.logits_processor(len(ids), constraint), constraint
         kept = self.shared(ids, owner)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
@@ -206,14 +215,18 @@ class Session:
             draft = self._draft(plan, exchange, remaining, ends)
             drafted_ns = time.monotonic_ns()
             sent = self.edge.send(exchange, draft)
-            if exchange.inquires:  # the edge may ask for the last token's state
+            if exchange.requests_states:  # the edge may ask for the last token's state
                 self._drafter.read_last()
-            reply = self.edge.verdict(exchange, draft, sent, drafted_ns, late=exchange.inquires)
+            reply = self.edge.verdict(
+                exchange, draft, sent, drafted_ns, late=exchange.requests_states
+            )
         ruling = self._prompt_of(plan, _ruling(draft, reply), start)
         ruling, logprobs = self._logprobs_of(plan, draft, ruling)
         accepted = len(draft.path(ruling.accepted))
         notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
-        token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=self._vocab)
+        token = exchange.finish_round(
+            draft, ruling, plan.law, round_start=start, vocab_size=self._vocab
+        )
         tokens = self._commit(draft, ruling, token)
         reply.timings.draft += (drafted_ns - began_ns) * _NS
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
@@ -223,8 +236,8 @@ class Session:
         return self._last
 
     def _logprobs_of(
-        self, plan: Plan, draft: Draft, ruling: Ruling
-    ) -> tuple[Ruling, list[TokenLogprob | None]]:
+        self, plan: Plan, draft: Draft, ruling: Decision
+    ) -> tuple[Decision, list[TokenLogprob | None]]:
         """Return the ruling without the frame of logprobs, and what that tells of its tokens.
 
         Tells the last round what it could not know: the logprob of its pending token.
@@ -244,7 +257,7 @@ class Session:
             told.append(None)
         return ruling._replace(frames=frames), told
 
-    def _prompt_of(self, plan: Plan, ruling: Ruling, start: int) -> Ruling:
+    def _prompt_of(self, plan: Plan, ruling: Decision, start: int) -> Decision:
         """Return the ruling without the frame of the prompt's logprobs, if it has one."""
         if not self.edge.tells_prompt(start):
             return ruling
@@ -262,7 +275,7 @@ class Session:
         self.edge.prompt_told = True
 
     def _draft(
-        self, plan: Plan, exchange: Exchange[Any], remaining: int, ends: Collection[int]
+        self, plan: Plan, exchange: SpeculationProtocol[Any], remaining: int, ends: Collection[int]
     ) -> Draft:
         """Draft a window of at most ``plan.expansion`` and ``remaining`` − 1 tokens."""
         levels = min(remaining, self.context - len(self.committed)) - 1
@@ -277,7 +290,7 @@ class Session:
             auto=plan.auto,
         )
 
-    def _commit(self, draft: Draft, ruling: Ruling, token: int) -> list[int]:
+    def _commit(self, draft: Draft, ruling: Decision, token: int) -> list[int]:
         """Commit the accepted path and the token after it, at both ends; returns these tokens."""
         if token >= self._vocab:
             raise MalformedError(f"The edge's verdict names token {token} of {self._vocab}.")
@@ -381,11 +394,11 @@ class Session:
             return
         if self._constraint is not None:
             self._constraint.alone = True
-        self._shaper.shape(logits[None], self.committed.ids, [()])
+        self._shaper.process(logits[None], self.committed.ids, [()])
         if not np.isfinite(logits.max()):
             raise BadGrammarError("The drafter has no token that the grammar allows.")
 
-    def local(self, law: Law, count: int) -> Iterator[Round]:
+    def local(self, law: SamplingParams, count: int) -> Iterator[Round]:
         """Run `local`: the drafter generates alone, until its context is full."""
         for _ in range(min(count, self.context - len(self.committed))):
             if self._drafter.room(self.committed.ids) < 0:
@@ -417,16 +430,16 @@ def _shared(waited: Timings, draft_s: float) -> Timings:
     return Timings(draft=draft_s, verify=verify_s, downlink=downlink_s)
 
 
-def _ruling(draft: Draft, reply: Verified) -> Ruling:
+def _ruling(draft: Draft, reply: Verified) -> Decision:
     """Convert the verdict to a ruling; `MalformedError` if it does not fit the window."""
     verdict = reply.verdict
     if verdict.accepted > len(draft.ids):
         raise MalformedError("The edge's verdict does not fit the window that was sent.")
-    return Ruling(verdict.accepted, verdict.token, reply.frames, verdict.notes)
+    return Decision(verdict.accepted, verdict.token, reply.frames, verdict.notes)
 
 
 def _record(
-    exchange: Exchange[Any],
+    exchange: SpeculationProtocol[Any],
     draft: Draft,
     notes: dict[str, float],
     reply: Verified,

@@ -32,12 +32,17 @@ from pilotfish.engines.pace import pass_times
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.odds import AcceptanceEstimator
 from pilotfish.speculation.projection import Projection
-from pilotfish.speculation.shaping import Shaper
+from pilotfish.speculation.shaping import LogitsProcessor
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.protocols import Law
-from pilotfish.wire.protocols.ahead import MOST_DRAFTS, Lead, Met, drawn
+from pilotfish.wire.protocols import SamplingParams
+from pilotfish.wire.protocols.ahead import (
+    MOST_DRAFTS,
+    DraftAhead,
+    DraftComparison,
+    draft_with_margin,
+)
 from pilotfish.wire.protocols.exchange import Ids
 
 _log = logging.getLogger("pilotfish.edge")
@@ -62,12 +67,12 @@ class Trail:
         session: bytes,
         slot: int,
         committed: Ids,
-        law: Law,
-        shaper: Shaper | None = None,
+        law: SamplingParams,
+        shaper: LogitsProcessor | None = None,
     ) -> None:
         self._beside = beside
         self.session, self.slot, self.law, self.shaper = session, slot, law, shaper
-        self.lead = Lead()
+        self.lead = DraftAhead()
         self.lead.start(committed)
         self.last = 0  # the answer's tokens end before this position; 0: none is asked for yet
         self.served = 0  # number of its last pass
@@ -83,12 +88,12 @@ class Trail:
     def offer(self, most: int) -> Offer:
         """Return the first drafts behind the committed tokens."""
         with self._beside.news:
-            return Offer(self.lead.drafts[:most].tolist(), self.lead.chances[:most])
+            return Offer(self.lead.drafts[:most].tolist(), self.lead.acceptances[:most])
 
     def meet(self, ids: Sequence[int]) -> None:
         """Note what was committed."""
         with self._beside.news:
-            met = self.lead.meet(ids)
+            met = self.lead.compare(ids)
             if self.held is not None and met.compared > met.agreed:
                 self.held = min(self.held, self.lead.committed - len(ids) + met.agreed)
             if ids[-1] in self._beside.ends:
@@ -177,15 +182,23 @@ class Beside(threading.Thread):
         self.ends = frozenset(ends)
         self._tally = tally or Tally()
         self.news = threading.Condition()
-        self.lessons: deque[tuple[bool, Met]] = deque(maxlen=_LESSONS)
-        self._odds = {True: Odds(), False: Odds()}  # of the pair, by whether drafts are greedy
+        self.lessons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_LESSONS)
+        self._odds = {
+            True: AcceptanceEstimator(),
+            False: AcceptanceEstimator(),
+        }  # of the pair, by whether drafts are greedy
         self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # by slot
         self._slots = [_Slot(np.empty(decoder.context, np.uint32)) for _ in range(decoder.slots)]
         self._closing = False
         self._passes = 0
 
     def follow(
-        self, session: bytes, slot: int, committed: Ids, law: Law, shaper: Shaper | None = None
+        self,
+        session: bytes,
+        slot: int,
+        committed: Ids,
+        law: SamplingParams,
+        shaper: LogitsProcessor | None = None,
     ) -> Trail:
         """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves.
 
@@ -250,7 +263,7 @@ class Beside(threading.Thread):
         for greedy, met in lessons:
             for at, margin in enumerate(met.margins):
                 if margin is not None:
-                    self._odds[greedy].learn(margin, at < met.agreed)
+                    self._odds[greedy].update(margin, at < met.agreed)
 
     def _next(self) -> list[_Task]:
         """Choose the trails of the next pass: that which waits longest, and those beside it.
@@ -282,7 +295,7 @@ class Beside(threading.Thread):
             return False
         if not len(lead):
             return True
-        return lead.odds >= max(FLOOR, price) and int(lead.drafts[-1]) not in self.ends
+        return lead.joint_acceptance >= max(FLOOR, price) and int(lead.drafts[-1]) not in self.ends
 
     def _held(self, trail: Trail) -> int:
         """Count the tokens of a trail that its slot holds."""
@@ -317,14 +330,14 @@ class Beside(threading.Thread):
             if task.drafts and self._projection is not None:
                 logits = self._projection(logits)
             if task.drafts and self._shaped(task.trail, logits, text):
-                self._extend(task, *drawn(logits[0], task.trail.law, task.length))
+                self._extend(task, *draft_with_margin(logits[0], task.trail.law, task.length))
 
     def _shaped(self, trail: Trail, logits: Floats, text: Ids) -> bool:
         """Shape a trail's row; returns whether there is something to draft."""
         if trail.shaper is None:
             return True
         try:
-            trail.shaper.shape(logits, text, [()])
+            trail.shaper.process(logits, text, [()])
         except GrammarError as error:  # the request's own affair: no more drafts for it
             _log.debug("a trail ends: %s", error)
             with self.news:
@@ -338,6 +351,6 @@ class Beside(threading.Thread):
         lead = task.trail.lead
         with self.news:
             if lead.text.hash == task.hash:
-                odds = self._odds[task.trail.law.sampling.greedy].of(margin)
-                lead.grow(token, odds, margin)
+                odds = self._odds[task.trail.law.sampling.greedy].estimate(margin)
+                lead.append(token, odds, margin)
                 self._tally.own_drafts += 1

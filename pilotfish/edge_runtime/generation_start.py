@@ -34,9 +34,9 @@ from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
-from pilotfish.wire.committed import Committed
-from pilotfish.wire.protocols import STREAM, Exchange, Law, exchange_named
-from pilotfish.wire.protocols.exchange import Ids, expect_frames
+from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol, get_protocol
+from pilotfish.wire.protocols.exchange import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
 _MOST_HINTS = 8  # held for one grammar; beside them a device sends one window or pull
@@ -59,8 +59,8 @@ class QueuedGeneration:
     begin: m.Begin
     envelope: Envelope
     new: Ids
-    law: Law
-    exchange: Exchange[Any] | None
+    law: SamplingParams
+    exchange: SpeculationProtocol[Any] | None
     compilation: Compilation
     request: "Received | None" = None
     hints: "list[Received]" = field(default_factory=list)
@@ -113,7 +113,7 @@ class GenerationStarter:
     def begin(self, begin: m.Begin, envelope: Envelope) -> None:
         """Start a generation, or queue it until its grammar is compiled."""
         constrained = begin.shape is not None and begin.shape.grammar != ""
-        expect_frames(envelope.frames, 1 + constrained)
+        check_frame_count(envelope.frames, 1 + constrained)
         frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
         if length >= self._limits.context:  # before so many ids are decoded
@@ -122,9 +122,9 @@ class GenerationStarter:
                 f"{self._limits.context - 1}."
             )
         new = decode_ids(frame, self._vocab)
-        exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
-        shaping = begin.shaping(envelope.frames[1] if constrained else None)
-        law = Law(sampling=begin.sampling, seed=begin.seed, shaping=shaping)
+        exchange = None if begin.protocol == STREAM else get_protocol(begin.protocol)
+        shaping = begin.logits_options(envelope.frames[1] if constrained else None)
+        law = SamplingParams(sampling=begin.sampling, seed=begin.seed, logits_options=shaping)
         if exchange is not None:
             exchange.check(law.sampling)
             exchange = self._supplies.exchange(exchange, begin)
@@ -136,12 +136,12 @@ class GenerationStarter:
         self._shapers.check(begin, law, length)
         session = self._session_for(begin, envelope.owner)
         self.forget(session)
-        if law.shaping.grammar is None:
+        if law.logits_options.grammar is None:
             self._start(session, begin, new, law, exchange)
             return
         compilation = Compilation(
             envelope.owner,
-            law.shaping.grammar,
+            law.logits_options.grammar,
             2 if self._drafts_beside(exchange) else 1,
             partial(self._compiled, session),
         )
@@ -236,8 +236,8 @@ class GenerationStarter:
         session: SessionState,
         begin: m.Begin,
         new: Ids,
-        law: Law,
-        exchange: Exchange[Any] | None,
+        law: SamplingParams,
+        exchange: SpeculationProtocol[Any] | None,
         constraints: Sequence[GrammarConstraint] = (),
     ) -> None:
         """Begin a generation in its session. constraints: for the target, and for the drafter."""
@@ -268,12 +268,16 @@ class GenerationStarter:
         elif len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
-    def _drafts_beside(self, exchange: Exchange[Any] | None) -> bool:
+    def _drafts_beside(self, exchange: SpeculationProtocol[Any] | None) -> bool:
         """Whether the drafter beside the target may follow such a generation."""
         return self._beside is not None and exchange is not None and exchange.streams
 
     def _following(
-        self, session: SessionState, begin: m.Begin, law: Law, constraint: GrammarConstraint | None
+        self,
+        session: SessionState,
+        begin: m.Begin,
+        law: SamplingParams,
+        constraint: GrammarConstraint | None,
     ) -> Callable[[], Trail]:
         assert self._beside is not None
         shaper = self._shapers.of(begin, law, constraint)  # of its own thread
@@ -286,7 +290,7 @@ class GenerationStarter:
         except UnknownSessionError:
             if begin.keep:
                 raise
-            self._expect_kept(begin, Committed())
+            self._expect_kept(begin, CommittedTokens())
             return self._sessions.open(begin.session, owner)
         latest = session.generation
         if session.queued is not None:
@@ -300,8 +304,8 @@ class GenerationStarter:
         return session
 
     @staticmethod
-    def _expect_kept(begin: m.Begin, committed: Committed) -> None:
-        if begin.keep > len(committed) or committed.hash_of(begin.keep) != begin.hash:
+    def _expect_kept(begin: m.Begin, committed: CommittedTokens) -> None:
+        if begin.keep > len(committed) or committed.hash_at(begin.keep) != begin.hash:
             raise DivergedError(
                 f"The edge holds {len(committed)} tokens of this session, and the first "
                 f"{begin.keep} are not those of the device: begin again with all tokens."

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pilotfish.speculation.odds import DOUBTFUL, Odds
-from pilotfish.speculation.repeats import Repeat, repeat
-from pilotfish.wire.committed import Committed
+from pilotfish.speculation.odds import REPEAT_PRIOR, AcceptanceEstimator
+from pilotfish.speculation.repeats import LookupMatch, find_match
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols import Exchange
+from pilotfish.wire.protocols import SpeculationProtocol
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ class DeviceHints:
 
     def offer(self, most: int) -> Offer:
         """Return the first of the chain."""
-        return Offer(self.chain.ids[:most], self.chain.odds[:most])
+        return Offer(self.chain.ids[:most], self.chain.acceptances[:most])
 
     def meet(self, ids: Sequence[int]) -> None:
         """Drop from the chain what was committed."""
-        self.chain.meet(ids)
+        self.chain.drop_committed(ids)
 
 
 class TextHints:
@@ -74,10 +74,10 @@ class TextHints:
     After searches that brought nothing it rests for a pass, then for two, at most for four.
     """
 
-    def __init__(self, committed: Committed) -> None:
+    def __init__(self, committed: CommittedTokens) -> None:
         self._committed = committed
-        self._odds = Odds(DOUBTFUL)
-        self._repeat: Repeat | None = None
+        self._odds = AcceptanceEstimator(REPEAT_PRIOR)
+        self._repeat: LookupMatch | None = None
         self._expected: list[int] = []
         self._missed = self._resting = 0
 
@@ -85,7 +85,7 @@ class TextHints:
         """Return what is expected to be repeated."""
         self._look()
         ids = self._expected[:most]
-        return Offer(ids, self._odds.of_each([self._matched + at for at in range(len(ids))]))
+        return Offer(ids, self._odds.estimate_each([self._matched + at for at in range(len(ids))]))
 
     @property
     def _matched(self) -> int:
@@ -96,12 +96,12 @@ class TextHints:
         ids = self._committed.ids
         if self._repeat is not None and self._repeat.end == len(ids):
             return
-        going = self._repeat.followed(ids) if self._repeat is not None else None
+        going = self._repeat.extend(ids) if self._repeat is not None else None
         self._expected = []
         if going is None and self._resting > 0:
             self._repeat = None
             return
-        self._repeat = going or repeat(ids)
+        self._repeat = going or find_match(ids)
         if self._repeat is not None:
             self._expected = self._repeat.continuation(ids, MOST_DRAFTS).tolist()
 
@@ -109,7 +109,7 @@ class TextHints:
         """Learn by what was committed, whether these drafts were taken or not."""
         agreed = 0
         for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
-            self._odds.learn(self._matched + at, expected == id)
+            self._odds.update(self._matched + at, expected == id)
             if expected != id:
                 break
             agreed += 1
@@ -241,8 +241,8 @@ def _offered(account: Account, most: int, price: float) -> Taken:
 
 
 def hints_of(
-    exchange: Exchange[Any] | None,
-    committed: Committed,
+    exchange: SpeculationProtocol[Any] | None,
+    committed: CommittedTokens,
     window: int,
     follow: "Callable[[], Trail] | None" = None,
     before: Hints | None = None,

@@ -80,7 +80,7 @@ class KeyRotation:
     def _finish(self, listener: Listener, allowed: Mapping[bytes, str]) -> None:
         if self.former is None:
             return
-        behind = listener.gate.behind if listener.gate is not None else set()
+        behind = listener.gate.clients_of_former_key if listener.gate is not None else set()
         names = sorted(name for key, name in allowed.items() if key in behind)
         listener.answer_to(self.secret, None)
         self.former = None

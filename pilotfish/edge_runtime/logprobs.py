@@ -11,9 +11,9 @@ import numpy as np
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.codecs.logprobs import entries, entry_type, nameless
+from pilotfish.wire.codecs.logprobs import entry_type, make_entries, row_logprobs
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols import Draft, Ruling, Wanted
+from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 from pilotfish.wire.protocols.exchange import Ids
 
 
@@ -28,17 +28,17 @@ class Logprobs:
         # of each node, and of the likeliest token behind each row, until a window is decided on
         self._nodes = self._best = self._latest
 
-    def note(self, draft: Draft, logits: Floats, decided: Ruling | Wanted) -> None:
+    def note(self, draft: Draft, logits: Floats, decided: Decision | StatesNeeded) -> None:
         """Take in the logits [n + 1, V] of a window, and what came of it."""
         ids = draft.ids.tolist()
         before = np.zeros(0, entry_type(self._most))
         if self._sampled is not None and len(draft.pending):
-            before = entries(self._sampled[None], draft.pending.tolist(), self._most)
+            before = make_entries(self._sampled[None], draft.pending.tolist(), self._most)
         self._sampled = None
-        if isinstance(decided, Wanted):
-            told = nameless(logits, self._most)
-            self._nodes = told.of(ids, logits)
-            self._best = told.of(decided.choices.tolist(), logits)
+        if isinstance(decided, StatesNeeded):
+            told = row_logprobs(logits, self._most)
+            self._nodes = told.select(ids, logits)
+            self._best = told.select(decided.choices.tolist(), logits)
             return
         path = [*draft.path(decided.accepted)]
         rows, tokens = [0, *path], [ids[node - 1] for node in path]
@@ -46,15 +46,15 @@ class Logprobs:
             self._sampled = logits[rows.pop()].copy()
         else:
             tokens.append(decided.token)
-        latest = entries([logits[row] for row in rows], tokens, self._most)
+        latest = make_entries([logits[row] for row in rows], tokens, self._most)
         self._latest = np.concatenate([before, latest])
 
-    def decided(self, ruling: Ruling) -> None:
+    def decided(self, ruling: Decision) -> None:
         """Take in the late decision on a window, a chain."""
         accepted = ruling.accepted
         self._latest = np.concatenate([self._nodes[:accepted], self._best[accepted : accepted + 1]])
 
-    def streamed(self, drafts: Sequence[int], logits: Floats, ruling: Ruling) -> None:
+    def streamed(self, drafts: Sequence[int], logits: Floats, ruling: Decision) -> None:
         """Take in a pass of a stream: logits [n + 1, V] behind the drafts."""
         self.note(Draft(np.array(drafts, np.uint32)), logits, ruling)
 
@@ -102,7 +102,7 @@ class PromptLogprobs:
         """
         begin = end - len(logits)
         following = self.ids[begin + 1 : end + 1].tolist()
-        self._found[begin:end] = entries(logits, following, self._most)
+        self._found[begin:end] = make_entries(logits, following, self._most)
         self._told[begin:end] = True
 
     def has_told(self, begin: int, end: int) -> bool:

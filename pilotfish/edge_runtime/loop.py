@@ -90,7 +90,7 @@ class EdgeLoop(ServingLoop):
         listener = self._listener
         if listener.gate is None or listener.rollover is None or not listener.rollover.overlaps:
             return ""
-        behind = _count(len(listener.gate.behind), "device")
+        behind = _count(len(listener.gate.clients_of_former_key), "device")
         return f"; two keys are answered to, {behind} came by the former one"
 
     @property

@@ -117,7 +117,7 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
         yield _counter("device_handshakes_refused", shut_out, gate.refused.by_name, "device")
     if gate is not None:
         behind = "Devices that came by the edge's former key when they came last."
-        yield _gauge("former_key_devices", behind, len(gate.behind))
+        yield _gauge("former_key_devices", behind, len(gate.clients_of_former_key))
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))
     crowded = "1 while connections are turned away, since there are too many."
@@ -126,7 +126,7 @@ def _families(sight: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     refused = {
         "broken": connections.broken,
         "key": gate.refused.total if gate else 0,
-        "edge-key": connections.missed,
+        "edge-key": connections.undecipherable,
     }
     yield _counter("handshakes_refused", "Strangers turned away.", refused, "reason")
     yield _counter("connections_cut", "Connections ended by the edge.", connections.cuts, "reason")

@@ -21,13 +21,20 @@ from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Shaper, behind_nodes
+from pilotfish.speculation.shaping import LogitsProcessor, node_paths
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
+from pilotfish.wire.protocols import (
+    Decision,
+    Draft,
+    SamplingParams,
+    SpeculationProtocol,
+    StatesNeeded,
+    choose,
+)
 from pilotfish.wire.protocols.exchange import Ids
 
 _SCORED = 48  # rows of a pass over a prompt that tells log-probabilities; wider than a window's
@@ -80,7 +87,11 @@ class Rounds:
             self._queue(session, Job(session.id, session.slot, part, rows=rows, rule=rule))
 
     def verify(
-        self, session: SessionState, round_: EdgeRound, exchange: Exchange[Any], law: Law
+        self,
+        session: SessionState,
+        round_: EdgeRound,
+        exchange: SpeculationProtocol[Any],
+        law: SamplingParams,
     ) -> None:
         """Queue a window."""
         self._score_again(session)
@@ -182,7 +193,7 @@ class Rounds:
             self._fail(session, job.error)
         elif job.ruling is None:
             return  # a prompt has been read
-        elif isinstance(job.ruling, Wanted):
+        elif isinstance(job.ruling, StatesNeeded):
             self._inquire(session, job, job.ruling)
         elif session.stream is not None:
             self._streamed(session, session.stream, job, job.ruling)
@@ -197,13 +208,13 @@ class Rounds:
         session.jobs.append(job)
         self._submit(job)
 
-    def _inquire(self, session: SessionState, job: Job, wanted: Wanted) -> None:
+    def _inquire(self, session: SessionState, job: Job, wanted: StatesNeeded) -> None:
         """Ask the device for the hidden states needed to decide on its window."""
         round_ = session.round
         if round_ is None:
             return
         round_.wanted, round_.answer = wanted, wanted.frames
-        round_.inquiry = m.Inquiry(
+        round_.inquiry = m.StatesRequest(
             session=session.id,
             generation=session.generation,
             start=round_.start,
@@ -217,7 +228,7 @@ class Rounds:
         assert round_ is not None
         assert round_.wanted is not None
         assert exchange is not None
-        ruling = exchange.resolve(round_.draft, round_.wanted, frames)
+        ruling = exchange.verify_with_states(round_.draft, round_.wanted, frames)
         round_.wanted = None
         if session.logprobs is not None:
             session.logprobs.decided(ruling)
@@ -226,7 +237,7 @@ class Rounds:
         self._verified(session, round_, times, ruling)
 
     def _verified(
-        self, session: SessionState, round_: EdgeRound, times: m.Times, ruling: Ruling
+        self, session: SessionState, round_: EdgeRound, times: m.Times, ruling: Decision
     ) -> None:
         verdict = m.Verdict(
             session=session.id,
@@ -260,7 +271,7 @@ class Rounds:
                 spent.verify_ns * 1e-9,
             )
 
-    def _streamed(self, session: SessionState, stream: Stream, job: Job, ruling: Ruling) -> None:
+    def _streamed(self, session: SessionState, stream: Stream, job: Job, ruling: Decision) -> None:
         start, token = len(session.committed), ruling.token
         assert token is not None  # a stream's rule always samples one
         drafts = job.tokens[start : start + ruling.accepted].tolist()
@@ -304,7 +315,7 @@ class _HintRider:
     """The hints of a stream's next pass."""
 
     def __init__(
-        self, session: SessionState, hints: Hints, law: Law, price: Price, context: int
+        self, session: SessionState, hints: Hints, law: SamplingParams, price: Price, context: int
     ) -> None:
         self._session, self._hints, self._law = session, hints, law
         self._price, self._context = price, context
@@ -331,19 +342,19 @@ class _HintRider:
 
 
 def _rule(
-    exchange: Exchange[Any],
+    exchange: SpeculationProtocol[Any],
     draft: Draft,
-    law: Law,
+    law: SamplingParams,
     text: Ids,
-    shaper: Shaper | None,
+    shaper: LogitsProcessor | None,
     logprobs: Logprobs | None,
     logits: Floats,
     hidden: Floats,
-) -> Ruling | Wanted:
+) -> Decision | StatesNeeded:
     dead: Sequence[int] = ()
     if shaper is not None:
-        dead = _shape(shaper, logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
-    decided = exchange.rule(draft, logits, law, round_start=len(text), hidden=hidden)
+        dead = _shape(shaper, logits, text, node_paths(draft.ids.tolist(), draft.parents))
+    decided = exchange.verify(draft, logits, law, round_start=len(text), hidden=hidden)
     if dead:
         _expect_alive(draft, decided, dead)
     if logprobs is not None:
@@ -351,19 +362,19 @@ def _rule(
     return decided
 
 
-def _expect_alive(draft: Draft, decided: Ruling | Wanted, dead: Sequence[int]) -> None:
+def _expect_alive(draft: Draft, decided: Decision | StatesNeeded, dead: Sequence[int]) -> None:
     """Raise `BadGrammarError` if the decision goes by a row that nothing may follow."""
     # a decision head decides later, and may let any of them pass
-    on_path = {0, *draft.path(decided.accepted)} if isinstance(decided, Ruling) else {*dead}
+    on_path = {0, *draft.path(decided.accepted)} if isinstance(decided, Decision) else {*dead}
     if on_path.intersection(dead):
         raise BadGrammarError(DEAD_END)
 
 
 def _shape(
-    shaper: Shaper, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
+    shaper: LogitsProcessor, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
 ) -> Sequence[int]:
     try:
-        return shaper.shape(logits, text, paths)
+        return shaper.process(logits, text, paths)
     except GrammarBusyError as error:
         raise BusyError(str(error)) from error
     except GrammarError as error:
@@ -371,20 +382,22 @@ def _shape(
 
 
 def _stream_rule(
-    law: Law,
+    law: SamplingParams,
     text: Ids,
-    shaper: Shaper | None,
+    shaper: LogitsProcessor | None,
     logprobs: Logprobs | None,
     drafts: Sequence[int],
     logits: Floats,
     hidden: Floats,
-) -> Ruling:
+) -> Decision:
     dead: Sequence[int] = ()
     if shaper is not None:
-        dead = _shape(shaper, logits, text, behind_nodes(drafts, None))
+        dead = _shape(shaper, logits, text, node_paths(drafts, None))
     position = len(text)
-    ruling = Ruling(
-        *agreed(drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET))
+    ruling = Decision(
+        *count_agreed(
+            drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET)
+        )
     )
     if dead and min(dead) <= ruling.accepted:
         raise BadGrammarError(DEAD_END)

@@ -42,7 +42,7 @@ from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.protocols import Draft, Ruling, Wanted
+from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -86,7 +86,7 @@ class Job:
     slot: int
     tokens: NDArray[np.uint32]
     rows: int
-    rule: Callable[[Floats, Floats], Ruling | Wanted | None] | None
+    rule: Callable[[Floats, Floats], Decision | StatesNeeded | None] | None
     draft: Draft | None = None
     owner: bytes = b""
     temperature: float = 0.0
@@ -96,7 +96,7 @@ class Job:
     done_ns: int = 0
     rule_s: float = 0.0  # of the processor, that the rule has taken
     expected_s: float = 0.0  # likewise, that it may take
-    ruling: Ruling | Wanted | None = None
+    ruling: Decision | StatesNeeded | None = None
     error: Exception | None = None
     cancelled: bool = False
 
@@ -371,7 +371,7 @@ class Scheduler:
         begun_s = time.thread_time()
         try:
             job.ruling = None if job.rule is None else job.rule(output.logits, output.hidden)
-            if span.nodes and isinstance(job.ruling, Ruling):
+            if span.nodes and isinstance(job.ruling, Decision):
                 self._keep_path(job, span, job.ruling)
         except Exception as error:
             job.error = error if is_the_requests(error) else _told(error, "a rule failed")
@@ -380,7 +380,7 @@ class Scheduler:
         finally:
             job.rule_s = time.thread_time() - begun_s
 
-    def _keep_path(self, job: Job, span: Span, ruling: Ruling) -> None:
+    def _keep_path(self, job: Job, span: Span, ruling: Decision) -> None:
         """Keep a tree's accepted path in the slot."""
         assert job.draft is not None
         path = [node - 1 for node in job.draft.path(ruling.accepted)]

@@ -44,7 +44,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import STREAM, Draft
-from pilotfish.wire.protocols.exchange import expect_frames
+from pilotfish.wire.protocols.exchange import check_frame_count
 from pilotfish.wire.transfer import unpack
 from pilotfish.wire.transport import Envelope, check_size
 
@@ -188,7 +188,7 @@ class Service:
         except PilotfishError as error:  # refusing a message unread costs next to nothing
             self._refuse(envelope, None, error, admitted=admitted)
             return
-        self._serve(request, envelope, now_ns - envelope.lay_ns)
+        self._serve(request, envelope, now_ns - envelope.queued_ns)
 
     def deliver(self) -> bool:
         """Go on with the generations whose grammars have been compiled; False: with all of them."""
@@ -228,7 +228,7 @@ class Service:
             case m.Hello():
                 self._hello(request, envelope, received_ns)
             case m.Fetch():
-                expect_frames(envelope.frames, 0)
+                check_frame_count(envelope.frames, 0)
                 self._expect_room_for_replies(envelope)
                 self._reply(envelope, *self._lexicon.answer(request))
             case m.Chunk() | m.More():
@@ -309,7 +309,7 @@ class Service:
 
     def _chunk(self, chunk: m.Chunk, envelope: Envelope, received_ns: int) -> None:
         """Take in a part of a large message, and serve the message once it is complete."""
-        expect_frames(envelope.frames, 1)
+        check_frame_count(envelope.frames, 1)
         here, body = self._uploads.take(envelope.owner, chunk, envelope.frames[0])
         self._reply(envelope, m.Ack(transfer=chunk.transfer, offset=here))
         if body is None:
@@ -331,7 +331,7 @@ class Service:
 
     def _more(self, more: m.More, envelope: Envelope) -> None:
         """Send the next part of a large reply."""
-        expect_frames(envelope.frames, 0)
+        check_frame_count(envelope.frames, 0)
         self._expect_room_for_replies(envelope)
         again = self._downloads.more(envelope.client, envelope.owner, more)
         self._charge_reply(envelope, again)
@@ -355,7 +355,7 @@ class Service:
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at {last.start} is still being verified.")
         # cheap checks come before decoding the distributions
-        pending, drafted = exchange.extent(envelope.frames, self._vocab)
+        pending, drafted = exchange.count_tokens(envelope.frames, self._vocab)
         if pending != session.awaits_pending:
             raise DivergedError(
                 "A token that the device samples comes with the next window, and with no other: "
@@ -363,7 +363,7 @@ class Service:
             )
         self._expect_position(session, window.start - pending, window.hash)
         self._expect_room(session, pending, drafted)
-        draft: Draft = exchange.admit(envelope.frames, self._vocab)
+        draft: Draft = exchange.decode_draft(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes
         round_ = EdgeRound(envelope.client, window.start, envelope.frames, draft, received_ns)
         self._rounds.verify(session, round_, exchange, law)
@@ -372,7 +372,7 @@ class Service:
         self, session: SessionState, last: EdgeRound, window: m.Window, envelope: Envelope
     ) -> None:
         """Answer a repeated window: send the lost reply again, or let the pass go on."""
-        if window.hash != session.committed.hash_of(last.base):
+        if window.hash != session.committed.hash_at(last.base):
             raise DivergedError(f"The edge holds other tokens before {last.base}: begin again.")
         if not last.came_as(envelope.frames):
             raise ConflictError(f"Another window at start {last.start} is already decided on.")
@@ -405,12 +405,12 @@ class Service:
             self._rounds.resolve(session, envelope.frames, received_ns)
 
     def _pull(self, pull: m.Pull, envelope: Envelope, received_ns: int) -> None:
-        expect_frames(envelope.frames, 0)
+        check_frame_count(envelope.frames, 0)
         session = self._generation(pull, envelope.owner)
         if session.exchange is not None and not session.exchange.streams:
             raise MalformedError("This generation speculates; it does not stream.")
         held = len(session.committed)
-        if pull.start > held or session.committed.hash_of(pull.start) != pull.hash:
+        if pull.start > held or session.committed.hash_at(pull.start) != pull.hash:
             raise DivergedError(f"The edge holds {held} other tokens of this session.")
         if pull.start < held:
             self._expect_room_for_replies(envelope)

@@ -37,7 +37,7 @@ def duties(listener: Listener) -> dict[int, Duty]:
     connections = listener.connections
     found: dict[int, Duty] = {int(connections.monitor.fd): connections.read_events}
     if listener.gate is not None:
-        found[int(listener.gate.socket.fd)] = listener.gate.answer
+        found[int(listener.gate.socket.fd)] = listener.gate.answer_requests
     return found
 
 

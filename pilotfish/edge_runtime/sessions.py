@@ -21,10 +21,10 @@ from pilotfish.edge_runtime.hints import Hints
 from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.tally import Tally
-from pilotfish.speculation.shaping import Shaper
-from pilotfish.wire.committed import Committed
-from pilotfish.wire.messages import Buffer, Inquiry, Verdict
-from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
+from pilotfish.speculation.shaping import LogitsProcessor
+from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.messages import Buffer, StatesRequest, Verdict
+from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol, StatesNeeded
 
 if TYPE_CHECKING:
     from pilotfish.edge_runtime.generation_start import QueuedGeneration
@@ -41,8 +41,8 @@ class EdgeRound:
     received_ns: int
     verdict: Verdict | None = None
     answer: Sequence[Buffer] = ()  # the verdict's frames, or before it the inquiry's
-    inquiry: Inquiry | None = None  # sent to the device
-    wanted: Wanted | None = None  # the states that the edge needs to decide
+    inquiry: StatesRequest | None = None  # sent to the device
+    wanted: StatesNeeded | None = None  # the states that the edge needs to decide
     _trace: Sequence[tuple[int, int]] = ()  # of the frames, after the answer
 
     @property
@@ -85,13 +85,13 @@ class SessionState:
     owner: bytes
     slot: int
     costly: bool = False  # it displaced a session of another owner that was not idle
-    committed: Committed = field(default_factory=Committed)
+    committed: CommittedTokens = field(default_factory=CommittedTokens)
     generation: int = -1
-    law: Law | None = None
+    law: SamplingParams | None = None
     logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
     prompt_logprobs: PromptLogprobs | None = None  # likewise, of those that it began with
-    shaper: Shaper | None = None  # of its logits; None: they are sampled from as they are
-    exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
+    shaper: LogitsProcessor | None = None  # of its logits; None: they are sampled from as they are
+    exchange: SpeculationProtocol[Any] | None = None  # None: the generation is a `stream`
     hints: Hints | None = None  # of a generation under `ahead`
     round: EdgeRound | None = None
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)

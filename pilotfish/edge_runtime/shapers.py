@@ -10,9 +10,9 @@ from pilotfish.base.errors import (
     UnsupportedError,
 )
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Constraint, Shaper
+from pilotfish.speculation.shaping import Constraint, LogitsProcessor
 from pilotfish.wire import messages as m
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 
 
 class Shapers:
@@ -31,7 +31,7 @@ class Shapers:
                 "know the log-probabilities of a prompt."
             )
 
-    def check(self, begin: m.Begin, law: Law, length: int) -> None:
+    def check(self, begin: m.Begin, law: SamplingParams, length: int) -> None:
         """Raise what is wrong with how a generation is shaped that begins with ``length`` tokens.
 
         A grammar is not tried for that.
@@ -45,14 +45,16 @@ class Shapers:
             )
         if told.since > length:
             raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
-        if (token := max(law.shaping.logit_bias, default=0)) >= self._vocab:
+        if (token := max(law.logits_options.logit_bias, default=0)) >= self._vocab:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {token}; the target has {self._vocab}."
             )
-        grammar = law.shaping.grammar
+        grammar = law.logits_options.grammar
         if grammar is not None and (wrong := self._grammars.refusal(grammar)):
             raise BadGrammarError(wrong)
 
-    def of(self, begin: m.Begin, law: Law, constraint: Constraint | None) -> Shaper | None:
+    def of(
+        self, begin: m.Begin, law: SamplingParams, constraint: Constraint | None
+    ) -> LogitsProcessor | None:
         """Return what shapes the logits of a generation; None: nothing does."""
-        return None if begin.shape is None else law.shaper(begin.shape.since, constraint)
+        return None if begin.shape is None else law.logits_processor(begin.shape.since, constraint)

@@ -15,9 +15,9 @@ from pilotfish.edge_runtime.head import DecisionHead, HeadJudge, shipped
 from pilotfish.edge_runtime.relaxation_file import read_relaxation
 from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.messages import Begin, DecisionConditions
-from pilotfish.wire.protocols import EXCHANGES, Exchange, ProtocolOptions
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, SpeculationProtocol
 from pilotfish.wire.protocols.adaptive import RelaxationOptions
-from pilotfish.wire.protocols.judged import Judged, JudgingOptions
+from pilotfish.wire.protocols.judged import JudgedProtocol, JudgingOptions
 
 
 class Supply(Protocol):
@@ -85,7 +85,7 @@ class Supplies:
     ) -> None:
         self._chained = chained
         self._heads = heads or Heads()
-        self._by_need: dict[str, Supply] = {Judged.needs: self._heads}
+        self._by_need: dict[str, Supply] = {JudgedProtocol.requires: self._heads}
         self._own = {type(each): each for each in options}
 
     @classmethod
@@ -105,7 +105,7 @@ class Supplies:
         if relaxation is not None:
             card = read_relaxation(relaxation)
             card.suits(target, relaxation)
-            own.append(RelaxationOptions.of(card.relaxation))
+            own.append(RelaxationOptions.from_relaxation(card.relaxation))
         supplies = cls(Heads.of(target, heads), own, chained=target.chained)
         return supplies if target.hidden_states else supplies.stateless()
 
@@ -131,27 +131,34 @@ class Supplies:
         there = {need for need, one in self._by_need.items() if one.serves(drafter, hidden_size)}
         return [
             name
-            for name, one in EXCHANGES.items()
-            if (not one.needs or one.needs in there) and not (self._chained and one.branches)
+            for name, one in PROTOCOL_REGISTRY.items()
+            if (not one.requires or one.requires in there)
+            and not (self._chained and one.allows_trees)
         ]
 
-    def exchange(self, exchange: Exchange[Any], begin: Begin) -> Exchange[Any]:
+    def exchange(
+        self, exchange: SpeculationProtocol[Any], begin: Begin
+    ) -> SpeculationProtocol[Any]:
         """Return the protocol with the options and resources of one generation.
 
         Raises `MalformedError` for bad options, `UnsupportedError` if the edge lacks a resource
         that the protocol needs.
         """
-        if exchange.branches and self._chained:
+        if exchange.allows_trees and self._chained:
             raise UnsupportedError(
                 f"This edge's target {self._chained}, so protocol {exchange.name} does not go with "
                 "it: use greedy or tslt."
             )
-        options = exchange.asked(begin.options).over(self._own.get(exchange.Options))
-        exchange = exchange.asking(options)
-        if not exchange.needs:
+        options = exchange.read_options(begin.options).with_defaults(
+            self._own.get(exchange.Options)
+        )
+        exchange = exchange.with_options(options)
+        if not exchange.requires:
             return exchange
         if begin.conditions is None:
             raise MalformedError(f"Protocol {exchange.name} needs to know drafter and link.")
-        if exchange.needs not in self._by_need:
-            raise UnsupportedError(f"This edge has no {exchange.needs}.")
-        return exchange.supplied(self._by_need[exchange.needs].find(begin.conditions, options))
+        if exchange.requires not in self._by_need:
+            raise UnsupportedError(f"This edge has no {exchange.requires}.")
+        return exchange.with_resource(
+            self._by_need[exchange.requires].find(begin.conditions, options)
+        )

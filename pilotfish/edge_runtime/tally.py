@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
 from pilotfish.edge_runtime.hints import Taken
-from pilotfish.wire.protocols import Exchange, counters
+from pilotfish.wire.protocols import SpeculationProtocol, counters
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
 _TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -95,7 +95,7 @@ class Tally:
 
     def verdict(
         self,
-        exchange: Exchange[Any],
+        exchange: SpeculationProtocol[Any],
         drafted: int,
         accepted: int,
         notes: Sequence[float],

@@ -16,16 +16,16 @@ _SEND_PARTS = 1024  # IOV_MAX
 _LINGER_0 = struct.pack("ii", 1, 0)  # close() then sends a reset
 
 
-class Way(Flow):
+class DirectedFlow(Flow):
     """A flow with its shaper, and the two ends that it connects."""
 
     source: "SocketEnd"
     sink: "SocketEnd"
 
-    def __init__(self, shaper: "LinkShaper[Way]") -> None:
+    def __init__(self, shaper: "LinkShaper[DirectedFlow]") -> None:
         super().__init__()
         self.shaper = shaper
-        self.done = False  # the FIN has been handed on
+        self.finished = False  # the FIN has been handed on
 
     def take_due(self, now: float) -> list[bytes]:
         """Remove bytes that are due, up to a FIN or RESET and up to a sensible size."""
@@ -44,7 +44,7 @@ class Way(Flow):
 class SocketEnd:
     """One socket. What is read goes into ``out``; what arrives by ``into`` is sent to it."""
 
-    def __init__(self, sock: socket.socket, out: Way, into: Way) -> None:
+    def __init__(self, sock: socket.socket, out: DirectedFlow, into: DirectedFlow) -> None:
         self.socket = sock
         self.descriptor = sock.fileno()
         self.out = out
@@ -135,7 +135,7 @@ class SocketEnd:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
 
 
-def limit_received(sock: socket.socket, shaper: LinkShaper[Way]) -> None:
+def limit_received(sock: socket.socket, shaper: LinkShaper[DirectedFlow]) -> None:
     """Bound what the kernel takes from a sender on its own, by what may wait for the link.
 
     A listener hands this on to its connections. Segments are as short as the emulated ones: with
@@ -153,11 +153,14 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
-def joined(
-    near: socket.socket, far: socket.socket, up: "LinkShaper[Way]", down: "LinkShaper[Way]"
+def join_sockets(
+    near: socket.socket,
+    far: socket.socket,
+    up: "LinkShaper[DirectedFlow]",
+    down: "LinkShaper[DirectedFlow]",
 ) -> tuple[SocketEnd, SocketEnd]:
     """Return the two ends of a new connection, near first; far still has to connect."""
-    outward, inward = Way(up), Way(down)
+    outward, inward = DirectedFlow(up), DirectedFlow(down)
     outward.source = inward.sink = SocketEnd(near, outward, inward)
     outward.sink = inward.source = SocketEnd(far, inward, outward)
     limit_received(far, down)

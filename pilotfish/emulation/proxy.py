@@ -23,9 +23,9 @@ from time import monotonic
 
 from pilotfish.emulation.addresses import address_of, endpoint_of, listen_on
 from pilotfish.emulation.connection import (
+    DirectedFlow,
     SocketEnd,
-    Way,
-    joined,
+    join_sockets,
     limit_received,
     reset,
 )
@@ -57,13 +57,13 @@ class Proxy:
         self._connect = connect
         now = monotonic()
         up, down = shapes(conditions)
-        self._up: LinkShaper[Way] = LinkShaper(up, now)
-        self._down: LinkShaper[Way] = LinkShaper(down, now)
+        self._up: LinkShaper[DirectedFlow] = LinkShaper(up, now)
+        self._down: LinkShaper[DirectedFlow] = LinkShaper(down, now)
         self.since_s = now
         self._ends: dict[int, SocketEnd] = {}
         self._paused: set[SocketEnd] = set()
-        self._active: set[Way] = set()  # with segments on their way
-        self._passed: dict[LinkShaper[Way], int] = {self._up: 0, self._down: 0}
+        self._active: set[DirectedFlow] = set()  # with segments on their way
+        self._passed: dict[LinkShaper[DirectedFlow], int] = {self._up: 0, self._down: 0}
         self._connections = 0
         self._refused_until_s = self._silent_until_s = -math.inf
         self._absent = False
@@ -188,7 +188,7 @@ class Proxy:
             _log.warning("no connection to %s: %s", self._connect, error)
             near.close()
             return
-        ends = joined(near, far, self._up, self._down)
+        ends = join_sockets(near, far, self._up, self._down)
         self._ends.update((end.descriptor, end) for end in ends)
         self._connections += 1
         failed = far.connect_ex(address)
@@ -294,7 +294,7 @@ class Proxy:
                 self._watch(end)
         return wake_s
 
-    def _hand_on(self, way: Way, now: float) -> float:
+    def _hand_on(self, way: DirectedFlow, now: float) -> float:
         end = way.sink
         while not (way.dead or end.connecting or end.blocked):
             due_s = way.due_s()
@@ -313,7 +313,7 @@ class Proxy:
             self._active.discard(way)
         return math.inf
 
-    def _send(self, way: Way, parts: list[bytes]) -> None:
+    def _send(self, way: DirectedFlow, parts: list[bytes]) -> None:
         end = way.sink
         try:
             self._passed[way.shaper] += end.send(parts)
@@ -325,9 +325,9 @@ class Proxy:
         else:
             self._watch(end)
 
-    def _finish(self, way: Way) -> None:
+    def _finish(self, way: DirectedFlow) -> None:
         """Take in the FIN of a sender."""
         way.sink.finish()
-        way.done = True
-        if way.sink.out.done:
+        way.finished = True
+        if way.sink.out.finished:
             self._forget(way.sink)

@@ -25,18 +25,18 @@ from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafting import Drafter, ModelDrafter
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.protocols import Law
-from pilotfish.wire.protocols.ahead import drawn
+from pilotfish.wire.protocols import SamplingParams
+from pilotfish.wire.protocols.ahead import draft_with_margin
 
 Ids = NDArray[np.uint32]
 Agreed = NDArray[np.bool_]
 
-GREEDY = Law(sampling=Sampling(temperature=0.0), seed=0)
+GREEDY = SamplingParams(sampling=Sampling(temperature=0.0), seed=0)
 _ROWS = 64  # of logits at a time: 64 · 152k · 4 bytes are 39 MB
 
 
 def agreement(
-    drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, law: Law = GREEDY
+    drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, law: SamplingParams = GREEDY
 ) -> Agreed:
     """Compare the drafter's choice with each token of an answer [n]; bool [n].
 
@@ -58,7 +58,7 @@ def agreement(
             drafts[places] = logits.argmax(axis=1)
         else:
             for place, row in zip(places, logits, strict=True):
-                drafts[place] = drawn(row, law, since + int(place))[0]
+                drafts[place] = draft_with_margin(row, law, since + int(place))[0]
     drafter.end(text)
     agreed: Agreed = drafts == told
     return agreed

@@ -24,7 +24,7 @@ from pilotfish.base.files import PRIVATE, sync
 from pilotfish.base.reading import reading
 from pilotfish.device_runtime.device import Device
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import STREAM, Law
+from pilotfish.wire.protocols import STREAM, SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,9 +46,11 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     seed: int
 
-    def law(self, prompt: int) -> Law:
+    def law(self, prompt: int) -> SamplingParams:
         """What the answer to this prompt is chosen by; each has draws of its own."""
-        return Law(sampling=Sampling(temperature=self.temperature), seed=self.seed + prompt)
+        return SamplingParams(
+            sampling=Sampling(temperature=self.temperature), seed=self.seed + prompt
+        )
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pilotfish.device_runtime.choice.pace import pass_s
 from pilotfish.field.answering import Answered
 from pilotfish.field.drafter_figures import SPEEDS, DrafterEntry, DrafterFigures, Rates, Tally
 from pilotfish.field.resampling import estimate, resampled
-from pilotfish.speculation.speeds import ALIKE, GAIN, worth_most
+from pilotfish.speculation.speeds import ALIKE, GAIN, pick_drafter
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
@@ -119,7 +119,7 @@ def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Shipped:
             gain=1.0,
             alike=[],
         )
-    name = worth_most(worth)
+    name = pick_drafter(worth)
     won = rates[name]
     return Shipped(
         rtt_s=won.rtt_s,

@@ -23,7 +23,7 @@ from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.agreement import GREEDY, Agreed, agreement
 from pilotfish.field.answering import Answered, Asking
-from pilotfish.wire.protocols.ahead import drawn
+from pilotfish.wire.protocols.ahead import draft_with_margin
 
 Progress = Callable[[str, int, "int | None"], None]
 
@@ -164,7 +164,9 @@ def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[
         known: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
         begun_s = time.perf_counter()
         level = drafter.advance(committed, known)
-        token = 0 if level is None else drawn(level.logits[0], GREEDY, len(committed))[0]
+        token = (
+            0 if level is None else draft_with_margin(level.logits[0], GREEDY, len(committed))[0]
+        )
         taken_s = time.perf_counter() - begun_s
         drafts.append(token)
         return taken_s

@@ -19,7 +19,7 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.field.report.figures import order, steady, steady_token_ms
 from pilotfish.field.run import Answer, Configuration
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, lossless, streams
+from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM, lossless, streams
 
 
 def replayed(
@@ -66,8 +66,8 @@ def _passes(round_: Round) -> int:
     """
     if round_.protocol == LOCAL:
         return 1
-    exchange = EXCHANGES.get(round_.protocol)
-    last = exchange is not None and exchange.reads_last and round_.window > 0
+    exchange = PROTOCOL_REGISTRY.get(round_.protocol)
+    last = exchange is not None and exchange.reads_last_token and round_.window > 0
     return round_.window + last
 
 

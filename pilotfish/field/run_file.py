@@ -41,7 +41,9 @@ def later_columns(since: int) -> dict[str, str]:
     Counters without a column of their own stand in ``notes``, a JSON object.
     """
     kinds = {True: "INTEGER", False: "REAL"}
-    found = {one.name: f"{kinds[one.whole]} NOT NULL DEFAULT 0" for one in counter_columns(since)}
+    found = {
+        one.name: f"{kinds[one.counts_tokens]} NOT NULL DEFAULT 0" for one in counter_columns(since)
+    }
     if since == 2:
         found[INQUIRED] = "INTEGER NOT NULL DEFAULT 0"
     if since == 4:

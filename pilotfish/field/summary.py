@@ -81,7 +81,7 @@ def _hinted(source: str) -> tuple[str, Callable[[Figures], str]]:
 
 def _noted(counter: RoundCounter) -> tuple[str, Callable[[Figures], str]]:
     """The row of a counter; "" where there is nothing of it."""
-    form = "d" if counter.whole else ".4f"
+    form = "d" if counter.counts_tokens else ".4f"
     return counter.heading, lambda f: format(value, form) if (value := f[counter.name]) else ""
 
 

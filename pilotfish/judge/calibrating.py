@@ -31,7 +31,7 @@ from pilotfish.edge_runtime.relaxation_file import Outcome
 from pilotfish.judge.reading import Procedure, Readers
 from pilotfish.judge.speakers import PairSettings, Speaker
 from pilotfish.judge.tasks import TASKS, Question
-from pilotfish.speculation.adaptive import HIGHEST_RATIO, Comparison, Relaxation
+from pilotfish.speculation.adaptive import HIGHEST_RATIO, DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample
 from pilotfish.speculation.truncation import truncate
@@ -73,7 +73,7 @@ class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
     temperature: Annotated[float, setting("of both", gt=0, metavar="T")] = 1.0
     draft_top_k: Annotated[
         int, setting("as the drafter will be truncated; 0: not at all", ge=0, metavar="K")
-    ] = Adaptive.truncates
+    ] = Adaptive.default_top_k
     window: Annotated[
         int, setting("draft tokens of the rounds that are to become long", ge=1, le=MAX_WINDOW)
     ] = 4
@@ -97,7 +97,7 @@ class Position(NamedTuple):
     gain: Values
 
     @classmethod
-    def of(cls, seen: Comparison, tau: float) -> Position:
+    def of(cls, seen: DistributionComparison, tau: float) -> Position:
         """Keep of a comparison what the rule goes by."""
         strict = seen.strict()
         return cls(
@@ -251,7 +251,7 @@ def observe(
             row = truncate(drafts.logits(seen)[0], drafter, ROW_TOKENS).row(0)
             logits = yield from speaker.logits(answer)
             p = probabilities(logits[None], target)[0]
-            found.append(Position.of(Comparison(p, row), told.tau))
+            found.append(Position.of(DistributionComparison(p, row), told.tau))
             words = noise(len(p), told.seed + number, Purpose.TARGET, len(answer))
             answer.append(sample(p, words))
             if len(answer) - start == told.window or not speaker.can_draft(answer[-1]):

@@ -26,8 +26,13 @@ from pilotfish.judge.sweep_file import QuestionTally
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
-from pilotfish.wire.protocols import EXCHANGES, WisvFull
-from pilotfish.wire.protocols.exchange import INQUIRY_BYTES, WINDOW_BYTES, Exchange, Sizes
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, WisvFull
+from pilotfish.wire.protocols.exchange import (
+    STATES_REQUEST_BYTES,
+    WINDOW_BYTES,
+    PairSizes,
+    SpeculationProtocol,
+)
 
 GREEDY, DSD, FULL, SELECTIVE = PROTOCOLS = ("greedy", "dsd", "wisv-full", "wisv-selective")
 JUDGED = (FULL, SELECTIVE)
@@ -97,7 +102,7 @@ def cost(
     protocol: str,
     link: Link,
     pace: Pace,
-    sizes: Sizes,
+    sizes: PairSizes,
     *,
     form: str,
     missed: float,
@@ -107,13 +112,13 @@ def cost(
     form: of hidden states. missed: `missed_share`, which tells how many states are asked for.
     """
     # the first exchange of `wisv-selective` is that of `greedy`
-    exchange: Exchange[Any] = EXCHANGES[DSD if protocol == DSD else GREEDY]
+    exchange: SpeculationProtocol[Any] = PROTOCOL_REGISTRY[DSD if protocol == DSD else GREEDY]
     if protocol == FULL:
-        exchange = WisvFull(WisvFull.Options.read({"hidden": form}))
+        exchange = WisvFull(WisvFull.Options.from_mapping({"hidden": form}))
     seconds = up = down = exchanges = 0.0
     for drafted, count in _windows(tallies).items():
-        sent = exchange.freight((1,) * drafted, Sampling(), 0.0, sizes)
-        passes = drafted + (exchange.reads_last and drafted > 0)
+        sent = exchange.estimate_bytes((1,) * drafted, Sampling(), 0.0, sizes)
+        passes = drafted + (exchange.reads_last_token and drafted > 0)
         computing_s = passes * pace.draft_s + pace.verified_s(drafted + 1)
         seconds += count * (computing_s + communication_s(sent.up, sent.down, link))
         up, down, exchanges = up + count * sent.up, down + count * sent.down, exchanges + count
@@ -121,7 +126,7 @@ def cost(
         asked = sum(one.asked for one in tallies)
         states = sum(one.decided + missed * one.behind for one in tallies)
         again_up = asked * WINDOW_BYTES + states * hidden_bytes(sizes.hidden, form)
-        again_down = asked * INQUIRY_BYTES + states
+        again_down = asked * STATES_REQUEST_BYTES + states
         seconds += communication_s(again_up, again_down, link, asked)
         up, down, exchanges = up + again_up, down + again_down, exchanges + asked
     return Cost(seconds, up, down, exchanges)

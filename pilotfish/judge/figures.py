@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, Pace, cost, missed_share
 from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
-from pilotfish.wire.protocols.exchange import Sizes
+from pilotfish.wire.protocols.exchange import PairSizes
 
 RESAMPLES = 2000
 _TAIL = 2.5  # per cent at either end of a 95 % interval
@@ -109,7 +109,7 @@ def costs(
 
     The rounds of `greedy` are also `dsd`'s, whose acceptance at temperature 0 is the same.
     """
-    sizes = Sizes(plan.target["vocabulary"], plan.drafter["hidden"])
+    sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
     missed = missed_share(one for line in tallies for one in line)
     found = {}
     for at, setting in enumerate(plan.settings):

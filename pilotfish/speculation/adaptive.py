@@ -65,7 +65,7 @@ class Relaxation:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class DistributionComparison:
     """Target and drafter at one position, over the tokens [K] of q̂.
 
     p: [V], needs to sum to 1 only roughly. row: q̂.
@@ -127,7 +127,7 @@ class Comparison:
         found: NDArray[np.float64] = np.minimum(self.drafter, np.maximum(self.target, weights))
         return found
 
-    def key(self, relaxation: Relaxation) -> NDArray[np.bool_]:
+    def critical(self, relaxation: Relaxation) -> NDArray[np.bool_]:
         """Mark the key tokens, bool [K] (decentralized-dsd (7))."""
         everywhere = self.entropy_ratio > relaxation.lambda1 or self.norm_match < relaxation.lambda3
         found: NDArray[np.bool_] = (self.gap > relaxation.lambda2) | everywhere
@@ -137,7 +137,7 @@ class Comparison:
         """Accepted mass of each token, f64 [K]; divided by q̂ it is the probability."""
         if relaxation.tau == 0.0:
             return self.strict()
-        return np.where(self.key(relaxation), self.strict(), self.softened(relaxation.tau))
+        return np.where(self.critical(relaxation), self.strict(), self.softened(relaxation.tau))
 
     def deviation(self, accepted: NDArray[np.float64]) -> float:
         """Total variation of the position's law from p for this accepted mass, in [0, 1]."""
@@ -158,7 +158,7 @@ def verify(
     """
     deviation = 0.0
     for index, token in enumerate(ids):
-        seen = Comparison(p(index), q(index))
+        seen = DistributionComparison(p(index), q(index))
         accepted = seen.accepted(relaxation)
         deviation += seen.deviation(accepted)
         at = seen.row.index(int(token))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LEAD = 64  # tokens that a device drafts beyond what it knows to be committed, at most
+MOST_AHEAD = 64  # tokens that a device drafts beyond what it knows to be committed, at most
 FLOOR = 0.03  # odds of its last draft, below which a drafter makes no further one
 _PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the drafter's pass under way when it is corrected
 _LEAST = 2e-5  # survival that is followed no further
@@ -39,14 +39,14 @@ class TokenCosts:
     drafts: float  # of the drafter, wasted ones included
 
 
-def survival(hazards: NDArray[np.float64]) -> NDArray[np.float64]:
+def survival(acceptance_by_depth: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute S(0) … S(n), f64 [n + 1], from α at each depth of a run, f64 [n]."""
-    return np.concatenate([[1.0], np.cumprod(hazards)])
+    return np.concatenate([[1.0], np.cumprod(acceptance_by_depth)])
 
 
-def lead(survival: NDArray[np.float64]) -> int:
+def draft_length(survival: NDArray[np.float64]) -> int:
     """Compute how far a device drafts ahead: on, while its last has odds of `FLOOR` or more."""
-    return min(LEAD, 1 + int(np.count_nonzero(survival[1:] >= FLOOR)))
+    return min(MOST_AHEAD, 1 + int(np.count_nonzero(survival[1:] >= FLOOR)))
 
 
 def price(pass_s: Sequence[float]) -> float:
@@ -64,7 +64,7 @@ def token_costs(
     rtt_s: float,
     draft_s: float,
     pass_s: Sequence[float],
-    lead: int = LEAD,
+    lead: int = MOST_AHEAD,
     price: float = 0.0,
 ) -> TokenCosts:
     """Compute what a token costs.
@@ -126,7 +126,7 @@ def _schedule(
         taken = max(0, min(head - committed, worth[committed], width))
         now_s += pass_s[taken]
         # all that is drafted before this pass's outcome is heard of
-        more = (now_s + rtt_s - arrived_s) / draft_s if draft_s else LEAD
+        more = (now_s + rtt_s - arrived_s) / draft_s if draft_s else MOST_AHEAD
         drafted = max(head, before, min(head + more, committed + lead))
         rows.append((committed, pass_s[taken], 1, 1 + taken, drafted - before))
         before = drafted

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.repeats import Ids, places
+from pilotfish.speculation.repeats import Ids, find_places
 
 BREAK = np.uint32(0xFFFF_FFFF)  # stands between texts, and is no token
 MOST_TOKENS = 1_000_000  # 16 MB, and for a moment 24 MB more while places are sorted
@@ -25,7 +25,7 @@ _UNSORTED = 8192  # tokens that are searched one by one
 
 
 @dataclass(frozen=True)
-class Earlier:
+class CorpusSnapshot:
     """The earlier texts at one moment.
 
     ids: u32 [n], all texts, with `BREAK` behind each. keys: u64 [k], ascending, the two tokens
@@ -37,7 +37,7 @@ class Earlier:
     order: NDArray[np.uint32]
     sorted: int
 
-    def places(self, text: Ids, most: int) -> NDArray[np.int64]:
+    def find_places(self, text: Ids, most: int) -> NDArray[np.int64]:
         """Return the places behind the last two tokens of a text u32 [m], i64 [k], ascending.
 
         Of more than ``most`` the last ones.
@@ -48,11 +48,13 @@ class Earlier:
         first, last = self.keys.searchsorted(key, "left"), self.keys.searchsorted(key, "right")
         found = self.order[max(first, last - most) : last].astype(np.int64)
         begin = max(0, self.sorted - _PAIR)
-        new = places(self.ids[begin:], text, _PAIR, most) + begin
+        new = find_places(self.ids[begin:], text, _PAIR, most) + begin
         return np.concatenate([found, new])[-most:] if len(new) else found
 
 
-NOTHING = Earlier(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint32), 0)
+EMPTY_SNAPSHOT = CorpusSnapshot(
+    np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint32), 0
+)
 
 
 class Corpus:
@@ -66,9 +68,9 @@ class Corpus:
         self._lock = threading.Lock()
         # with room behind what is used
         self._ids = np.empty(0, np.uint32) if begin is None else begin[-most:].copy()
-        self._now = _sorted(self._ids) if len(self._ids) else NOTHING
+        self._now = _sorted(self._ids) if len(self._ids) else EMPTY_SNAPSHOT
 
-    def look(self) -> Earlier:
+    def snapshot(self) -> CorpusSnapshot:
         """Return all texts as they are now."""
         return self._now
 
@@ -81,7 +83,7 @@ class Corpus:
             self._ids[end + len(text)] = BREAK
             self._show(end + len(text) + 1)
 
-    def shed(self) -> None:
+    def drop_oldest(self) -> None:
         """Forget the oldest quarter."""
         with self._lock:
             kept = self._now.ids[-(-len(self._now.ids) // 4) :]
@@ -110,14 +112,14 @@ class Corpus:
         if length - now.sorted > _UNSORTED:
             self._now = _sorted(ids)
         else:
-            self._now = Earlier(ids, now.keys, now.order, now.sorted)
+            self._now = CorpusSnapshot(ids, now.keys, now.order, now.sorted)
 
 
-def _sorted(ids: Ids) -> Earlier:
+def _sorted(ids: Ids) -> CorpusSnapshot:
     """Return texts with all of their places sorted."""
     if len(ids) <= _PAIR:
-        return Earlier(ids, NOTHING.keys, NOTHING.order, 0)
+        return CorpusSnapshot(ids, EMPTY_SNAPSHOT.keys, EMPTY_SNAPSHOT.order, 0)
     # u64 [n - 2], the two tokens before each place
     keys = (ids[:-2].astype(np.uint64) << np.uint64(32)) | ids[1:-1]
     order = keys.argsort(kind="stable")
-    return Earlier(ids, keys[order], (order + _PAIR).astype(np.uint32), len(ids))
+    return CorpusSnapshot(ids, keys[order], (order + _PAIR).astype(np.uint32), len(ids))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def agreed(
+def count_agreed(
     window: Sequence[int] | NDArray[np.uint32], choose: Callable[[int], int]
 ) -> tuple[int, int]:
     """Count the tokens [γ] that agree with ``choose(0)``, ``choose(1)``, …; return the next, too.

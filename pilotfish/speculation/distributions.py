@@ -74,7 +74,7 @@ def probabilities(logits: Floats, sampling: Sampling) -> Floats:
     return weights
 
 
-def mixed(logits: Floats, other: Floats) -> Floats:
+def mix_logits(logits: Floats, other: Floats) -> Floats:
     """Return logits [n, V] of the even mixture of two distributions, given by theirs, [n, V] each.
 
     A row of the other in which all are −∞ counts for nothing.

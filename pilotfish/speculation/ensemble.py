@@ -46,13 +46,13 @@ class TopRows:
         return len(self.ids)
 
     @property
-    def kept(self) -> int:
+    def k(self) -> int:
         """K, of every row."""
         kept: int = self.ids.shape[1]
         return kept
 
     @property
-    def retained(self) -> Values:
+    def retained_mass(self) -> Values:
         """ρ of each row, f64 [n] (4); above 1 by no more than rounding."""
         mass: Values = self.values.sum(axis=1, dtype=np.float64)
         return mass
@@ -115,7 +115,7 @@ def aggregate(
     for share, rows, scale, fill in zip(shares, answers, scales, fills, strict=True):
         # [n, K]
         more = rows.values * (share * scale)[:, None].astype(dtype)
-        if rows.kept == vocab:
+        if rows.k == vocab:
             total += more
             continue
         more -= (share * fill)[:, None].astype(dtype)
@@ -128,7 +128,7 @@ def aggregate(
 
 def _rebuilding(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
     """Return the factor of p on the kept tokens, and p̃ of each other one; both f64 [n]."""
-    retained, others = rows.retained, vocab - rows.kept
+    retained, others = rows.retained_mass, vocab - rows.k
     if not others:
         return np.ones(len(rows)), np.zeros(len(rows))
     if scheme == "renormalise":

@@ -30,7 +30,7 @@ def mismatches(
     return np.flatnonzero(ids != choices[:-1]).astype(np.int64, copy=False)
 
 
-def judged(
+def accept_forgiven(
     window: Sequence[int] | NDArray[np.uint32],
     choices: NDArray[np.int64],
     rejected: Sequence[bool] | NDArray[np.bool_],

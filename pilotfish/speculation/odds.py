@@ -26,8 +26,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-HOPEFUL = 0.5  # for models
-DOUBTFUL = 1.5  # for repeats
+MODEL_PRIOR = 0.5  # for models
+REPEAT_PRIOR = 1.5  # for repeats
 
 _SCALES = 0.06 * 2.0 ** np.arange(10)  # f64 [scales], logits or tokens, to 31
 _FLOORS = {0.3: 0.8, 0.03: 0.1, 0.7: 0.1}  # with their weights: 0.3 is what all pairs measured had
@@ -54,14 +54,14 @@ def _curves(margin: float) -> NDArray[np.float64]:
     return _outer(1.0 - np.multiply.outer(missed, _FLAT), _CEILING)
 
 
-class Odds:
+class AcceptanceEstimator:
     """Odds by the margin, for one pair of models or for repeats. One thread at a time.
 
     doubt: what each scale weighs at first, compared with half of it; `HOPEFUL` or `DOUBTFUL`.
     """
 
-    def __init__(self, doubt: float = HOPEFUL) -> None:
-        scales = np.power(doubt, np.arange(len(_SCALES)), dtype=np.float64)
+    def __init__(self, scale_prior: float = MODEL_PRIOR) -> None:
+        scales = np.power(scale_prior, np.arange(len(_SCALES)), dtype=np.float64)
         floors, ceilings = (np.array(list(kind.values())) for kind in (_FLOORS, _CEILINGS))
         # f64 [scales, floors, ceilings]
         self._prior = np.log(_outer(scales, floors, ceilings))
@@ -78,14 +78,14 @@ class Odds:
         # f64 [scales]
         self._fall = weights.sum(axis=2) @ _FLAT
 
-    def of(self, margin: float) -> float:
+    def estimate(self, margin: float) -> float:
         """Return the odds in (0, 1) of a draft, given that those before it are right.
 
         ``margin`` is 0 to infinity, in logits or tokens; the odds never fall as it grows.
         """
-        return self.of_each([margin])[0]
+        return self.estimate_each([margin])[0]
 
-    def of_each(self, margins: Sequence[float]) -> list[float]:
+    def estimate_each(self, margins: Sequence[float]) -> list[float]:
         """Return the odds of several drafts [n], as `of`."""
         if not self._weighed:
             self._weigh()
@@ -95,9 +95,9 @@ class Odds:
         odds: list[float] = (self._most - missed @ self._fall).tolist()
         return odds
 
-    def learn(self, margin: float, agreed: bool) -> None:
+    def update(self, margin: float, agreed: bool) -> None:
         """Take in whether the target chose the draft that had this margin."""
-        foretold = _curves(margin)
+        predicted = _curves(margin)
         self._evidence *= 1.0 - 1.0 / _MEMORY
-        self._evidence += np.log(foretold if agreed else 1.0 - foretold)
+        self._evidence += np.log(predicted if agreed else 1.0 - predicted)
         self._weighed = False

@@ -1,4 +1,4 @@
-"""What penalties do to rows of logits that continue one text: vLLM's three (`Shaping`).
+"""What penalties do to rows of logits that continue one text: vLLM's three (`LogitsOptions`).
 
 In:  logits [n, V], the text u32 [m], and of each row the tokens behind it. Out: the rows, changed.
 
@@ -23,7 +23,7 @@ _MANY = 16  # a text that says one of so many tokens changes rows as a whole, no
 _AT_ONCE = 4096  # tokens; from so many on a count of all of the vocabulary is cheaper
 
 
-class _Said(NamedTuple):
+class _TokenCounts(NamedTuple):
     """What one text does to a row. at: i64 [k], its tokens; None: k = V, all of the row.
 
     kind: of the row. factor: of repetition, alone or [k]; None: there is none. taken: [k] each,
@@ -43,49 +43,51 @@ class Penalties:
     repetition: 1 for none. frequency, presence: 0 for none.
     """
 
-    def __init__(self, *, repetition: float, frequency: float, presence: float, since: int) -> None:
+    def __init__(
+        self, *, repetition: float, frequency: float, presence: float, prompt_length: int
+    ) -> None:
         self._repetition, self._frequency, self._presence = repetition, frequency, presence
-        self._since = since
+        self._prompt_length = prompt_length
         self._room: Ids = np.empty(0, np.uint32)
         self._length = 0  # of the text that is counted; it begins the room
         # [V], how often the answer has each token, and whether the prompt has it
         self._counts: NDArray[np.int32] = np.zeros(0, np.int32)
         self._prompt: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._said: _Said | None = None  # None: the text has changed since
+        self._text_counts: _TokenCounts | None = None  # None: the text has changed since
 
     def apply(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
         """Change the rows of ``logits`` [n, V] in place, each by the text and its own path."""
         self._follow(text, logits.shape[1])
-        said, kind = self._said, logits.dtype
-        if said is None or said.kind != kind:
-            self._said = said = self._of_text(kind)
-        rows, tokens, times = _own(paths)
+        text_counts, kind = self._text_counts, logits.dtype
+        if text_counts is None or text_counts.kind != kind:
+            self._text_counts = text_counts = self._of_text(kind)
+        rows, tokens, times = _path_tokens(paths)
         own = logits[rows, tokens]
-        scratch = np.empty(logits.shape[1] if said.at is None else len(said.at), kind)
+        scratch = np.empty(logits.shape[1] if text_counts.at is None else len(text_counts.at), kind)
         for row in logits:
-            if said.at is None:
-                self._change(row, scratch, said)
+            if text_counts.at is None:
+                self._change(row, scratch, text_counts)
             else:
-                values = row[said.at]
-                self._change(values, scratch, said)
-                row[said.at] = values
+                values = row[text_counts.at]
+                self._change(values, scratch, text_counts)
+                row[text_counts.at] = values
         counts = self._counts[tokens] + times
         self._change(own, np.empty_like(own), self._of_tokens(None, counts, kind))
         logits[rows, tokens] = own
 
-    def _change(self, values: Floats, scratch: Floats, said: _Said) -> None:
-        if said.factor is not None:
-            np.divide(values, said.factor, out=scratch)
-            np.multiply(values, said.factor, out=values)
+    def _change(self, values: Floats, scratch: Floats, text_counts: _TokenCounts) -> None:
+        if text_counts.factor is not None:
+            np.divide(values, text_counts.factor, out=scratch)
+            np.multiply(values, text_counts.factor, out=values)
             # above 0 the quotient, else the product: the lesser of both, by a factor of at least 1
             chosen = np.minimum if self._repetition >= 1.0 else np.maximum
             chosen(values, scratch, out=values)
-        for each in said.taken:
+        for each in text_counts.taken:
             values -= each
 
     # What the text says
 
-    def _of_text(self, kind: np.dtype[np.floating]) -> _Said:
+    def _of_text(self, kind: np.dtype[np.floating]) -> _TokenCounts:
         """Return what the counted text does to a row of this type; O(V)."""
         occurs = self._counts > 0
         if self._repetition != 1.0:
@@ -93,14 +95,14 @@ class Penalties:
         if np.count_nonzero(occurs) * _MANY <= len(occurs):
             at = occurs.nonzero()[0]
             return self._of_tokens(at, self._counts[at], kind)
-        said = self._of_tokens(None, self._counts, kind)
-        if said.factor is None:
-            return said
-        return said._replace(factor=np.where(occurs, said.factor, kind.type(1.0)))
+        text_counts = self._of_tokens(None, self._counts, kind)
+        if text_counts.factor is None:
+            return text_counts
+        return text_counts._replace(factor=np.where(occurs, text_counts.factor, kind.type(1.0)))
 
     def _of_tokens(
         self, at: Places | None, counts: NDArray[np.integer], kind: np.dtype[np.floating]
-    ) -> _Said:
+    ) -> _TokenCounts:
         """Return what is done to tokens that the answer has so often, [k], or the prompt has."""
         taken: list[Floats] = []
         if self._frequency:
@@ -108,7 +110,7 @@ class Penalties:
         if self._presence:
             taken.append((counts > 0) * kind.type(self._presence))
         factor = None if self._repetition == 1.0 else kind.type(self._repetition)
-        return _Said(at, kind, factor, taken)
+        return _TokenCounts(at, kind, factor, taken)
 
     # Counting
 
@@ -121,11 +123,11 @@ class Penalties:
             self._back(_shared(text, held))
         if self._length == len(text):
             return
-        begin, since = self._length, self._since
+        begin, prompt_length = self._length, self._prompt_length
         self._keep(text)
-        if begin < since and self._repetition != 1.0:
-            self._prompt[text[begin:since]] = True
-        self._count(text[max(begin, since) :])
+        if begin < prompt_length and self._repetition != 1.0:
+            self._prompt[text[begin:prompt_length]] = True
+        self._count(text[max(begin, prompt_length) :])
 
     def _keep(self, text: Ids) -> None:
         if len(text) > len(self._room):
@@ -134,18 +136,18 @@ class Penalties:
             self._room = room
         self._room[self._length : len(text)] = text[self._length :]
         self._length = len(text)
-        self._said = None
+        self._text_counts = None
 
     def _back(self, length: int) -> None:
         """Forget the text behind its first tokens."""
-        if length < min(self._since, self._length):
+        if length < min(self._prompt_length, self._length):
             self._forget(len(self._counts))
             return
-        self._count(self._room[max(length, self._since) : self._length], -1)
-        self._length, self._said = length, None
+        self._count(self._room[max(length, self._prompt_length) : self._length], -1)
+        self._length, self._text_counts = length, None
 
     def _forget(self, vocab: int) -> None:
-        self._length, self._said = 0, None
+        self._length, self._text_counts = 0, None
         self._counts = np.zeros(vocab, np.int32)
         self._prompt = np.zeros(vocab if self._repetition != 1.0 else 0, np.bool_)
 
@@ -163,7 +165,7 @@ def _shared(text: Ids, held: Ids) -> int:
     return int(differing[0]) if len(differing) else shorter
 
 
-def _own(paths: Sequence[Sequence[int]]) -> tuple[Places, Places, Places]:
+def _path_tokens(paths: Sequence[Sequence[int]]) -> tuple[Places, Places, Places]:
     """Return rows, tokens and their number, [k] each: a row's path has a token so often."""
     lengths = [len(path) for path in paths]
     tokens = np.fromiter(chain.from_iterable(paths), np.int64, sum(lengths))

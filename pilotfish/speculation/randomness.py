@@ -45,7 +45,7 @@ def _words(
     return np.random.Philox(key=key, counter=counter).random_raw(count)
 
 
-def seed_of(seed: int, choice: int) -> int:
+def derive_seed(seed: int, choice: int) -> int:
     """Make the seed of one of several answers to a prompt, 0 ≤ seed < 2⁶³; the first has its own.
 
     seed: the request's.

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.corpus import BREAK, NOTHING, Earlier
-from pilotfish.speculation.odds import DOUBTFUL, Odds
-from pilotfish.speculation.repeats import Ids, matches, places
+from pilotfish.speculation.corpus import BREAK, EMPTY_SNAPSHOT, CorpusSnapshot
+from pilotfish.speculation.odds import REPEAT_PRIOR, AcceptanceEstimator
+from pilotfish.speculation.repeats import Ids, find_places, match_lengths
 
 _MANY = 64  # places that are compared: the latest
 _SCANNED = 4096  # places in this text that had the last token, of which some had the last two
@@ -59,25 +59,25 @@ class Recall:
     """Follows one text at a time. One thread at a time."""
 
     def __init__(self) -> None:
-        self._earlier = NOTHING
+        self._earlier = EMPTY_SNAPSHOT
         self._text = np.empty(1024, np.uint32)  # committed tokens, then those of the last path
         self._end = 0  # of the committed ones
         self._path: list[int] = []
         self._echoes: list[Echo | None] = [None]  # behind the committed tokens and each of the path
-        self._odds = Odds(DOUBTFUL)
+        self._odds = AcceptanceEstimator(REPEAT_PRIOR)
         self._told: dict[int, float] = {}  # odds by length
 
-    def look(self, earlier: Earlier) -> None:
+    def set_corpus(self, earlier: CorpusSnapshot) -> None:
         """Search these earlier texts from now on."""
         self._earlier = earlier
         self._forget(self._end)
 
-    def trust(self, odds: Odds) -> None:
+    def set_estimator(self, odds: AcceptanceEstimator) -> None:
         """Tell, and learn, the odds by these from now on."""
         self._odds = odds
         self._told.clear()
 
-    def follow(self, committed: Ids) -> None:
+    def update(self, committed: Ids) -> None:
         """Take in the committed tokens u32 [n], of which most are known."""
         known = _common(self._text[: self._end], committed)
         if known < self._end:
@@ -103,7 +103,7 @@ class Recall:
         """Learn by the next committed token, and go on along the places that had it."""
         echo = self._echoes[0]
         if echo is not None:
-            self._odds.learn(min(echo.length, _LENGTHS), echo.likeliest == token)
+            self._odds.update(min(echo.length, _LENGTHS), echo.likeliest == token)
             self._told.clear()
         if self._path and self._path[0] == token:  # as drafted: what is known behind it still holds
             del self._path[0], self._echoes[0]
@@ -114,7 +114,7 @@ class Recall:
         self._end += 1
         self._echoes = [self._followed(echo, token, self._end)]
 
-    def after(self, path: Sequence[int]) -> Echo | None:
+    def predict(self, path: Sequence[int]) -> Echo | None:
         """Return what may follow the committed tokens and a path of drafts; None: nothing known."""
         known = 0
         while known < min(len(path), len(self._path)) and path[known] == self._path[known]:
@@ -129,11 +129,11 @@ class Recall:
                 self._echoes.append(self._followed(self._echoes[-1], token, end + 1))
         return self._echoes[len(path)]
 
-    def odds(self, echo: Echo) -> float:
+    def acceptance(self, echo: Echo) -> float:
         """Return the odds in (0, 1) that the likeliest token is the one that follows."""
         length = min(echo.length, _LENGTHS)
         if length not in self._told:
-            self._told[length] = self._odds.of(length)
+            self._told[length] = self._odds.estimate(length)
         return self._told[length]
 
     # Places
@@ -156,15 +156,15 @@ class Recall:
     def _search(self, end: int) -> Echo | None:
         """Find the places with the longest match with the end of the first ``end`` tokens."""
         text, earlier = self._text[:end], self._earlier
-        before = earlier.places(text, _MANY)
+        before = earlier.find_places(text, _MANY)
         before = before[earlier.ids.take(before) != BREAK]
-        here = places(text, text, 1, _SCANNED)
+        here = find_places(text, text, 1, _SCANNED)
         pairs = here[here > 1]
         pairs = pairs[text.take(pairs - 2) == text[-2]] if len(pairs) else _NOWHERE
         here = pairs[-_MANY:] if len(pairs) or len(before) else here[-_ALONE:]
         if not len(here) and not len(before):
             return None
-        lengths = matches(text, here, text), matches(earlier.ids, before, text)
+        lengths = match_lengths(text, here, text), match_lengths(earlier.ids, before, text)
         length = max(int(each.max(initial=1)) for each in lengths)
         return self._echo(before[lengths[1] == length], here[lengths[0] == length], length, end)
 

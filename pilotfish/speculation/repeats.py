@@ -5,7 +5,7 @@ In:  the ids of a text. Out: a place in it, how many tokens before that place eq
 
 Good where an answer repeats its prompt or itself: quotations, code that is changed in places,
 names, tables, loops. A match of one token is right in 2 to 4 of 10 places, one of 16 nearly always,
-and `Odds` by the length tell them apart: leaving the short ones out gained nothing.
+and `AcceptanceEstimator` by the length tell them apart: leaving the short ones out gained nothing.
 
 There is no index that would grow with the text: one search reads it all, which takes microseconds
 (20 in 8,000 tokens, 130 in 131,072), and where the text goes on as foretold, none is needed.
@@ -25,7 +25,7 @@ _PLACES = 32  # latest ones that are compared
 
 
 @dataclass(frozen=True)
-class Repeat:
+class LookupMatch:
     """A place whose text is expected again.
 
     start: index of the id that is expected next. end: length of the text. length: of the ids before
@@ -36,7 +36,7 @@ class Repeat:
     end: int
     length: int
 
-    def followed(self, ids: Ids) -> Repeat | None:
+    def extend(self, ids: Ids) -> LookupMatch | None:
         """Go on along the same place in the text's continuation u32 [n], n ≥ `end`.
 
         None if the text took another way.
@@ -44,7 +44,7 @@ class Repeat:
         more = len(ids) - self.end
         if ids[self.end :].tobytes() != ids[self.start : self.start + more].tobytes():
             return None
-        return Repeat(self.start + more, len(ids), self.length + more)
+        return LookupMatch(self.start + more, len(ids), self.length + more)
 
     def continuation(self, ids: Ids, most: int) -> Ids:
         """Return the ``most`` ids that are expected after the text u32 [`end`].
@@ -54,21 +54,21 @@ class Repeat:
         return np.resize(ids[self.start : self.start + most], most)
 
 
-def repeat(ids: Ids, least: int = 1) -> Repeat | None:
+def find_match(ids: Ids, least: int = 1) -> LookupMatch | None:
     """Find what may be repeated after the text u32 [n], C-contiguous; None if nothing is.
 
     Of the latest 32 places at which the text's last ``least`` ≥ 1 tokens stood before, it is the
     one with most tokens before it as at the end, counted to 16, and of several the latest.
     """
-    starts = places(ids, ids, least, _PLACES)
+    starts = find_places(ids, ids, least, _PLACES)
     if not len(starts):
         return None
-    lengths = matches(ids, starts, ids)
+    lengths = match_lengths(ids, starts, ids)
     best = len(starts) - 1 - int(lengths[::-1].argmax())
-    return Repeat(int(starts[best]), len(ids), int(lengths[best]))
+    return LookupMatch(int(starts[best]), len(ids), int(lengths[best]))
 
 
-def places(ids: Ids, text: Ids, least: int, most: int) -> NDArray[np.int64]:
+def find_places(ids: Ids, text: Ids, least: int, most: int) -> NDArray[np.int64]:
     """Return where ``ids`` u32 [n] goes on behind the text's last ``least`` ≥ 1 tokens.
 
     A place is the index of the token that follows, i64 [m], each below n, ascending: the last
@@ -83,7 +83,7 @@ def places(ids: Ids, text: Ids, least: int, most: int) -> NDArray[np.int64]:
     return np.flatnonzero(same)[-most:] + least
 
 
-def matches(ids: Ids, starts: NDArray[np.int64], text: Ids) -> NDArray[np.int64]:
+def match_lengths(ids: Ids, starts: NDArray[np.int64], text: Ids) -> NDArray[np.int64]:
     """Count how many ids before each of ``starts`` [m] equal the text's last ones; at most 16."""
     back = np.arange(1, min(_DEEP, len(text)) + 1)
     at = starts[:, None] - back

@@ -37,12 +37,12 @@ class Grammar(NamedTuple):
     text: str
 
     @classmethod
-    def of_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
+    def from_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
         """JSON that fits a JSON schema, given as such or as its text."""
         return cls("json", schema if isinstance(schema, str) else json.dumps(schema))
 
     @classmethod
-    def of_choices(cls, texts: Sequence[str]) -> "Grammar":
+    def from_choices(cls, texts: Sequence[str]) -> "Grammar":
         """One of these texts."""
         return cls("lark", "start: " + " | ".join(json.dumps(text) for text in texts))
 
@@ -60,7 +60,7 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shaping:
+class LogitsOptions:
     """How logits are changed; the defaults change nothing. As vLLM defines them:
 
     logit_bias: what is added to a token's logit, −100 to 100, of at most `MOST_BIASED` tokens.
@@ -90,16 +90,16 @@ class Shaping:
             _expect(name, getattr(self, name), -MOST_PENALTY, MOST_PENALTY)
 
     @property
-    def penalises(self) -> bool:
+    def has_penalties(self) -> bool:
         """Whether what was said before changes anything."""
         return self.repetition_penalty != 1.0 or bool(
             self.frequency_penalty or self.presence_penalty
         )
 
     @property
-    def neutral(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether nothing is changed."""
-        return not (self.logit_bias or self.penalises or self.grammar)
+        return not (self.logit_bias or self.has_penalties or self.grammar)
 
 
 def _expect(name: str, value: float, least: float, most: float) -> None:
@@ -107,10 +107,10 @@ def _expect(name: str, value: float, least: float, most: float) -> None:
         raise ValueError(f"{name} must be between {least:g} and {most:g}, not {value}")
 
 
-AS_THEY_ARE = Shaping()
+NO_LOGITS_OPTIONS = LogitsOptions()
 
 
-class Shaper:
+class LogitsProcessor:
     """Shapes the logits of one generation. since: the tokens of its prompt; the answer follows.
 
     Rows may be asked for in any order, and the text may change between calls; one thread at a time.
@@ -118,41 +118,43 @@ class Shaper:
     cannot read it.
     """
 
-    def __init__(self, shaping: Shaping, since: int, constraint: Constraint | None = None) -> None:
-        self._shaping = shaping
-        self._since = since
+    def __init__(
+        self, options: LogitsOptions, prompt_length: int, constraint: Constraint | None = None
+    ) -> None:
+        self._options = options
+        self._prompt_length = prompt_length
         self._constraint = constraint
-        self._biased = np.fromiter(shaping.logit_bias.keys(), np.int64)
-        self._bias = np.fromiter(shaping.logit_bias.values(), np.float32)
+        self._biased = np.fromiter(options.logit_bias.keys(), np.int64)
+        self._bias = np.fromiter(options.logit_bias.values(), np.float32)
         self._penalties = Penalties(
-            repetition=shaping.repetition_penalty,
-            frequency=shaping.frequency_penalty,
-            presence=shaping.presence_penalty,
-            since=since,
+            repetition=options.repetition_penalty,
+            frequency=options.frequency_penalty,
+            presence=options.presence_penalty,
+            prompt_length=prompt_length,
         )
 
-    def shape(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> Sequence[int]:
+    def process(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> Sequence[int]:
         """Change the rows of ``logits`` [n, V] in place; returns those that nothing may follow.
 
         text: u32 [m], prompt and answer, which all rows continue. paths: of each row, the tokens
         behind that. A row that nothing may follow is not constrained: its p is of no use.
         """
         logits[:, self._biased] += self._bias
-        if self._shaping.penalises:
+        if self._options.has_penalties:
             self._penalties.apply(logits, text, paths)
         if self._constraint is None:
             return ()
-        return self._constraint.forbid(logits, text[self._since :], paths)
+        return self._constraint.forbid(logits, text[self._prompt_length :], paths)
 
-    def forced(self, text: Ids, path: Sequence[int]) -> int | None:
+    def forced_token(self, text: Ids, path: Sequence[int]) -> int | None:
         """Return the only token that may follow text and path; None where there may be several."""
         if self._constraint is None:
             return None
-        tokens = self._constraint.forced(text[self._since :], path)
+        tokens = self._constraint.forced(text[self._prompt_length :], path)
         return tokens[0] if len(tokens) else None
 
 
-def behind_nodes(
+def node_paths(
     ids: Sequence[int], parents: Sequence[int] | NDArray[np.int64] | None
 ) -> list[list[int]]:
     """Return the path of each row of a window: the root's, then each node's with its own token.

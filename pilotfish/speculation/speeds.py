@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.ahead import lead, price, survival, token_costs
+from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
 
 GAIN = 1.05  # below it the target may as well be left alone
 ALIKE = 0.97  # of the fastest: as fast, within what times repeat to
@@ -34,26 +34,30 @@ def best_window(
 
 
 def hinted_token_s(
-    hazards: NDArray[np.float64], *, rtt_s: float, draft_s: float, pass_s: Sequence[float]
+    acceptance_by_depth: NDArray[np.float64],
+    *,
+    rtt_s: float,
+    draft_s: float,
+    pass_s: Sequence[float],
 ) -> float:
     """Compute the seconds of a token under `ahead`, of a lone session.
 
     hazards: α at each depth of a run, f64 [n]; it goes on as the last. pass_s: its length tells the
     most drafts that a pass takes.
     """
-    run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
+    run = survival(np.append(acceptance_by_depth, np.full(_TAIL, acceptance_by_depth[-1])))
     costs = token_costs(
         run,
         rtt_s=rtt_s,
         draft_s=draft_s,
         pass_s=pass_s,
-        lead=lead(run),
+        lead=draft_length(run),
         price=price(pass_s),
     )
     return costs.token_s
 
 
-def worth_most(tokens_per_s: Mapping[str, float]) -> str:
+def pick_drafter(tokens_per_s: Mapping[str, float]) -> str:
     """Name the first of those that are as fast as the fastest: list the smallest first."""
     most = max(tokens_per_s.values())
     return next(name for name, rate in tokens_per_s.items() if rate >= ALIKE * most)

@@ -54,7 +54,7 @@ class SparseRows:
         place = slice(begin, int(self.ends[index]))
         return Row(LEVEL_WEIGHTS[self.levels[place]], self.ids[place])
 
-    def hold(self, rows: NDArray[np.int64], tokens: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    def contains(self, rows: NDArray[np.int64], tokens: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Mark which of the tokens u32 [n] are in their row, i64 [n]."""
         wanted = (rows << 32) + tokens
         inner = np.arange(len(self.ends)).repeat(np.diff(self.ends, prepend=0))

@@ -16,7 +16,7 @@ from pilotfish.wire.refused_keys import RefusedKeys
 
 _ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"pilotfish"  # of the key that an edge started with; `domain` names the others'
-SHUT_OUT_S = 60.0
+BAN_S = 60.0
 _log = logging.getLogger("pilotfish.wire")
 
 
@@ -38,7 +38,7 @@ class Gate:
     ) -> None:
         self.refused = RefusedKeys()
         self.allowed = allowed
-        self.present = DOMAIN
+        self.present_domain = DOMAIN
         self._came_by: dict[bytes, bytes] = {}  # key → domain; of those that were let in
         self._shut_out: dict[bytes, float] = {}  # key → end, on the monotonic clock
         self.socket = context.socket(zmq.REP)
@@ -55,21 +55,21 @@ class Gate:
         self._allowed = keys
         self.refused.learn(keys)
 
-    def shut_out(self, key: bytes) -> None:
+    def ban(self, key: bytes) -> None:
         """Refuse a key for `SHUT_OUT_S` seconds."""
-        self._shut_out[key] = time.monotonic() + SHUT_OUT_S
-        _log.warning("key %s is shut out for %g s", key.decode(), SHUT_OUT_S)
+        self._shut_out[key] = time.monotonic() + BAN_S
+        _log.warning("key %s is shut out for %g s", key.decode(), BAN_S)
 
     def _welcomes(self, key: bytes) -> bool:
         return key in self.allowed and self._shut_out.get(key, 0.0) <= time.monotonic()
 
     @property
-    def behind(self) -> set[bytes]:
+    def clients_of_former_key(self) -> set[bytes]:
         """Keys on the list that came by another key of the edge than its present one."""
         met = [*self._came_by.items()]
-        return {key for key, by in met if by != self.present and key in self.allowed}
+        return {key for key, by in met if by != self.present_domain and key in self.allowed}
 
-    def answer(self) -> bool:
+    def answer_requests(self) -> bool:
         """Answer all waiting questions; poll `socket` to know when there are some. False."""
         while self.socket.poll(0):
             self._answer_one()

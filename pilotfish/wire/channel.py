@@ -23,21 +23,21 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.wire.address import require_address
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.attempts import Attempts, Failure, stop_at
+from pilotfish.wire.link.attempts import ConnectAttempts, ConnectFailure, stop_at
 from pilotfish.wire.link.dual_stack import DualStack
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.link.patience import ConnectPatience
+from pilotfish.wire.link.patience import ConnectTimeout
 from pilotfish.wire.link.tcp import (
     Segments,
     borrowed,
     hang_up,
-    lay_s,
     leads_to,
     local_host,
+    queued_s,
     segments,
     volume,
 )
-from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
+from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
 from pilotfish.wire.socket_events import next_event
 from pilotfish.wire.transport import HANDSHAKE_MS, receive_parts, send_parts, set_up
@@ -77,7 +77,7 @@ class EdgeChannel:
         self._socket.immediate = True  # never queue for an edge that is not there
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000
-        self._patience, self._stack = ConnectPatience(), DualStack(endpoint)
+        self._patience, self._stack = ConnectTimeout(), DualStack(endpoint)
         self._socket.connect_timeout = self._patience.ms
         self._socket.handshake_ivl = HANDSHAKE_MS
         stop_at(self._socket)
@@ -97,7 +97,7 @@ class EdgeChannel:
         self._unnoticed = False  # it did, and the owner has not been told
         self._looked_s = time.monotonic()  # when the owner last did
         self._encrypted, self._drained = keys is not None, False
-        self._intake = Intake(self._encrypted)
+        self._intake = ReceiveCounter(self._encrypted)
         self._most_bytes = message_bytes + SLACK_BYTES
         self._shunned_s, self._shun_s = 0.0, _SHUN_S[0]
         self.endpoint = endpoint
@@ -105,7 +105,7 @@ class EdgeChannel:
         self.connections = 0  # made so far
         # names the present connection, or the last one: no two of this process have the same
         self.connection = next(_NUMBERS)
-        self.attempts = Attempts()
+        self.attempts = ConnectAttempts()
         self.handshake_s = 0.0  # that the last one took, once TCP was connected
         self._quiet_most_s = quiet_most_s
         self._liveness: Liveness | None = None  # of the TCP connection, if there is one
@@ -121,7 +121,7 @@ class EdgeChannel:
             raise UnsupportedError(
                 f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
             ) from error
-        self.catch_up()  # before that ZeroMQ's descriptor tells nothing
+        self.read_events()  # before that ZeroMQ's descriptor tells nothing
         MEMORY_WATCH.join(self)
 
     @property
@@ -169,7 +169,7 @@ class EdgeChannel:
         """
         self._looked_s = time.monotonic()
         if self.attempts.due or self._stack.due:
-            self.try_again()
+            self.reconnect_now()
         if self._unnoticed:
             self._unnoticed = False
             return None
@@ -181,22 +181,22 @@ class EdgeChannel:
                 while more:  # drop the rest: no message has so many parts
                     more = self._socket.recv(_NOBLOCK, copy=False).more
                 size = sum(map(len, buffers))
-                self._intake.took(size, len(parts))
+                self._intake.add(size, len(parts))
                 return buffers[0], buffers[1:], size
-            self.catch_up()
+            self.read_events()
         self._drained = True
         return None
 
-    def catch_up(self) -> None:
+    def read_events(self) -> None:
         """Read the monitor's events, and connect anew if that is due; `take` does so too."""
         self._looked_s = time.monotonic()
         with self._news:
             self._read_events()
         if self._patience.too_short:
-            self._socket.connect_timeout = self._patience.longer()
-            self.try_again()
+            self._socket.connect_timeout = self._patience.lengthen()
+            self.reconnect_now()
         elif self.attempts.due or self._stack.due:
-            self.try_again()
+            self.reconnect_now()
         elif self._stack.pauses:  # or ZeroMQ would try this family alone all the while
             self._stop_trying()
 
@@ -208,16 +208,16 @@ class EdgeChannel:
             some = True
         return some
 
-    def check_memory(self, glance: Glance) -> bool:
+    def check_memory(self, sample: MemorySample) -> bool:
         """Disconnect if the edge sends an endless message, or too many; called by the memory watch.
 
         ZeroMQ connects anew, and is disconnected again for a while, which doubles each time.
         """
-        shunned = glance.now_s < self._shunned_s
+        shunned = sample.now_s < self._shunned_s
         if self._port is None:
             return False
         # The owner may be asleep; one that waits ought to learn of the link at once, by itself.
-        if glance.urgent or shunned or glance.now_s - self._looked_s > _ASLEEP_S:
+        if sample.urgent or shunned or sample.now_s - self._looked_s > _ASLEEP_S:
             with self._news:
                 self._unnoticed |= self._read_events()
         intake, drained = self._intake, self._drained
@@ -230,19 +230,19 @@ class EdgeChannel:
                 return shunned
             with self._news:
                 if self._liveness is not None:
-                    self._liveness.look_at(connection)
+                    self._liveness.poll(connection)
                     if self._is_dead(self._liveness):
                         hang_up(connection)
                         return shunned
             if not shunned:
-                held = intake.update(crossed, glance, drained=drained)
+                held = intake.update(crossed, sample, drained=drained)
                 if self._growth is not None:
                     self._growth.charge([intake])
-                if held <= self._most_bytes and intake.charged <= CHARGED_BYTES:
+                if held <= self._most_bytes and intake.overhead_bytes <= CHARGED_BYTES:
                     if intake.messages:
                         self._shun_s = _SHUN_S[0]
                     return False
-                self._shun(glance.now_s)
+                self._shun(sample.now_s)
             hang_up(connection)
         return True
 
@@ -270,9 +270,9 @@ class EdgeChannel:
             liveness = self._liveness
             if liveness is not None and self._port:
                 now_s = time.monotonic()
-                if liveness.doubtful or now_s - liveness.looked_s > most_s:
+                if liveness.overdue or now_s - liveness.updated_s > most_s:
                     with borrowed(self._descriptor, leads_to(self._port)) as connection:
-                        liveness.look_at(connection)
+                        liveness.poll(connection)
             return liveness
 
     @property
@@ -287,11 +287,11 @@ class EdgeChannel:
         liveness = self.liveness(_WATCHED_S) if self.connected else None
         return liveness is not None and liveness.quiet
 
-    def try_again(self) -> None:
+    def reconnect_now(self) -> None:
         """Connect anew, on the same socket."""
         self._stop_trying()
-        self._socket.ipv6 = self._stack.turn()
-        self.attempts.began()
+        self._socket.ipv6 = self._stack.switch_family()
+        self.attempts.note_started()
         self._socket.connect(self.endpoint)
         self._trying = True
 
@@ -308,12 +308,12 @@ class EdgeChannel:
             return None
         return segments(self._descriptor, self._port)
 
-    def lay_s(self) -> float:
+    def queued_s(self) -> float:
         """Return how long ago the edge's last bytes came, in seconds; 0 where nobody knows.
 
         A reply that is taken later than it came tells nothing of the link.
         """
-        return lay_s(self._descriptor)
+        return queued_s(self._descriptor)
 
     def _note(self, event: int, value: int) -> None:
         slow = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._is_slow
@@ -322,7 +322,7 @@ class EdgeChannel:
             self._patience.begin()
         elif event == zmq.Event.CONNECT_RETRIED:
             self._patience.end()
-            if self.attempts.failure is Failure.CONNECT:
+            if self.attempts.failure is ConnectFailure.CONNECT:
                 self._stack.failed()
         elif event == zmq.Event.CONNECTED:
             self._begin(value)
@@ -338,7 +338,7 @@ class EdgeChannel:
     def _begin(self, descriptor: int) -> None:
         """Note that TCP is connected; the handshake follows."""
         self._stack.connected()
-        self._descriptor, self._intake = descriptor, Intake(self._encrypted)
+        self._descriptor, self._intake = descriptor, ReceiveCounter(self._encrypted)
         self._connected_s, self._handed = time.monotonic(), 0
         self._liveness = Liveness(self._connected_s)
 
@@ -346,7 +346,7 @@ class EdgeChannel:
     def _is_slow(self) -> bool:
         """Whether the handshake takes long although the edge answers."""
         slow = time.monotonic() - self._connected_s > _SLOW_S
-        return slow and self._liveness is not None and self._liveness.heard
+        return slow and self._liveness is not None and self._liveness.has_received
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what was sent last has ``linger_s`` to leave."""

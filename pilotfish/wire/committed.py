@@ -16,7 +16,7 @@ _U32 = np.dtype("<u4")
 _EVERY = 256  # tokens: a copy of the running hash, 448 bytes, is kept after each so many
 
 
-class Committed:
+class CommittedTokens:
     """An append-only list of token ids that may be cut back; ``hash`` (8 bytes) follows it.
 
     Cutting it back, or asking for an earlier hash, costs the same however long it is.
@@ -37,7 +37,7 @@ class Committed:
         """The committed ids u32 [n], as a view that the next change may outdate."""
         return self._ids[: self._length]
 
-    def hash_of(self, length: int) -> bytes:
+    def hash_at(self, length: int) -> bytes:
         """The hash of the first ``length`` tokens."""
         return self.hash if length == self._length else self._hash_at(length).digest()
 
@@ -47,7 +47,7 @@ class Committed:
         digest.update(self._ids[mark * _EVERY : length].tobytes())
         return digest
 
-    def hash_behind(self, ids: Sequence[int]) -> bytes:
+    def hash_after(self, ids: Sequence[int]) -> bytes:
         """The hash of all tokens with these, not committed, behind them."""
         longer = self._hash.copy()
         longer.update(array("I", ids).tobytes())

@@ -25,21 +25,21 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, acquit
+from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, clear_overhead
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, lay_s, volume
-from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
+from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, queued_s, volume
+from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.socket_events import next_event
 
 # Reasons for which a connection is cut.
 CROWD: Final = "crowd"  # too many strangers, or too many connections
 UNFINISHED: Final = "unfinished-message"  # too many bytes of an unfinished message
 BACKLOG: Final = "too-much-of-one-key"  # too many bytes of messages not taken in yet
-OF_ONE_KEY: Final = "too-many-of-one-key"
+PER_KEY: Final = "too-many-of-one-key"
 REVOKED: Final = "revoked-key"
 CLOSING: Final = "closing"  # it came while the edge was stopping
 QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
-SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
+FRAGMENTED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
@@ -73,7 +73,7 @@ class Bounds(NamedTuple):
 class _Connection:
     descriptor: int
     peer: str  # an address without its port
-    intake: Intake
+    counter: ReceiveCounter
     client: bytes = b""  # ZeroMQ's name for it, after its first message
     owner: bytes = b""
     came_s: float = field(default_factory=time.monotonic)
@@ -102,7 +102,9 @@ class Connections:
         self.closing = False  # no new connections from now on
         self.cuts: Counter[str] = Counter()
         self.broken = 0  # ended before the first message, refused keys aside
-        self.missed = 0  # met with another public key of the edge than the one that answered
+        self.undecipherable = (
+            0  # met with another public key of the edge than the one that answered
+        )
         self.on_miss: Callable[[str], object] = lambda address: None  # and its address, or ""
         self.descriptor: int | None = None  # of the socket that listened first
         self._listening = listening
@@ -159,12 +161,12 @@ class Connections:
             if connection is None or connection.peer not in ("", _sender(frame)):
                 return
             self._introduce(connection, client, owner)
-        connection.intake.took(size, frames)
+        connection.counter.add(size, frames)
 
-    def lay_s(self, client: bytes) -> float:
+    def queued_s(self, client: bytes) -> float:
         """Return how long ago a client's last bytes came, in seconds; 0 where nobody knows."""
         connection = self._known.get(client)
-        return 0.0 if connection is None else lay_s(connection.descriptor)
+        return 0.0 if connection is None else queued_s(connection.descriptor)
 
     def has_room(self, client: bytes, size: int) -> bool:
         """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.
@@ -182,7 +184,7 @@ class Connections:
             waiting = [one for one in theirs if one.sent - one.acknowledged > SLACK_BYTES]
             return size + sum(map(self._unread, waiting)) <= _UNREAD_OF_ONE_KEY
 
-    def sent(self, client: bytes, size: int, frames: int) -> None:
+    def note_sent(self, client: bytes, size: int, frames: int) -> None:
         """Note that a reply was sent."""
         connection = self._known.get(client)
         if connection is not None:
@@ -190,10 +192,10 @@ class Connections:
 
     def _unread(self, connection: _Connection) -> int:
         """Count bytes sent and not taken in yet, as far as the kernel knows (for TCP it does)."""
-        crossed = self._volume(connection)
+        counters = self._volume(connection)
         # the kernel's count includes heartbeats and the handshake
-        connection.sent = max(connection.sent, 0 if crossed is None else crossed.acknowledged)
-        connection.acknowledged = connection.sent if crossed is None else crossed.acknowledged
+        connection.sent = max(connection.sent, 0 if counters is None else counters.acknowledged)
+        connection.acknowledged = connection.sent if counters is None else counters.acknowledged
         return connection.sent - connection.acknowledged
 
     def read_events(self) -> bool:
@@ -215,12 +217,12 @@ class Connections:
                         self.descriptor = descriptor
         return True
 
-    def shredded(self, client: bytes) -> None:
+    def cut_fragmented(self, client: bytes) -> None:
         """Cut the connection of ``client``, whose message has far too many parts."""
         connection = self._known.get(client)
         if connection is not None:
             with self._turn:
-                self._cut(connection, SHREDDED)
+                self._cut(connection, FRAGMENTED)
 
     def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
         """Cut connections whose key was taken off the list; call it regularly.
@@ -244,7 +246,7 @@ class Connections:
                     if now_s - connection.revoked_s >= _TOLD_S:
                         self._cut(connection, REVOKED)
 
-    def check_memory(self, glance: Glance) -> bool:
+    def check_memory(self, sample: MemorySample) -> bool:
         """Cut peers that make the process hold too much: unfinished or too many messages."""
         with self._turn:
             self.read_events()
@@ -254,16 +256,16 @@ class Connections:
             counted = []
             for connection in self._open.values():
                 with borrowed(connection.descriptor, self._is_ours) as lent:
-                    crossed = connection.liveness.look_at(lent)
-                if crossed is not None:
-                    connection.intake.update(crossed, glance, drained=drained)
+                    counters = connection.liveness.poll(lent)
+                if counters is not None:
+                    connection.counter.update(counters, sample, drained=drained)
                     counted.append(connection)
             if self._growth is not None:
                 left, self._left = self._left or len(counted) < len(self._open), False
-                self._growth.charge([each.intake for each in counted], left=left)
+                self._growth.charge([each.counter for each in counted], left=left)
             present = [each for each in counted if not each.cut]
-            self._bound_charged([each for each in present if each.intake.charged])
-            self._bound_held([each for each in present if each.intake.held])
+            self._bound_charged([each for each in present if each.counter.charged])
+            self._bound_held([each for each in present if each.counter.held])
             for connection in counted:
                 self._bound_quiet(connection)
         return False
@@ -279,32 +281,32 @@ class Connections:
 
     def _bound_charged(self, charged: list[_Connection]) -> None:
         """Cut those whose frames are so small that they take far more memory than their bytes."""
-        total = sum(each.intake.charged for each in charged)
-        charged.sort(key=lambda each: (bool(each.client), -each.intake.charged))
+        total = sum(each.counter.overhead_bytes for each in charged)
+        charged.sort(key=lambda each: (bool(each.client), -each.counter.overhead_bytes))
         for connection in charged:
-            if connection.intake.charged > CHARGED_BYTES or total > _CHARGED_IN_ALL:
+            if connection.counter.overhead_bytes > CHARGED_BYTES or total > _CHARGED_IN_ALL:
                 self._cut(connection, UNFINISHED)
-                total -= connection.intake.charged
-        if cut := [each.intake for each in charged if each.cut]:
-            acquit(cut, [each.intake for each in charged if not each.cut])
+                total -= connection.counter.overhead_bytes
+        if cut := [each.counter for each in charged if each.cut]:
+            clear_overhead(cut, [each.counter for each in charged if not each.cut])
 
     def _bound_held(self, holders: list[_Connection]) -> None:
         """Cut what exceeds the bounds: strangers first, then of the keys that hold most."""
         limit = self.bounds.message_bytes + SLACK_BYTES
         by_key: Counter[bytes] = Counter()
         for connection in holders:
-            by_key[connection.owner] += connection.intake.held
+            by_key[connection.owner] += connection.counter.held_bytes
 
         def last_to_go(connection: _Connection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), by_key[connection.owner]
             # of a key's messages the most complete one is kept
-            held = connection.intake.held
+            held = connection.counter.held_bytes
             return (known, -key, held) if known else (known, 0, -held)
 
         holders.sort(key=last_to_go)
         total = by_key.total()
         for connection in holders:
-            held = connection.intake.held
+            held = connection.counter.held_bytes
             alone = held > limit
             if alone or total > _UNFINISHED_IN_ALL * limit:
                 self._cut(connection, UNFINISHED)
@@ -324,7 +326,7 @@ class Connections:
     def _came(self, descriptor: int) -> None:
         with borrowed(descriptor, self._is_ours) as lent:
             peer = "" if lent is None else _host(lent)
-        connection = _Connection(descriptor, peer, Intake(self.encrypted))
+        connection = _Connection(descriptor, peer, ReceiveCounter(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
         if self.closing:
@@ -353,7 +355,7 @@ class Connections:
                 self._denied -= 1
             elif self._undeciphered:
                 self._undeciphered -= 1
-                self.missed += 1
+                self.undecipherable += 1
                 self.on_miss(connection.peer)
             else:
                 self.broken += 1
@@ -369,7 +371,7 @@ class Connections:
             if len(same) > self.bounds.per_owner:
                 # one that a device has left for a newer one is quiet; else the oldest goes
                 quiet = [each for each in same[:-1] if each.liveness.quiet]
-                self._cut((quiet or same)[0], OF_ONE_KEY)
+                self._cut((quiet or same)[0], PER_KEY)
 
     def _cut(self, connection: _Connection, reason: str) -> None:
         self._strangers.pop(connection.descriptor, None)

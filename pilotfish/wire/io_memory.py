@@ -18,7 +18,7 @@ from typing import Final
 
 import zmq
 
-from pilotfish.wire.memory_watch import Intake
+from pilotfish.wire.memory_watch import ReceiveCounter
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TASKS: Final = Path("/proc/self/task")
@@ -87,23 +87,23 @@ class Growth:
             self._owed += touched - then
         self._touched = touched
 
-    def charge(self, intakes: Collection[Intake], *, left: bool = False) -> None:
+    def charge(self, intakes: Collection[ReceiveCounter], *, left: bool = False) -> None:
         """Charge it to what was read by now; left: a connection ended since the last call."""
-        read = sum(each.fresh for each in intakes)
+        read = sum(each.new_bytes for each in intakes)
         self._owed -= _TIMES * read
         if self._owed > 0:
             parts = read * (_LEAVING if left else 1)
             for each in intakes:
-                if each.fresh and each.under_way:
-                    each.charged += self._owed * each.fresh // parts
-                each.beside += self._owed
+                if each.new_bytes and each.incomplete:
+                    each.overhead_bytes += self._owed * each.new_bytes // parts
+                each.shared_overhead_bytes += self._owed
             self._owed = 0
         self._owed = max(self._owed, -_AHEAD_BYTES)
 
 
-def acquit(cut: Collection[Intake], others: Collection[Intake]) -> None:
+def clear_overhead(cut: Collection[ReceiveCounter], others: Collection[ReceiveCounter]) -> None:
     """Take back what others were charged as far as those that were cut suffice to explain it."""
-    most = _MOST_TIMES * sum(each.since for each in cut)
-    rest = max(0.0, 1.0 - most / max(1, *(each.beside for each in cut)))
+    most = _MOST_TIMES * sum(each.incomplete_bytes for each in cut)
+    rest = max(0.0, 1.0 - most / max(1, *(each.shared_overhead_bytes for each in cut)))
     for each in others:
-        each.charged = int(rest * each.charged)
+        each.overhead_bytes = int(rest * each.overhead_bytes)

@@ -34,7 +34,7 @@ _FRAME_BYTES = {False: 9, True: 42}  # a frame's overhead on the wire; encrypted
 _PLAIN_SLACK_BYTES: Final = 1 << 12  # what is left of an idle peer's bytes; not encrypted
 
 
-class Glance(NamedTuple):
+class MemorySample(NamedTuple):
     """When it is looked, and whether the process grows: then it is looked again soon."""
 
     now_s: float
@@ -44,12 +44,12 @@ class Glance(NamedTuple):
 class Receiver(Protocol):
     """A socket that receives from peers."""
 
-    def check_memory(self, look: Glance) -> bool:
+    def check_memory(self, sample: MemorySample) -> bool:
         """Cut peers that make the process hold too much; True if it must be called again soon."""
 
 
 @dataclass(slots=True)
-class Intake:
+class ReceiveCounter:
     """Counts what one connection sent.
 
     The receiver writes ``messages`` and ``handed``, the watch the rest. handed: bytes of these
@@ -61,43 +61,46 @@ class Intake:
 
     encrypted: bool
     messages: int = 0
-    handed: int = 0
-    held: int = 0
-    fresh: int = 0
-    under_way: bool = False
-    since: int = 0
-    charged: int = 0
-    beside: int = 0
+    delivered: int = 0
+    held_bytes: int = 0
+    new_bytes: int = 0
+    incomplete: bool = False
+    incomplete_bytes: int = 0
+    overhead_bytes: int = 0
+    shared_overhead_bytes: int = 0
     _read: int = 0
     _messages_then: int = 0  # when all messages were last seen handed out
     _handed_then: int = 0
     _received_then: int = 0
     _since_s: float = field(default_factory=time.monotonic)
 
-    def took(self, size: int, frames: int) -> None:
+    def add(self, size: int, frames: int) -> None:
         """Note that a message of this size was handed out."""
         self.messages += 1
-        self.handed += size + frames * _FRAME_BYTES[self.encrypted]
+        self.delivered += size + frames * _FRAME_BYTES[self.encrypted]
 
-    def update(self, crossed: Volume, look: Glance, *, drained: bool) -> int:
+    def update(self, crossed: Volume, sample: MemorySample, *, drained: bool) -> int:
         """Compute the held bytes; drained: all messages were handed out since the last check."""
-        handed = self.handed
+        handed = self.delivered
         if drained and self.messages != self._messages_then:
             self._messages_then, self._handed_then = self.messages, handed
-            self._received_then, self._since_s = crossed.received, look.now_s
+            self._received_then, self._since_s = crossed.received, sample.now_s
             self._begin()
-        heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (look.now_s - self._since_s))
+        heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (sample.now_s - self._since_s))
         held = crossed.received - self._received_then - (handed - self._handed_then) - heartbeats
-        self.held = held if held > SLACK_BYTES else 0
-        self.under_way = held > _PLAIN_SLACK_BYTES
-        if not self.under_way:
+        self.held_bytes = held if held > SLACK_BYTES else 0
+        self.incomplete = held > _PLAIN_SLACK_BYTES
+        if not self.incomplete:
             self._begin()
-        self.fresh, self._read = max(0, crossed.read - self._read), max(self._read, crossed.read)
-        self.since += self.fresh
-        return self.held
+        self.new_bytes, self._read = (
+            max(0, crossed.read - self._read),
+            max(self._read, crossed.read),
+        )
+        self.incomplete_bytes += self.new_bytes
+        return self.held_bytes
 
     def _begin(self) -> None:
-        self.charged = self.beside = self.since = 0
+        self.overhead_bytes = self.shared_overhead_bytes = self.incomplete_bytes = 0
 
 
 class MemoryWatch:
@@ -108,9 +111,9 @@ class MemoryWatch:
 
     def __init__(self) -> None:
         self._free = Trimmer()
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Watch nothing: a forked child has neither the thread nor a use for its parent's sockets.
 
         The lock is new, too, for at the fork the thread may have held the old one.
@@ -144,16 +147,16 @@ class MemoryWatch:
                     self._thread = None
                     return
                 if urgent or now_s >= next_s:
-                    look = Glance(now_s, urgent)
-                    soon = [_checked(watched, look) for watched in list(self._watched)]
+                    sample = MemorySample(now_s, urgent)
+                    soon = [_checked(watched, sample) for watched in list(self._watched)]
                     then, next_s = resident, now_s if any(soon) else now_s + _ANYWAY_S
-            self._free.look(resident, now_s)
+            self._free.trim_if_grown(resident, now_s)
 
 
-def _checked(watched: Receiver, look: Glance) -> bool:
+def _checked(watched: Receiver, sample: MemorySample) -> bool:
     """Check one receiver; an error at one leaves the others checked."""
     try:
-        return watched.check_memory(look)
+        return watched.check_memory(sample)
     except Exception:
         _log.exception("the peers of a socket could not be checked")
         return False
@@ -167,7 +170,7 @@ class Trimmer:
         self._pause_s, self._due_s = _TRIM_S[0], 0.0
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
 
-    def look(self, resident: int, now_s: float) -> None:
+    def trim_if_grown(self, resident: int, now_s: float) -> None:
         """Trim if the process has grown and may have memory to return."""
         if self._trim is None:
             return
@@ -199,4 +202,4 @@ def _resident() -> int:
 
 
 MEMORY_WATCH: Final = MemoryWatch()
-os.register_at_fork(after_in_child=MEMORY_WATCH.begin_anew)
+os.register_at_fork(after_in_child=MEMORY_WATCH.reset)

@@ -21,7 +21,7 @@ from pilotfish.base.errors import MalformedError, TooLargeError
 from pilotfish.base.prose import MOST_CHARACTERS, one_line
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import AS_THEY_ARE, MOST_BIASED, Grammar, Shaping
+from pilotfish.speculation.shaping import MOST_BIASED, NO_LOGITS_OPTIONS, Grammar, LogitsOptions
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
@@ -125,7 +125,7 @@ class DecisionConditions(Header, frozen=True):
             raise MalformedError(f"The link's state is unusable: {error}") from error
 
 
-class Shape(Header, frozen=True):
+class LogitsOptionsMsg(Header, frozen=True):
     """How a generation's logits are changed before they are sampled from.
 
     since: tokens of the prompt; the answer's, which are counted, follow. grammar: its kind;
@@ -141,9 +141,9 @@ class Shape(Header, frozen=True):
     grammar: Name = ""
 
     @classmethod
-    def of(cls, shaping: Shaping, since: int) -> "Shape | None":
+    def from_options(cls, shaping: LogitsOptions, since: int) -> "LogitsOptionsMsg | None":
         """The message of it; None where nothing is changed."""
-        if shaping.neutral:
+        if shaping.is_identity:
             return None
         return cls(
             since=since,
@@ -176,7 +176,7 @@ class Begin(Header, tag="begin", frozen=True):
         None  # for protocols that decide by them; others ignore it
     )
     min_p: float = 0.0
-    shape: Shape | None = None
+    shape: LogitsOptionsMsg | None = None
     # how many of the likeliest tokens to tell with the log-probability of each; None: tell none
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     # likewise of the tokens that the session then holds; the first reply tells them
@@ -192,18 +192,18 @@ class Begin(Header, tag="begin", frozen=True):
         except ValueError as error:
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
 
-    def shaping(self, grammar: "Buffer | None") -> Shaping:
+    def logits_options(self, grammar: "Buffer | None") -> LogitsOptions:
         """How the target's logits are changed; `MalformedError` if it makes no sense.
 
         grammar: frame 1, if there is one.
         """
         if (told := self.shape) is None:
-            return AS_THEY_ARE
+            return NO_LOGITS_OPTIONS
         bias = dict(told.logit_bias)
         if len(bias) < len(told.logit_bias):
             raise MalformedError("logit_bias names a token twice.")
         try:
-            return Shaping(
+            return LogitsOptions(
                 logit_bias=bias,
                 repetition_penalty=told.repetition_penalty,
                 frequency_penalty=told.frequency_penalty,
@@ -366,7 +366,7 @@ class Verdict(Header, tag="verdict", frozen=True):
     notes: Annotated[list[U31 | NotNegative], msgspec.Meta(max_length=MAX_NOTES)] = []
 
 
-class Inquiry(Header, tag="inquiry", frozen=True):
+class StatesRequest(Header, tag="inquiry", frozen=True):
     """The edge cannot decide on a window yet: frame 0 names the tokens whose states it wants.
 
     They are numbered from 0 in the window, ascending, a byte each.
@@ -425,7 +425,7 @@ class Failure(Header, tag="failure", frozen=True):
 Request = (
     Hello | Begin | Window | States | Pull | Hint | Cancel | Close | Ping | Fetch | Chunk | More
 )
-Reply = Welcome | Verdict | Inquiry | Tokens | Pong | Part | Failure | Ack | Slice
+Reply = Welcome | Verdict | StatesRequest | Tokens | Pong | Part | Failure | Ack | Slice
 
 _U32 = np.dtype("<u4")
 _encoder = msgspec.msgpack.Encoder()
@@ -444,7 +444,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode_request(header: Buffer) -> Request:
     """A device's header; `MalformedError` says what is wrong with it."""
-    return checked(_requests, header)
+    return decode_checked(_requests, header)
 
 
 def is_hint(header: Buffer) -> bool:
@@ -455,10 +455,12 @@ def is_hint(header: Buffer) -> bool:
 
 def decode_reply(header: Buffer) -> Reply:
     """An edge's header; `MalformedError` says what is wrong with it."""
-    return checked(_replies, header)
+    return decode_checked(_replies, header)
 
 
-def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES) -> M:
+def decode_checked(
+    decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES
+) -> M:
     """A header of the types that ``decoder`` knows; `MalformedError` says what is wrong with it."""
     if len(header) > most:
         raise MalformedError(f"The header has {len(header)} bytes; the limit is {most}.")
@@ -467,13 +469,13 @@ def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = H
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         why = one_line(str(error))  # it may quote the header
         raise MalformedError(f"The header is not a known message: {why}.") from error
-    for name in _worded(type(message)):
+    for name in _describe(type(message)):
         msgspec.structs.force_setattr(message, name, one_line(getattr(message, name)))
     return message
 
 
 @cache
-def _worded(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+def _describe(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The fields of a message that are words."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.type == Text)
 
@@ -487,6 +489,6 @@ def _words_of(grammar: Buffer) -> str:
         raise MalformedError(f"The grammar is no UTF-8: {error}.") from error
 
 
-def frame(array: NDArray[Any]) -> memoryview:
+def as_frame(array: NDArray[Any]) -> memoryview:
     """The bytes of an array as a frame, without a copy where it is contiguous already."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

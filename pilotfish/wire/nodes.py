@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, checked
+from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, decode_checked
 
 VERSION: Final = 1
 MAX_ITEMS: Final = 1024
@@ -138,9 +138,9 @@ _reports: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report)
 
 def decode_order(header: Buffer) -> Order:
     """A header that came to a node; `MalformedError` says what is wrong with it."""
-    return checked(_orders, header, HEADER_BYTES)
+    return decode_checked(_orders, header, HEADER_BYTES)
 
 
 def decode_report(header: Buffer) -> Report:
     """A node's header; `MalformedError` says what is wrong with it."""
-    return checked(_reports, header, HEADER_BYTES)
+    return decode_checked(_reports, header, HEADER_BYTES)

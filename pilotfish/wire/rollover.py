@@ -27,7 +27,7 @@ _LOG_S: Final = 10.0  # between two entries in the log, however many strangers c
 _STEER_S: Final = 0.01  # between two programs for the kernel, however many strangers come
 
 
-class Rollover:
+class KeyRollover:
     """The present key and perhaps the one before it. `missed` is for any thread.
 
     backlog: connections that the kernel holds until they are accepted.
@@ -64,7 +64,7 @@ class Rollover:
                 self._bind(first, each)
         with self._turn:
             self._present, self._former = map(self._secrets.index, wanted)
-            self._gate.present = domain(self._present)
+            self._gate.present_domain = domain(self._present)
             self._routes.clear()
             self._since_s.clear()
             self._steer()
@@ -87,7 +87,7 @@ class Rollover:
             self._listening.setsockopt(zmq.USE_FD, -1)
         self._secrets.append(secret)
 
-    def missed(self, address: str) -> None:
+    def note_undecipherable(self, address: str) -> None:
         """Note that a client failed by the key it met; address "": unknown, as it left at once."""
         with self._turn:
             now_s = monotonic()

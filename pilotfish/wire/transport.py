@@ -24,7 +24,7 @@ from pilotfish.wire.io_memory import Growth
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.link.liveness import HEARTBEAT_S
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
-from pilotfish.wire.rollover import Rollover
+from pilotfish.wire.rollover import KeyRollover
 
 # Time for a handshake, else the connection is closed: four round trips, and over a satellite's or
 # a slow path, whose queues are full, one may take seconds. `wire.connections` bounds strangers.
@@ -67,7 +67,7 @@ class Envelope(NamedTuple):
     header: Buffer
     frames: Sequence[Buffer]
     size: int
-    lay_ns: int = 0
+    queued_ns: int = 0
 
 
 def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
@@ -165,10 +165,10 @@ class Listener:
             raise ListenError(f"The edge cannot listen on {endpoint}: {why}") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.connections.bound(self.endpoint)
-        self.rollover: Rollover | None = None
+        self.rollover: KeyRollover | None = None
         if keys is not None and self.gate is not None:
-            self.rollover = Rollover(self.socket, self.gate, keys.secret, _BACKLOG)
-            self.connections.on_miss = self.rollover.missed
+            self.rollover = KeyRollover(self.socket, self.gate, keys.secret, _BACKLOG)
+            self.connections.on_miss = self.rollover.note_undecipherable
 
     def answer_to(self, secret: bytes, former: bytes | None) -> None:
         """Answer new connections by these secret keys only, which must be known to be the edge's.
@@ -196,13 +196,13 @@ class Listener:
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
         header = buffers[0] if buffers else b""
-        return Envelope(client, owner, header, buffers[1:], size, self._lay_ns(client))
+        return Envelope(client, owner, header, buffers[1:], size, self._queued_ns(client))
 
-    def _lay_ns(self, client: bytes) -> int:
+    def _queued_ns(self, client: bytes) -> int:
         """Return for how long a message that is taken now has lain here."""
         now_ns = time.monotonic_ns()
         seen_ns, self._seen_ns = self._seen_ns or now_ns, 0
-        return max(now_ns - seen_ns, int(self.connections.lay_s(client) * 1e9))
+        return max(now_ns - seen_ns, int(self.connections.queued_s(client) * 1e9))
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Drop some of the parts of a message that has far too many.
@@ -218,9 +218,9 @@ class Listener:
         self._dropped += _PARTS_PER_TURN
         if self._dropped == _MAX_DROPPED_PARTS:
             client, owner = sender
-            self.connections.shredded(client)
+            self.connections.cut_fragmented(client)
             if self.gate is not None:
-                self.gate.shut_out(owner)
+                self.gate.ban(owner)
 
     @property
     def waiting(self) -> bool:
@@ -241,7 +241,7 @@ class Listener:
         if not self.connections.has_room(client, size):
             raise zmq.Again
         send_parts(self.socket, [client, header, *frames])
-        self.connections.sent(client, size, 1 + len(frames))
+        self.connections.note_sent(client, size, 1 + len(frames))
         return size
 
     def stop_accepting(self) -> None:

@@ -107,7 +107,7 @@ def test_under_local_the_grace_is_for_a_loss_not_for_each_answer() -> None:
 
 def alive(acknowledged: int) -> Liveness:
     liveness = Liveness(0.0)
-    liveness.look(Volume(0, 0, acknowledged), 0.1)
+    liveness.update(Volume(0, 0, acknowledged), 0.1)
     return liveness
 
 

@@ -24,7 +24,7 @@ from pilotfish.base.errors import (
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.counts import encode_counts
-from pilotfish.wire.protocols import EXCHANGES
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from pilotfish.wire.protocols.dssd import P_BITS
 from tests.conftest import CONTEXT, VOCAB, Pair
 from tests.support.hostile import COLD, PROMPT
@@ -55,7 +55,7 @@ class LyingEdge(threading.Thread):
         return m.Welcome(
             version=m.VERSION, software="liar", model="liar", vocab_size=VOCAB,
             padded_vocab_size=VOCAB, hidden_size=64, eos_ids=self._manifest.eos_ids,
-            protocols=[*EXCHANGES], received_ns=1, sent_ns=2,
+            protocols=[*PROTOCOL_REGISTRY], received_ns=1, sent_ns=2,
             limits=m.Limits(context=CONTEXT, window=64, message_bytes=2**20, sessions=1),
         )  # fmt: skip
 
@@ -184,7 +184,7 @@ VERDICTS: dict[str, Callable[[m.Window], Answer]] = {
 @pytest.mark.parametrize("answer", VERDICTS.values(), ids=VERDICTS.keys())
 def test_verdicts_that_cannot_be(liar, answer: Callable[[m.Window], Answer]) -> None:
     edge, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
-    protocols = [name for name, one in EXCHANGES.items() if not one.streams]
+    protocols = [name for name, one in PROTOCOL_REGISTRY.items() if not one.streams]
     for count, protocol in enumerate(protocols, start=1):
         shape = {"expansion": (2, 1)} if protocol == "tree" else {"window": 2}  # to four nodes
         temperature = 0.0 if protocol in COLD else 1.0

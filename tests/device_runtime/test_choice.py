@@ -17,7 +17,7 @@ from pilotfish.speculation.theory import tokens_per_round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import LOCAL, STREAM, names
-from pilotfish.wire.protocols.exchange import Sizes
+from pilotfish.wire.protocols.exchange import PairSizes
 from tests.support.rounds import LOSSLESS
 
 VOCAB = 49152
@@ -58,7 +58,7 @@ def rounds(wanted: Plan, accepted: list[int], **stages: float) -> list[Round]:
 
 def evidence(alpha: float | None = None, target: dict[int, float] | None = None) -> Evidence:
     """Of a pair that accepts with this α; None: that has not drafted yet."""
-    found = Evidence(DRAFTER, target or SLOW_TARGET, Sizes(VOCAB, 576))
+    found = Evidence(DRAFTER, target or SLOW_TARGET, PairSizes(VOCAB, 576))
     if alpha is not None:
         wanted = plan(protocol="greedy", window=16)
         # of 300 windows as many reach each depth as a geometric law says
@@ -288,7 +288,7 @@ def test_one_protocol_may_be_named_as_it_is() -> None:
 
 
 def test_an_edge_that_tells_no_times() -> None:
-    silent = Evidence(DRAFTER, {}, Sizes(VOCAB, 576))
+    silent = Evidence(DRAFTER, {}, PairSizes(VOCAB, 576))
     wanted = plan(protocol="greedy", window=4)
     assert 0.0 < silent.computing_s(wanted) < 1.0
     silent.add(wanted, rounds(wanted, [2] * 10, draft=0.04, verify=0.2))

@@ -14,13 +14,13 @@ from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.ahead import survival, token_costs
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.protocols import STREAM, names
-from pilotfish.wire.protocols.exchange import Sizes
+from pilotfish.wire.protocols.exchange import PairSizes
 from tests.device_runtime.test_choice import plans, rounds, state
 
 AHEAD = "ahead"
 DRAFTER = {1: 0.006, 2: 0.007, 4: 0.009}
 GPU = {1: 0.040, 16: 0.0445, 32: 0.0493}  # 40 ms, and 0.3 for each position more
-SIZES = Sizes(49152, 576)
+SIZES = PairSizes(49152, 576)
 
 
 def streamed(

@@ -12,7 +12,7 @@ from pilotfish.device_runtime.choice.predictive import Predictive
 from pilotfish.device_runtime.plan import Auto, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.exchange import Sizes
+from pilotfish.wire.protocols.exchange import PairSizes
 from tests.device_runtime.test_choice import (
     DRAFTER,
     SLOW_TARGET,
@@ -32,7 +32,7 @@ PAUSES = [1.0, 5.0]
 
 def untried(hope: float) -> Evidence:
     """Nothing is known of any time; of drafts this is hoped."""
-    return Evidence(DRAFTER, SLOW_TARGET, Sizes(VOCAB, 576), hope=hope)
+    return Evidence(DRAFTER, SLOW_TARGET, PairSizes(VOCAB, 576), hope=hope)
 
 
 def usual(wanted: Plan, count: int, accepted: int = 0) -> list[Round]:

@@ -15,8 +15,8 @@ from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, pla
 from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.protocols import EXCHANGES
-from pilotfish.wire.protocols.exchange import Sizes
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY
+from pilotfish.wire.protocols.exchange import PairSizes
 from tests.device_runtime.test_choice import (
     DRAFTER,
     OFFERED,
@@ -30,7 +30,7 @@ from tests.device_runtime.test_choice import (
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 BOTH = Auto(among=[FULL, SELECTIVE], policy="threshold")
 LOSSY = Auto(lossy=True, policy="threshold")
-SIZES = Sizes(VOCAB, 576)
+SIZES = PairSizes(VOCAB, 576)
 HEADLESS = [name for name in OFFERED if name not in (FULL, SELECTIVE)]
 
 
@@ -43,7 +43,9 @@ def rounds(
 ) -> list[Round]:
     """Rounds of this plan, all alike, that took as long as both ends said at start."""
     levels = len(wanted.expansion)
-    expected = wanted.exchange.freight(wanted.expansion, wanted.drafting.sampling, 0.0, SIZES)
+    expected = wanted.exchange.estimate_bytes(
+        wanted.expansion, wanted.drafting.sampling, 0.0, SIZES
+    )
     return [
         Round(
             protocol=wanted.protocol,
@@ -152,7 +154,7 @@ def test_rtt_thresholds_that_make_no_sense(options: dict[str, float], told: str)
 def test_judged_protocols_only_where_lossy_ones_are_allowed_offered_and_temperature_is_0() -> None:
     def judged(auto: Auto, offered: list[str], **options) -> set[str]:
         found = alternatives(auto, Options(**options), offered=offered)
-        return {one.protocol for one in found if one.needs}
+        return {one.protocol for one in found if one.requires}
 
     lossy = Auto(lossy=True)
     assert judged(lossy, OFFERED) == {FULL, SELECTIVE}
@@ -170,7 +172,7 @@ def test_a_complaint_is_the_first_protocols() -> None:
 
 def test_threshold_and_format_reach_every_judged_plan() -> None:
     found = alternatives(BOTH, {"threshold": 0.25, "hidden": "fp16"}, offered=OFFERED)
-    told = [one.exchange.options.given() for one in found if one.exchange]
+    told = [one.exchange.options.to_dict() for one in found if one.exchange]
     assert told
     assert all(one == {"threshold": 0.25, "hidden": "fp16"} for one in told)
 
@@ -227,10 +229,12 @@ def trips(seen: Evidence, wanted: Plan) -> float:
 
 
 def test_an_untried_second_exchange_costs_what_its_protocol_says() -> None:
-    for name in EXCHANGES:
-        sampled = {} if name == "greedy" or EXCHANGES[name].needs else {"temperature": 1.0}
+    for name in PROTOCOL_REGISTRY:
+        sampled = (
+            {} if name == "greedy" or PROTOCOL_REGISTRY[name].requires else {"temperature": 1.0}
+        )
         wanted = plan(protocol=name, window=8, seed=1, **sampled)
-        expected = wanted.exchange.exchanges(wanted.expansion, 0.5)
+        expected = wanted.exchange.estimate_round_trips(wanted.expansion, 0.5)
         assert trips(fresh(), wanted) == pytest.approx(expected)
     assert trips(fresh(), plan(protocol=SELECTIVE, window=8)) > 1.9
     assert trips(fresh(), plan(protocol=SELECTIVE, window=0)) == 1.0

@@ -25,8 +25,8 @@ from pilotfish.device_runtime.link.loss import FAIL, Interrupt, Patience
 from pilotfish.wire import messages as m
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
-from pilotfish.wire.link.attempts import SURE, Failure
-from pilotfish.wire.link.diagnosis import Finding
+from pilotfish.wire.link.attempts import SURE, ConnectFailure
+from pilotfish.wire.link.diagnosis import AddressState
 from pilotfish.wire.transport import Listener
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_bad_edge import LyingEdge
@@ -151,7 +151,7 @@ def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
         while link.channel.attempts.handshakes_failed < SURE + 4:
             assert time.monotonic() < end_s
             listener.connections.read_events()
-            listener.gate.answer()
+            listener.gate.answer_requests()
             link.attend()
             seen.add(link.status.state)
             time.sleep(0.002)
@@ -324,8 +324,8 @@ def test_a_state_lasts_until_another_one_is_known(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         endpoint = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         link = opened(endpoint, DeviceKeys.load(key_folders["alice"]))
-        link.channel.attempts.failure, link.channel.attempts.hang_ups = Failure.CLOSED, SURE
-        link._diagnosis.finding, link._diagnosis._due_s = Finding.CURVE, time.monotonic() + 60.0
+        link.channel.attempts.failure, link.channel.attempts.hang_ups = ConnectFailure.CLOSED, SURE
+        link._diagnosis.state, link._diagnosis._due_s = AddressState.CURVE, time.monotonic() + 60.0
         assert link.status.state is Connectivity.WRONG_EDGE_KEY
         link.retry()
         assert link.status.state is Connectivity.WRONG_EDGE_KEY

@@ -7,12 +7,12 @@ from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import EXCHANGES, Law
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from tests.support.tiny import tiny_artifact
 
 VOCAB = 64
 COMMITTED = np.array([3, 1, 4, 1, 5, 9], dtype=np.uint32)
-LAW = Law(sampling=Sampling(temperature=1.5), seed=1)
+LAW = SamplingParams(sampling=Sampling(temperature=1.5), seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def fresh(artifact):
 @pytest.mark.parametrize("expansion", [(1, 1, 1), (2, 2, 2), (4, 2, 1), (1, 3, 2)])
 def test_what_was_read_follows_the_accepted_path(artifact, expansion):
     """After every possible verdict the next logits are those of the committed text alone."""
-    drafter, exchange = fresh(artifact), EXCHANGES["tree"]
+    drafter, exchange = fresh(artifact), PROTOCOL_REGISTRY["tree"]
     nodes = len(drafter.draft(COMMITTED, expansion, exchange, LAW, ends=()).ids)
     assert nodes > 2
     for node in range(nodes + 1):
@@ -44,14 +44,14 @@ def test_what_was_read_follows_the_accepted_path(artifact, expansion):
 
 def test_a_tree_of_equal_candidates_is_a_chain(artifact):
     drafter = fresh(artifact)
-    cold = Law(sampling=Sampling(), seed=1)
-    draft = drafter.draft(COMMITTED, (3, 2, 2), EXCHANGES["tree"], cold, ends=())
+    cold = SamplingParams(sampling=Sampling(), seed=1)
+    draft = drafter.draft(COMMITTED, (3, 2, 2), PROTOCOL_REGISTRY["tree"], cold, ends=())
     assert draft.parents.tolist() == [-1, 0, 1]
     assert draft.depth == 3
 
 
 def test_a_window_ends_with_an_end_token(artifact):
-    drafter, exchange = fresh(artifact), EXCHANGES["tslt"]
+    drafter, exchange = fresh(artifact), PROTOCOL_REGISTRY["tslt"]
     whole = drafter.draft(COMMITTED, (1,) * 6, exchange, LAW, ends=()).ids.tolist()
     cut = drafter.draft(COMMITTED, (1,) * 6, exchange, LAW, ends={whole[2]}).ids.tolist()
     assert cut == whole[: whole.index(whole[2]) + 1]
@@ -59,10 +59,10 @@ def test_a_window_ends_with_an_end_token(artifact):
 
 def test_an_auto_window_is_the_beginning_of_the_whole_one(artifact):
     """It stops after the token at which the product of the predictions falls below the bound."""
-    drafter, exchange = fresh(artifact), EXCHANGES["tslt"]
+    drafter, exchange = fresh(artifact), PROTOCOL_REGISTRY["tslt"]
     lengths = set()
     for seed in range(8):
-        law = Law(sampling=LAW.sampling, seed=seed)
+        law = SamplingParams(sampling=LAW.sampling, seed=seed)
         whole = drafter.draft(COMMITTED, (1,) * 8, exchange, law, ends=())
         short = drafter.draft(COMMITTED, (1,) * 8, exchange, law, ends=(), auto=True)
         assert short.ids.tolist() == whole.ids[: len(short.ids)].tolist()

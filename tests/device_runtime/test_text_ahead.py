@@ -12,7 +12,7 @@ from pilotfish.device_runtime.drafting import TextDrafter
 from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.plan import plan
-from pilotfish.speculation.odds import HOPEFUL, Odds
+from pilotfish.speculation.odds import MODEL_PRIOR, AcceptanceEstimator
 
 PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint32)
 
@@ -38,14 +38,14 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
     drafter = TextDrafter(memory)
     drafter.cross(TrivialBridge(64), "words")
     drafter._recall.start("words", 64)
-    drafter._recall.follow(PROMPT[:4])
+    drafter._recall.update(PROMPT[:4])
     for end in range(5, 9):  # so that long matches are trusted
-        drafter._recall.follow(PROMPT[:end])
+        drafter._recall.update(PROMPT[:end])
     runner = Forerunner(
         drafter,
         edge,  # type: ignore[arg-type]
         plan(protocol="ahead", temperature=0.0),
-        Odds(HOPEFUL),
+        AcceptanceEstimator(MODEL_PRIOR),
         PROMPT,
         None,
         last=100,
@@ -55,4 +55,4 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
     while runner.step():
         pass
     assert runner._lead.drafts.tolist() == [9, 10, 11, 12]
-    assert runner._lead.untold == 0
+    assert runner._lead.unsent == 0

@@ -180,7 +180,7 @@ def test_a_link_that_breaks_changes_nothing(server: EdgeServer) -> None:
 @pytest.mark.parametrize("draft_text", [False, True])
 def test_what_a_grammar_allows_is_that_of_stream(writers: Pair, draft_text: bool) -> None:
     draft = writers.draft if draft_text else "text"
-    grammar = Grammar.of_schema(OBJECT)
+    grammar = Grammar.from_schema(OBJECT)
     with (
         EdgeServer(writers.target, threads=1) as server,
         Device(draft, server.endpoint, threads=1, draft_text=draft_text) as device,

@@ -21,8 +21,8 @@ from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.text import Recollection
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Grammar, Shaping
-from pilotfish.wire.protocols import EXCHANGES, Law, choose
+from pilotfish.speculation.shaping import Grammar, LogitsOptions
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams, choose
 from tests.support.bridged import END, WORDS, ids, pair_of, vocabulary
 from tests.support.examples import examples
 from tests.support.rounds import EXACT, LOSSLESS, ONE, Setting, logits, play_round, shaper_of
@@ -102,7 +102,7 @@ def test_a_round_is_exact_over_all_its_outcomes(name, data, bits, earlier, auto)
 @pytest.mark.parametrize("name", SAMPLED)
 def test_windows_of_every_length_are_among_them(name):
     """What followed is told apart: once, several, and nothing known behind some of them."""
-    expansion = (2, 1) if EXACT[name].branches else (1, 1)
+    expansion = (2, 1) if EXACT[name].allows_trees else (1, 1)
     seen, drafts = Counter(), set()
     for earlier, start in product(
         ([], [[1, 2, 0]], [[0, 1, 2, 0, 1, 1]], [[0, 1, 2], [0, 1, 0], [0, 1, 2, 2]]),
@@ -111,7 +111,7 @@ def test_windows_of_every_length_are_among_them(name):
         drafter = text_drafter(3, earlier, start)
         setting = Setting(name, expansion, ONE, ONE, vocab=3)
         assert_exact(setting, 2, windows_of(drafter, auto=None, seen=seen), start)
-        law = Law(sampling=ONE, seed=1)
+        law = SamplingParams(sampling=ONE, seed=1)
         draft = drafter.draft(ids(start), expansion, EXACT[name], law, ())
         drafts.add(tuple(draft.ids.tolist()))
     assert {*seen} == {0, 1, 2}
@@ -139,7 +139,7 @@ def test_a_biased_window_would_be_seen():
 @examples(40)
 def test_a_round_under_a_grammar_is_exact(name, data, bits, regex, earlier, auto):
     setting = data.draw(small_settings(name))
-    grammar = Shaping(
+    grammar = LogitsOptions(
         grammar=Grammar("regex", regex),
         frequency_penalty=data.draw(st.sampled_from([0.0, 1.0])),
         repetition_penalty=data.draw(st.sampled_from([1.0, 0.5])),
@@ -159,7 +159,7 @@ def test_a_round_under_a_grammar_is_exact(name, data, bits, regex, earlier, auto
 
 def own_tokens(setting, seed, length, start=START):
     """The target's own, one by one."""
-    law, known = Law(sampling=setting.sampling, seed=seed), start
+    law, known = SamplingParams(sampling=setting.sampling, seed=seed), start
     while len(known) < len(start) + length:
         row = logits(setting.models[0], known)
         known = (*known, choose(row, law, len(known), Purpose.TARGET))
@@ -186,7 +186,7 @@ def test_what_is_determined_is_the_targets_own(name, sampling, auto):
             while len(committed) < len(wanted):
                 committed, at_edge = play_round(
                     setting,
-                    EXCHANGES[name],
+                    PROTOCOL_REGISTRY[name],
                     seed,
                     committed,
                     at_edge,
@@ -200,17 +200,17 @@ def test_what_is_determined_is_the_targets_own(name, sampling, auto):
 
 def test_a_window_ends_with_an_end_token():
     drafter = text_drafter(4, [[0, 1, 2, 0, 3, 1, 2]])
-    law = Law(sampling=GREEDY, seed=1)
+    law = SamplingParams(sampling=GREEDY, seed=1)
     for name in ("greedy", "tree"):
         for ends, wanted in ((), [2, 0, 3, 1, 2]), ((3,), [2, 0, 3]), ((2,), [2]):
-            draft = drafter.draft(ids([0, 1]), (1,) * 5, EXCHANGES[name], law, ends)
+            draft = drafter.draft(ids([0, 1]), (1,) * 5, PROTOCOL_REGISTRY[name], law, ends)
             assert draft.ids.tolist() == wanted
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_where_nothing_is_known_a_window_is_empty(name):
     drafter = text_drafter(4, [[3, 3, 3]])
-    law = Law(sampling=GREEDY if name == "greedy" else ONE, seed=1)
+    law = SamplingParams(sampling=GREEDY if name == "greedy" else ONE, seed=1)
     for auto in (False, True):
         draft = drafter.draft(ids([0, 1]), (1, 1), EXACT[name], law, (), auto=auto)
         assert len(draft.ids) == draft.depth == 0
@@ -218,8 +218,8 @@ def test_where_nothing_is_known_a_window_is_empty(name):
 
 def test_a_tree_is_no_larger_than_what_the_wire_takes():
     drafter = text_drafter(4, [[0, 1, at, other] for at in range(4) for other in range(4)])
-    law = Law(sampling=ONE, seed=1)
-    draft = drafter.draft(ids([0, 1]), (4, 4, 4, 4, 4), EXCHANGES["tree"], law, ())
+    law = SamplingParams(sampling=ONE, seed=1)
+    draft = drafter.draft(ids([0, 1]), (4, 4, 4, 4, 4), PROTOCOL_REGISTRY["tree"], law, ())
     assert 4 < len(draft.ids) <= 64
 
 
@@ -298,6 +298,11 @@ def test_a_model_with_text_says_the_targets_own(words, name, expansion, tmp_path
         committed, at_edge = START, len(START)
         while len(committed) < len(wanted):
             committed, at_edge = play_round(
-                setting, EXCHANGES[name], 1, committed, at_edge, windows_of(drafter, auto=auto)
+                setting,
+                PROTOCOL_REGISTRY[name],
+                1,
+                committed,
+                at_edge,
+                windows_of(drafter, auto=auto),
             )
         assert committed[: len(wanted)] == wanted

@@ -37,8 +37,8 @@ def say(lane: Recollection, owner: Owner, text: list[int]) -> None:
 def quoted(lane: Recollection, owner: Owner, begin: list[int], *, lossless: bool = True) -> int:
     """Return what the lane drafts behind these words for an owner; -1: nothing."""
     lane.start("words", SIZE, owner, lossless=lossless)
-    lane.follow(ids(*begin))
-    echo = lane.after([])
+    lane.update(ids(*begin))
+    echo = lane.predict([])
     return -1 if echo is None else echo.likeliest
 
 
@@ -77,10 +77,10 @@ def test_a_lane_forgets_the_conversation_of_its_last_owner() -> None:
     """Before the prompt of the next one is known, and though it begins alike."""
     lane = Recollection(TextMemory("off"))
     lane.start("words", SIZE, "alice")
-    lane.follow(ids(*SECRET, 2, 3))
-    assert lane.after([]) is not None
+    lane.update(ids(*SECRET, 2, 3))
+    assert lane.predict([]) is not None
     lane.start("words", SIZE, "bob")
-    assert lane.after([]) is None
+    assert lane.predict([]) is None
     assert quoted(lane, "bob", [1, 2, 3]) == -1
 
 
@@ -89,14 +89,14 @@ def test_what_repetitions_were_worth_is_told_of_the_owner_alone() -> None:
 
     def told(owner: str) -> float:
         quoted(lane, owner, [7, 8, 7, 8, 7, 8])
-        echo = lane.after([])
+        echo = lane.predict([])
         assert echo is not None
-        return lane.odds(echo)
+        return lane.acceptance(echo)
 
     before = told("bob")
     say(lane, "alice", [])
     for end in range(2, 60):
-        lane.follow(np.tile(ids(1, 2), 30)[:end])
+        lane.update(np.tile(ids(1, 2), 30)[:end])
     assert told("carol") == before
     assert told("alice") > before
 
@@ -113,8 +113,8 @@ def test_what_could_not_be_kept_is_not_among_the_words_of_the_last_owner(tmp_pat
     assert quoted(again, "alice", [9, 2, 3]) == 41
     with pytest.raises(UnsupportedError, match="Another device"):
         again.start("words", SIZE, "bob")
-    again.follow(ids(9, 2, 3))
-    assert again.after([]) is None
+    again.update(ids(9, 2, 3))
+    assert again.predict([]) is None
     again.end(ids(9, 2, 3, 77, 78))  # an answer ends, however it does
     other.close()
     assert quoted(again, "alice", [9, 77]) == -1

@@ -38,7 +38,7 @@ def liar(pair: Pair) -> Iterator[Liar]:
 
 def inquiry(about: m.Window | m.States, *frames: bytes, **changes: Any) -> Answer:
     values = {"session": about.session, "generation": about.generation, "start": about.start}
-    return [m.Inquiry(times=TIMES, **{**values, **changes}), *frames]
+    return [m.StatesRequest(times=TIMES, **{**values, **changes}), *frames]
 
 
 def scripted(window: list[Callable[[m.Window], Answer]], states: Any = ()) -> Script:

@@ -27,14 +27,14 @@ from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Output
-from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import Committed
-from pilotfish.wire.protocols import Law, Ruling, choose
-from pilotfish.wire.protocols.ahead import HintChain, Lead, drawn
+from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.protocols import Decision, SamplingParams, choose
+from pilotfish.wire.protocols.ahead import DraftAhead, HintChain, draft_with_margin
 from pilotfish.wire.transport import Envelope
 from tests.support.enumeration import Model, kinds, samplings
 from tests.support.examples import examples
@@ -122,13 +122,15 @@ class Edge:
 class Device:
     """The device's half, one step at a time. asked: the tokens of its answer."""
 
-    def __init__(self, edge: Edge, model: Model, law: Law, prompt: Sequence[int], asked: int):
+    def __init__(
+        self, edge: Edge, model: Model, law: SamplingParams, prompt: Sequence[int], asked: int
+    ):
         self._edge, self._model, self._law = edge, model, law
         self._last = len(prompt) + asked - 1
-        self.committed = Committed()
+        self.committed = CommittedTokens()
         self.committed.extend(prompt)
         self.answer: list[int] = []
-        self.lead = Lead()
+        self.lead = DraftAhead()
         self.lead.start(self.committed.ids)
         self.hints: list[tuple[m.Hint, list[bytes]]] = []  # under way
         self._read = 0
@@ -147,12 +149,12 @@ class Device:
     def draft(self) -> None:
         if len(self.lead) < self._last - self.lead.committed:
             row = logits(self._model, tuple(self.lead.text.ids.tolist()))
-            token, margin = drawn(row, self._law, len(self.lead.text))
-            self.lead.grow(token, 1.0, margin)
+            token, margin = draft_with_margin(row, self._law, len(self.lead.text))
+            self.lead.append(token, 1.0, margin)
 
     def tell(self) -> None:
-        if self.lead.untold > 0:
-            start, digest, frames = self.lead.tell(VOCAB)
+        if self.lead.unsent > 0:
+            start, digest, frames = self.lead.encode_hint(VOCAB)
             hint = m.Hint(session=ME, generation=0, start=start, hash=digest)
             self.hints.append((hint, [bytes(frame) for frame in frames]))
 
@@ -170,7 +172,7 @@ class Device:
         """Send a hint of made-up ids; with the right hash, if so wished."""
         text = self.lead.text if back % 2 else self.committed
         start = max(0, min(len(text), len(text) - back))
-        digest = text.hash_of(start) if rightly else b"\0" * 8
+        digest = text.hash_at(start) if rightly else b"\0" * 8
         hint = m.Hint(session=ME, generation=0, start=start, hash=digest)
         frame = encode_ids(np.array(ids, np.uint32), VOCAB)
         self._edge.take(ME, hint, frame, b"\xff" * len(ids))
@@ -186,29 +188,31 @@ class Device:
         if reply.start != len(self.committed):
             assert reply.start < len(self.committed)  # sent again
             return True
-        self.lead.meet(ids)
+        self.lead.compare(ids)
         self.committed.extend(ids)
         self.answer += ids
         return True
 
 
-def begin(edge: Edge, session: bytes, protocol: str, law: Law, prompt: Sequence[int]) -> None:
+def begin(
+    edge: Edge, session: bytes, protocol: str, law: SamplingParams, prompt: Sequence[int]
+) -> None:
     sampling = law.sampling
     message = m.Begin(
-        session=session, generation=0, keep=0, hash=Committed().hash, protocol=protocol,
+        session=session, generation=0, keep=0, hash=CommittedTokens().hash, protocol=protocol,
         seed=law.seed, temperature=sampling.temperature, top_k=sampling.top_k,
         top_p=sampling.top_p,
     )  # fmt: skip
     edge.take(session, message, encode_ids(np.array(prompt, np.uint32), VOCAB))
 
 
-def pulling(session: bytes, committed: Committed, asked: int) -> m.Pull:
+def pulling(session: bytes, committed: CommittedTokens, asked: int) -> m.Pull:
     return m.Pull(
         session=session, generation=0, start=len(committed), hash=committed.hash, count=asked
     )
 
 
-def own_text(model: Model, law: Law, prompt: Sequence[int], asked: int) -> list[int]:
+def own_text(model: Model, law: SamplingParams, prompt: Sequence[int], asked: int) -> list[int]:
     """Choose the target's text token by token, up to the first end token."""
     text = list(prompt)
     while len(text) < min(len(prompt) + asked, CONTEXT):
@@ -230,7 +234,7 @@ moves = st.tuples(
 def play(
     artifact: Artifact,
     models: tuple[Model, Model],
-    law: Law,
+    law: SamplingParams,
     prompt: Sequence[int],
     asked: int,
     schedule: Sequence[Move],
@@ -240,7 +244,7 @@ def play(
     target, drafter = models
     edge = Edge(artifact, target, *pace)
     begin(edge, OTHER, "stream", law, prompt[:1])  # shares the passes
-    beside = Committed()
+    beside = CommittedTokens()
     beside.extend(prompt[:1])
     edge.take(OTHER, pulling(OTHER, beside, 6))
     device = Device(edge, drafter, law, prompt, asked)
@@ -294,7 +298,7 @@ def test_any_schedule_gives_the_targets_own_text(
     artifact, kind, seed, sampling, draws, prompt, asked, schedule, pace
 ):
     models = tuple(Model(VOCAB, seed, side, kind) for side in (0, 1))
-    law = Law(sampling=sampling, seed=draws)
+    law = SamplingParams(sampling=sampling, seed=draws)
     play(artifact, models, law, prompt, asked, schedule, pace)
 
 
@@ -313,7 +317,7 @@ def random_games(number: int) -> Iterator[dict]:
                 Model(VOCAB, seed % 7, 0, kind := rng.choice(["equal", "random"])),
                 Model(VOCAB, seed % 7, 1, kind),
             ),
-            "law": Law(sampling=Sampling(temperature=rng.choice([0.0, 1.0])), seed=seed),
+            "law": SamplingParams(sampling=Sampling(temperature=rng.choice([0.0, 1.0])), seed=seed),
             "prompt": [1, 3],
             "asked": rng.choice([3, 7, 16, 30]),
             "schedule": schedule,
@@ -340,32 +344,32 @@ def test_these_games_have_long_runs_of_drafts_that_come_true(artifact):
 
 def accepts_one_unchecked(law, position, drafts, logits, hidden):
     if drafts:
-        accepted, token = agreed(
+        accepted, token = count_agreed(
             drafts[1:], lambda at: choose(logits[at + 1], law, position + at + 1, Purpose.TARGET)
         )
-        return Ruling(accepted + 1, token)
-    return Ruling(0, choose(logits[0], law, position, Purpose.TARGET))
+        return Decision(accepted + 1, token)
+    return Decision(0, choose(logits[0], law, position, Purpose.TARGET))
 
 
 def noise_off_by_one(law, position, drafts, logits, hidden):
     def chosen(at):
         return choose(logits[at], law, position + at + (at > 0), Purpose.TARGET)
 
-    return Ruling(*agreed(drafts, chosen))
+    return Decision(*count_agreed(drafts, chosen))
 
 
 def rows_off_by_one(law, position, drafts, logits, hidden):
     def chosen(at):
         return choose(logits[max(0, at - 1)], law, position + at, Purpose.TARGET)
 
-    return Ruling(*agreed(drafts, chosen))
+    return Decision(*count_agreed(drafts, chosen))
 
 
 def never_the_token_after(law, position, drafts, logits, hidden):
-    accepted, token = agreed(
+    accepted, token = count_agreed(
         drafts, lambda at: choose(logits[at], law, position + at, Purpose.TARGET)
     )
-    return Ruling(accepted, drafts[-1] if drafts else token)
+    return Decision(accepted, drafts[-1] if drafts else token)
 
 
 MUTANTS = {
@@ -386,6 +390,6 @@ def test_a_planted_fault_shows(artifact, monkeypatch, name, mutant):
 
 def test_the_rule_holds_the_law_whatever_the_chain_keeps(artifact, monkeypatch):
     """A fault of the chain costs passes, and no token."""
-    monkeypatch.setattr(HintChain, "meet", lambda self, ids: None)
+    monkeypatch.setattr(HintChain, "drop_committed", lambda self, ids: None)
     for game in random_games(10):
         play(artifact, **game)

@@ -28,14 +28,14 @@ from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.protocols import Law, choose
+from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
 from tests.support.examples import examples
 from tests.support.serving import eventually
 from tests.support.tiny import tiny_artifact
 
-GREEDY = Law(sampling=Sampling(), seed=0)
-SAMPLED = Law(sampling=Sampling(temperature=0.8), seed=5)
+GREEDY = SamplingParams(sampling=Sampling(), seed=0)
+SAMPLED = SamplingParams(sampling=Sampling(temperature=0.8), seed=5)
 PROMPT = np.arange(1, 40, dtype=np.uint32)
 FAR = 10_000
 
@@ -64,11 +64,11 @@ def drafting(
 
 
 @pytest.fixture(scope="module")
-def alone(pair: Pair) -> Callable[[np.ndarray, Law, int], list[int]]:
+def alone(pair: Pair) -> Callable[[np.ndarray, SamplingParams, int], list[int]]:
     """What the drafter says after a text, a token at a time, by itself."""
     decoder = Decoder(pair.draft, threads=1)
 
-    def say(text: np.ndarray, law: Law, count: int) -> list[int]:
+    def say(text: np.ndarray, law: SamplingParams, count: int) -> list[int]:
         decoder.rollback(0, 0)
         said: list[int] = []
         row = decoder.prefill(0, text).logits[0]
@@ -91,7 +91,7 @@ def drafted(trail: Trail, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_it_drafts_what_the_drafter_says(pair: Pair, alone, law: Law) -> None:
+def test_it_drafts_what_the_drafter_says(pair: Pair, alone, law: SamplingParams) -> None:
     expected = alone(PROMPT, law, 60)
     with drafting(pair.draft) as beside:
         trail = beside.follow(b"a", 0, PROMPT, law)
@@ -282,7 +282,7 @@ def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
     beside = Beside(Decoder(pair.draft, slots=1, threads=1), Price(), ())  # never runs
     trail = beside.follow(b"a", 0, PROMPT, GREEDY)
     for _ in range(3000):
-        trail.lead.grow(1, 0.5, 1.0)
+        trail.lead.append(1, 0.5, 1.0)
         trail.meet([1])
     assert 0 < len(beside.lessons) < 2000
 

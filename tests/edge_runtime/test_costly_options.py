@@ -36,7 +36,7 @@ def test_options_behind_a_long_text_cost_what_a_row_costs(edge: Daemon) -> None:
     random = np.random.default_rng(0)
     text = random.permutation(VOCAB)[:TEXT].tolist()
     ids = random.integers(0, VOCAB, WINDOW).tolist()
-    shape = m.Shape(
+    shape = m.LogitsOptionsMsg(
         since=0,
         logit_bias=[(token, 1.0) for token in range(512)],
         repetition_penalty=1.1,
@@ -48,7 +48,7 @@ def test_options_behind_a_long_text_cost_what_a_row_costs(edge: Daemon) -> None:
         client.send(*session.begin(text))
         session.go_on(client, 1, ids)
         plain_s = spent_s(edge, client, session, ids)
-        told = {"keep": TEXT, "hash": session.committed.hash_of(TEXT), "logprobs": 20}
+        told = {"keep": TEXT, "hash": session.committed.hash_at(TEXT), "logprobs": 20}
         frames = session.begin(text, shape=shape, **told)
         client.send(frames[0], b"")
         session.go_on(client, 1, ids)

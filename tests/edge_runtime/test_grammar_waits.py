@@ -41,7 +41,7 @@ def many(count: int) -> str:
 
 
 def begin(session: RawSession, grammar: bytes, kind: str = "regex", **more: Any) -> list[bytes]:
-    shape = m.Shape(since=len(PROMPT), grammar=kind)
+    shape = m.LogitsOptionsMsg(since=len(PROMPT), grammar=kind)
     return [*session.begin(PROMPT, more.pop("protocol", "stream"), shape=shape, **more), grammar]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints, Offer, TextHints, hints_of
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.protocols import Ahead, Greedy
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, AheadOptions, HintChain
 from tests.support.examples import examples
@@ -165,7 +165,7 @@ def test_drafts_taken_for_a_pass_that_was_not_made_cost_nothing():
     [("all", [DEVICE, TEXT, EDGE]), ("device", [DEVICE]), ("edge", [TEXT, EDGE])],
 )
 def test_whose_hints_are_used_is_the_generations_choice(whose, names):
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend([1, 2, 1])
     exchange = Ahead(AheadOptions(hints=whose))
     under = hints_of(exchange, committed, 64, Trailing)
@@ -181,14 +181,14 @@ class Trailing(Said):
 
 
 def test_a_generation_by_windows_takes_no_hints():
-    assert hints_of(None, Committed(), 64) is None
-    assert hints_of(Greedy(), Committed(), 64) is None
+    assert hints_of(None, CommittedTokens(), 64) is None
+    assert hints_of(Greedy(), CommittedTokens(), 64) is None
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2)))
 @examples(150)
 def test_what_the_text_repeats_is_offered_and_learnt_without_a_pass(prompt, answer):
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend(prompt)
     source = TextHints(committed)
     for id in answer:
@@ -204,7 +204,7 @@ def test_what_the_text_repeats_is_offered_and_learnt_without_a_pass(prompt, answ
 
 
 def test_a_repeat_is_found_soon_however_long_nothing_was_repeated():
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend(range(100))
     source = TextHints(committed)
     offered = []
@@ -220,7 +220,7 @@ def test_a_repeat_is_found_soon_however_long_nothing_was_repeated():
 
 
 def test_the_chain_of_a_device_follows_the_text():
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend([1])
     chain = HintChain(committed, 8)
     frames = [bytes(encode_ids(np.array([2, 3, 4], np.uint32), 10)), b"\xff\x80\x40"]

@@ -10,7 +10,7 @@ from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.protocols.ahead import HintChain
 from tests.conftest import VOCAB, Pair
 from tests.support.hostile import PROMPT, RawSession, ids_bytes
@@ -30,10 +30,10 @@ def taken(edge: SocketlessEdge) -> list[int]:
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_smaller_pull_during_a_pass(tmp_path: Path, protocol: str, count: int) -> None:
     tiny_artifact(tmp_path / "target")
-    text, id_ = Committed(), bytes(16)
+    text, id_ = CommittedTokens(), bytes(16)
     text.extend(PROMPT)
     begin = m.Begin(
-        session=id_, generation=0, keep=0, hash=Committed().hash, protocol=protocol, seed=1,
+        session=id_, generation=0, keep=0, hash=CommittedTokens().hash, protocol=protocol, seed=1,
         temperature=0.0, top_k=0, top_p=1.0,
     )  # fmt: skip
 
@@ -133,8 +133,8 @@ def test_an_end_token_within_a_run(pair: Pair, less: bool) -> None:
 
 
 def test_a_price_near_zero() -> None:
-    chain = HintChain(Committed(), 64)
-    chain.ids, chain.odds = [1, 2], [1.0, 1.0]
+    chain = HintChain(CommittedTokens(), 64)
+    chain.ids, chain.acceptances = [1, 2], [1.0, 1.0]
     hints = Hints([Account(DeviceHints(chain), "device")], chain)
     assert len(hints.offer(15, 1e-309)) == 2
 
@@ -149,12 +149,12 @@ def test_a_hint_beyond_the_rate_is_not_answered(tmp_path: Path) -> None:
 
 
 def test_a_source_that_becomes_good_is_heard_again() -> None:
-    chain = HintChain(Committed(), 64)
+    chain = HintChain(CommittedTokens(), 64)
     hints = Hints([Account(DeviceHints(chain), "device")], chain)
     for good in (False, True):
         heard = 0
         for _ in range(1000):
-            chain.ids, chain.odds = [1] * 15, [1.0] * 15
+            chain.ids, chain.acceptances = [1] * 15, [1.0] * 15
             drafts = hints.take(len(hints.offer(15, 0.1)))
             heard += bool(drafts)
             hints.landed([1] * (len(drafts) + 1) if good else [2], len(drafts) if good else 0)

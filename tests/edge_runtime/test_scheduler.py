@@ -12,7 +12,7 @@ from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.protocols import Ruling
+from pilotfish.wire.protocols import Decision
 from tests.support.passes import run
 from tests.support.tiny import tiny_artifact
 
@@ -55,9 +55,9 @@ class Client:
         return self._submit(tokens, 0)
 
     def _submit(self, tokens: list[int], rows: int) -> Job:
-        def rule(logits: Floats, hidden: Floats) -> Ruling:
+        def rule(logits: Floats, hidden: Floats) -> Decision:
             self.seen.append(logits.copy())
-            return Ruling(0, int(logits[0].argmax()))
+            return Decision(0, int(logits[0].argmax()))
 
         ids = np.array(tokens, dtype=np.uint32)
         name = bytes([self.slot]) * 16

@@ -12,7 +12,7 @@ from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.protocols import Draft, Ruling
+from pilotfish.wire.protocols import Decision, Draft
 from tests.edge_runtime.test_scheduler import MS, Clock
 from tests.support.passes import collect, run
 
@@ -58,8 +58,8 @@ class Steered(Target):
 def job(slot: int, tokens: Sequence[int], clock: Clock, owner: bytes = b"", rows: int = 2) -> Job:
     """A window at the end of these tokens."""
 
-    def rule(logits: Floats, hidden: Floats) -> Ruling:
-        return Ruling(0, int(logits[0].argmax()))
+    def rule(logits: Floats, hidden: Floats) -> Decision:
+        return Decision(0, int(logits[0].argmax()))
 
     ids = np.array(tokens, np.uint32)
     name = bytes([slot]) * 16
@@ -272,7 +272,7 @@ def test_of_a_tree_the_path_is_kept_when_its_pass_is_over(clock: Clock) -> None:
     scheduler = Scheduler(target, clock)
     tree = job(0, [1, 2, 3, 4, 5], clock, rows=4)
     tree.draft = Branches(np.array([3, 4, 5], np.uint32))
-    tree.rule = lambda logits, hidden: Ruling(3, 1)
+    tree.rule = lambda logits, hidden: Decision(3, 1)
     scheduler.submit(tree)
     leave(scheduler)
     assert target.kept == []

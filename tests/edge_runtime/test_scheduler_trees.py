@@ -13,7 +13,7 @@ from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.decoder import Decoder, Output, Pass
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.protocols import Draft, Ruling
+from pilotfish.wire.protocols import Decision, Draft
 from tests.support.hostile import drafted
 from tests.support.passes import run
 from tests.support.tiny import tiny_artifact
@@ -52,11 +52,11 @@ class Desk:
         """A draft after this text, or the text alone; the job, and the logits it is decided by."""
         seen: list[Floats] = []
 
-        def rule(logits: Floats, hidden: Floats) -> Ruling:
+        def rule(logits: Floats, hidden: Floats) -> Decision:
             seen.append(logits.copy())
             if accept < 0:
                 raise ValueError("a rule that fails")
-            return Ruling(accept, 0)
+            return Decision(accept, 0)
 
         tokens = np.array([*text, *([] if draft is None else draft.ids)], np.uint32)
         rows = 0 if draft is None else len(draft.ids) + 1

@@ -10,7 +10,7 @@ import pytest
 from pilotfish.edge_runtime.scheduler import CHUNK, Job
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.wire import messages as m
-from pilotfish.wire.protocols import Ruling
+from pilotfish.wire.protocols import Decision
 from tests.support.hostile import RawSession
 from tests.support.passes import run
 from tests.support.socketless import SocketlessEdge
@@ -98,11 +98,11 @@ def test_a_slot_keeps_nothing_of_another_session(pair) -> None:
 
 
 def test_a_rule_that_fails_fails_its_own_round_only(pair) -> None:
-    def broken(logits: object, hidden: object) -> Ruling:
+    def broken(logits: object, hidden: object) -> Decision:
         raise ArithmeticError("on purpose")
 
     with SocketlessEdge(pair.target) as edge:
-        rules = [lambda logits, hidden: Ruling(0, int(logits[0].argmax())), broken]
+        rules = [lambda logits, hidden: Decision(0, int(logits[0].argmax())), broken]
         jobs = [
             Job(bytes([i]) * 16, i, np.array([1, 2, 3]), rows=1, rule=rule)
             for i, rule in enumerate(rules)
@@ -135,7 +135,7 @@ def test_work_for_an_earlier_text_does_not_reach_the_next(pair, mode: str) -> No
                 session = RawSession(session.id)
             edge.deliver(session.begin(b))
             edge.turn()
-            keep = session.committed.hash_of(len(b) - 1)
+            keep = session.committed.hash_at(len(b) - 1)
             frames = session.begin(b[-1:], keep=len(b) - 1, hash=keep)
             session.committed.truncate(0)
             session.committed.extend(b)

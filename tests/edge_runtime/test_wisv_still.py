@@ -25,7 +25,7 @@ def asked_of(edge: SocketlessEdge, session: RawSession, **options: float) -> lis
     edge.deliver(session.propose(SELECTIVE, drafted(SELECTIVE, SHAPE)))
     edge.start()
     reply, frames = edge.reply_all()
-    assert isinstance(reply, m.Inquiry)
+    assert isinstance(reply, m.StatesRequest)
     return frames
 
 
@@ -36,7 +36,7 @@ def test_states_while_the_window_is_at_the_target(still: SocketlessEdge, pair: P
     still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), [b"\0\1"]))
     still.fails("malformed")
     still.start()
-    assert isinstance(still.reply(), m.Inquiry)
+    assert isinstance(still.reply(), m.StatesRequest)
 
 
 def test_refusals_and_forgiven_tokens_are_counted(still: SocketlessEdge, pair: Pair) -> None:

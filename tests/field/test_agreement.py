@@ -14,7 +14,7 @@ from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.agreement import GREEDY, accepted, agreement, by_depth
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from tests.support.bridged import SMALL
 from tests.support.tiny import tiny_artifact
 
@@ -60,7 +60,7 @@ def test_under_shared_noise_too(device, reader, window):
     drafter, pair = reader
     sampling = {"temperature": 0.7, "seed": 11, "max_tokens": TOKENS}
     generation = device.generate("abc", protocol="coupled", window=window, **sampling)
-    law = Law(sampling=Sampling(temperature=0.7), seed=11)
+    law = SamplingParams(sampling=Sampling(temperature=0.7), seed=11)
     agreed = agreement(drafter, pair.prompt("abc"), generation.tokens, law)
     assert [one.accepted for one in generation.rounds][:-1] == accepted(agreed, window)[:-1]
     greedy = agreement(drafter, pair.prompt("abc"), generation.tokens)

@@ -18,7 +18,7 @@ from pilotfish.base.errors import RelaxationError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.relaxation_file import RelaxationCard, read_relaxation
 from pilotfish.judge.calibrating import Observed, Position, chosen
-from pilotfish.speculation.adaptive import Comparison, Relaxation
+from pilotfish.speculation.adaptive import DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.truncation import truncate
 from tests.conftest import Pair
@@ -29,13 +29,15 @@ ONE = Sampling(temperature=1.0)
 PROMPTS = ("abc", "bcd ef", "c", "the", "a fish", "hello there")
 
 
-def comparisons(seed: int, count: int, vocab: int = 12) -> list[Comparison]:
+def comparisons(seed: int, count: int, vocab: int = 12) -> list[DistributionComparison]:
     found = []
     for at in range(count):
         target, drafter = (Model(vocab, 100 * seed + at, side) for side in (0, 1))
         mixed = target.logits(()) + np.float32(0.2 * (at % 4)) * drafter.logits(())
         p = probabilities(target.logits(())[None], ONE)[0]
-        found.append(Comparison(p, truncate(mixed, replace(ONE, top_k=3 + at % 8)).row(0)))
+        found.append(
+            DistributionComparison(p, truncate(mixed, replace(ONE, top_k=3 + at % 8)).row(0))
+        )
     return found
 
 
@@ -67,7 +69,7 @@ def test_positions_together_are_what_the_rule_does_at_each(
     outcome = seen.outcome(relaxation, 4)
     assert outcome.relaxed == pytest.approx(np.mean([some.sum() for some in accepted]))
     assert outcome.relaxed - outcome.strict == pytest.approx(outcome.deviation)
-    key = [float(one.drafter[one.key(relaxation)].sum()) for one in every]
+    key = [float(one.drafter[one.critical(relaxation)].sum()) for one in every]
     assert outcome.key == pytest.approx(np.mean(key))
     assert (outcome.prompts, outcome.positions) == (3, 20)
 

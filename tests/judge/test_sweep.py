@@ -32,7 +32,7 @@ from pilotfish.judge.tasks import Exact
 from pilotfish.judge.trajectories import Course, CourseRound, Trajectory
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.codecs.hidden import encode_hidden
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes, Wanted
+from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, PairSizes, StatesNeeded
 from pilotfish.wire.protocols.judged import JudgedDraft
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
@@ -40,7 +40,7 @@ from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.judge.test_trajectories import MOST, QUESTIONS, JudgedPair, models, random_head
 from tests.support.tiny import tiny_artifact
 
-SIZES = Sizes(vocabulary=151_665, hidden=576)
+SIZES = PairSizes(vocabulary=151_665, hidden=576)
 PACE = Pace(draft_s=0.01, verify_s={1: 0.1, 11: 0.2, 65: 0.74})
 LINK = Link(rtt_s=0.05, up_bps=2e7, down_bps=4e7)
 FAST = LinkProfile(500.0, 5.0)
@@ -167,17 +167,20 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     full, selective = (
         cost(one, name, LINK, PACE, SIZES, form=form, missed=0.0) for name in (FULL, SELECTIVE)
     )
-    frames = WisvFull(WisvFull.Options.read({"hidden": form})).propose(
+    frames = WisvFull(WisvFull.Options.from_mapping({"hidden": form})).encode_draft(
         draft, none, SIZES.vocabulary
     )
     assert full.up == WINDOW_BYTES + sum(map(len, frames))
-    exchange = WisvSelective(WisvSelective.Options.read({"hidden": form}))
-    wanted = Wanted(
+    exchange = WisvSelective(WisvSelective.Options.from_mapping({"hidden": form}))
+    wanted = StatesNeeded(
         np.array(at), np.zeros(drafted + 1, np.int64), states[at], np.zeros(len(at), np.bool_)
     )
     found = exchange.decide(draft, wanted)
     asked = list(found.frames)
-    sent = [*exchange.propose(draft, none, SIZES.vocabulary), *exchange.supply(draft, asked)]
+    sent = [
+        *exchange.encode_draft(draft, none, SIZES.vocabulary),
+        *exchange.encode_states(draft, asked),
+    ]
     assert selective.up == 2 * WINDOW_BYTES + sum(map(len, sent))
     assert selective.down == VERDICT_BYTES + 50 + sum(map(len, asked))
 

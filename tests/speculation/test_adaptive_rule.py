@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pilotfish.speculation.adaptive import (
     CERTAIN,
     HIGHEST_RATIO,
-    Comparison,
+    DistributionComparison,
     Relaxation,
     entropy,
     likeliest,
@@ -90,7 +90,7 @@ def law_and_deviation(length, q, p, relaxation):
 
 def position_law(p, row, relaxation):
     """Of one position, summed up by hand from what is accepted: f64 [V]."""
-    seen = Comparison(p, row)
+    seen = DistributionComparison(p, row)
     accepted = np.zeros(len(p))
     accepted[row.support] = seen.accepted(relaxation)
     return accepted + (1.0 - accepted.sum()) * residual(p / p.sum(dtype=np.float64), row)
@@ -120,7 +120,7 @@ def test_the_expected_sum_of_deviations_bounds_the_texts_total_variation(pair, r
 @examples(150)
 def test_acceptance_rises_by_the_deviation_and_never_falls(pair, relaxation):
     p, q = pair[0](()), pair[1](())
-    seen = Comparison(p, q)
+    seen = DistributionComparison(p, q)
     accepted = seen.accepted(relaxation)
     assert (accepted >= seen.strict()).all()
     assert (accepted <= seen.drafter).all()
@@ -133,7 +133,7 @@ def test_acceptance_rises_by_the_deviation_and_never_falls(pair, relaxation):
 @examples(150)
 def test_more_tau_accepts_no_less_of_any_token(pair, taus):
     p, q = pair[0](()), pair[1](())
-    seen = Comparison(p, q)
+    seen = DistributionComparison(p, q)
     accepted = [seen.softened(tau) for tau in sorted(taus)]
     for less, more in pairwise(accepted):
         assert (more >= less - EXACT).all()
@@ -142,13 +142,13 @@ def test_more_tau_accepts_no_less_of_any_token(pair, taus):
 @given(pairs(), relaxations)
 @examples(100)
 def test_more_is_key_where_a_clause_is_stricter(pair, relaxation):
-    seen = Comparison(pair[0](()), pair[1](()))
+    seen = DistributionComparison(pair[0](()), pair[1](()))
     for stricter in (
         replace(relaxation, lambda1=relaxation.lambda1 / 2),
         replace(relaxation, lambda2=relaxation.lambda2 / 2),
         replace(relaxation, lambda3=min(1.0, relaxation.lambda3 + 0.3)),
     ):
-        assert (seen.key(stricter) >= seen.key(relaxation)).all()
+        assert (seen.critical(stricter) >= seen.critical(relaxation)).all()
 
 
 @given(pairs(), relaxations)
@@ -220,36 +220,40 @@ def test_what_the_target_excludes_stays_excluded(pair, tau):
 def test_each_clause_makes_tokens_key():
     p = np.array([0.5, 0.3, 0.15, 0.05])
     row = Row(np.array([0.2, 0.3, 0.5]), np.array([0, 1, 3], dtype=np.uint32))
-    seen = Comparison(p, row)
+    seen = DistributionComparison(p, row)
     assert seen.entropy_ratio == pytest.approx(1.0297 / 1.1421, abs=1e-4)
     assert seen.norm_match == 1.0  # all three are among the target's four
     np.testing.assert_allclose(seen.gap, [0.3, 0.0, 0.45])
     loose = {"tau": 0.5, "lambda1": 1.0, "lambda2": 0.4, "lambda3": 0.5}
-    assert seen.key(Relaxation(**loose)).tolist() == [False, False, True]
-    assert seen.key(Relaxation(**{**loose, "lambda2": 0.2})).tolist() == [True, False, True]
-    assert seen.key(Relaxation(**{**loose, "lambda1": 0.9})).all()
-    assert not seen.key(Relaxation(**{**loose, "lambda2": 0.5, "lambda3": 1.0})).any()
+    assert seen.critical(Relaxation(**loose)).tolist() == [False, False, True]
+    assert seen.critical(Relaxation(**{**loose, "lambda2": 0.2})).tolist() == [True, False, True]
+    assert seen.critical(Relaxation(**{**loose, "lambda1": 0.9})).all()
+    assert not seen.critical(Relaxation(**{**loose, "lambda2": 0.5, "lambda3": 1.0})).any()
 
 
 def test_the_overlap_is_of_the_ten_likeliest_with_their_ties():
     p = np.exp(-0.1 * np.arange(40)) / np.exp(-0.1 * np.arange(40)).sum()
     shifted = Row(np.roll(p, 4)[:36] + 0.0, np.arange(36, dtype=np.uint32))
-    assert Comparison(p, shifted).norm_match == 0.6
+    assert DistributionComparison(p, shifted).norm_match == 0.6
     np.testing.assert_array_equal(likeliest(p), np.arange(10))
     tied = Row(np.ones(20), np.arange(5, 25, dtype=np.uint32))
-    assert Comparison(p, tied).norm_match == 0.5  # all of q̂ are likeliest: 5 of p's 10 are there
+    assert (
+        DistributionComparison(p, tied).norm_match == 0.5
+    )  # all of q̂ are likeliest: 5 of p's 10 are there
     few = Row(np.array([1.0, 2.0]), np.array([3, 30], dtype=np.uint32))
-    assert Comparison(p, few).norm_match == 0.5
+    assert DistributionComparison(p, few).norm_match == 0.5
     one_hot = np.eye(40)[3]
-    assert Comparison(one_hot, few).norm_match == 1.0
-    assert Comparison(np.eye(40)[4], few).norm_match == 0.0
+    assert DistributionComparison(one_hot, few).norm_match == 1.0
+    assert DistributionComparison(np.eye(40)[4], few).norm_match == 0.0
 
 
 def test_entropies_are_predictive_and_the_targets_is_guarded():
     assert entropy(np.full(8, 1 / 8, dtype=np.float32)) == pytest.approx(np.log(8))
     assert entropy(np.eye(5)[2]) == 0.0
     half = Row(np.array([1.0, 1.0]), np.array([0, 1], dtype=np.uint32))
-    assert Comparison(np.eye(5)[0], half).entropy_ratio == pytest.approx(np.log(2) / CERTAIN)
+    assert DistributionComparison(np.eye(5)[0], half).entropy_ratio == pytest.approx(
+        np.log(2) / CERTAIN
+    )
 
 
 @given(st.integers(2, 300), st.integers(0, 2**31), st.sampled_from([0, 1, 5]))
@@ -314,7 +318,7 @@ def softened_residual(token, row, p, relaxation, chance):
     ended, deviation = real(token, row, p, relaxation, chance)
     if ended.tokens:
         return ended, deviation
-    seen = Comparison(p(()), row)
+    seen = DistributionComparison(p(()), row)
     softened = seen.target ** (1 - relaxation.tau) * seen.drafter**relaxation.tau
     # the mutant: the residual of p̃
     return Ended((), residual(softened / softened.sum(), row)), deviation

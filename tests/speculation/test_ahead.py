@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pilotfish.speculation.ahead import LEAD, lead, price, survival, token_costs
+from pilotfish.speculation.ahead import MOST_AHEAD, draft_length, price, survival, token_costs
 from tests.support.examples import examples
 
 WIDTH = 15  # drafts that the edge takes into a pass at most
@@ -87,7 +87,7 @@ hazards = st.lists(st.floats(0.0, 1.0), max_size=150).map(np.array)
 
 @examples(1500)
 @example(np.array([0.0067, 0.1875, 0.203125, 0.375]), 0.0, 0.03125, 0.25, 0.28125, 16)
-@given(hazards, st.floats(0, 0.5), paces, paces, st.floats(0.0, 0.3), st.integers(1, LEAD))
+@given(hazards, st.floats(0, 0.5), paces, paces, st.floats(0.0, 0.3), st.integers(1, MOST_AHEAD))
 def test_at_its_price_no_draft_makes_a_token_dearer(
     alphas: NDArray[np.float64],
     rtt_s: float,
@@ -141,9 +141,9 @@ def test_hints_that_are_there_at_once_save_all_but_the_corrections() -> None:
 
 
 def test_a_device_drafts_as_far_as_the_odds_reach() -> None:
-    assert lead(geometric(0.7)) == 10  # 0.7⁹ ≥ 0.03
-    assert lead(geometric(0.0)) == 1
-    assert lead(geometric(1.0)) == LEAD
+    assert draft_length(geometric(0.7)) == 10  # 0.7⁹ ≥ 0.03
+    assert draft_length(geometric(0.0)) == 1
+    assert draft_length(geometric(1.0)) == MOST_AHEAD
 
 
 def test_a_full_pass_has_its_price() -> None:

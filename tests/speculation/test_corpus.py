@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation import corpus as module
-from pilotfish.speculation.corpus import BREAK, MOST_TOKENS, Corpus, Earlier
+from pilotfish.speculation.corpus import BREAK, MOST_TOKENS, Corpus, CorpusSnapshot
 from tests.support.examples import examples
 
 texts = st.lists(st.integers(0, 3), max_size=30)
@@ -21,7 +21,7 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.uint32)
 
 
-def naive(earlier: Earlier, pair: list[int], most: int) -> list[int]:
+def naive(earlier: CorpusSnapshot, pair: list[int], most: int) -> list[int]:
     known = earlier.ids.tolist()
     return [at for at in range(2, len(known)) if known[at - 2 : at] == pair][-most:]
 
@@ -37,14 +37,14 @@ def test_places_are_those_of_a_naive_search(added, most, unsorted, latest):
         for text in added:
             corpus.add(ids(*text))
             everything += [*text[-(most // 2) :], int(BREAK)]
-            earlier = corpus.look()
+            earlier = corpus.snapshot()
             held = earlier.ids.tolist()
             assert len(held) <= most
             assert held == everything[len(everything) - len(held) :]  # the oldest went
             seen.append((earlier, held, earlier.keys.copy(), earlier.order.copy()))
             for first in range(4):
                 for last in range(4):
-                    found = earlier.places(ids(9, first, last), latest)
+                    found = earlier.find_places(ids(9, first, last), latest)
                     assert found.tolist() == naive(earlier, [first, last], latest)
         for earlier, held, keys, order in seen:  # as they were when they were looked at
             assert earlier.ids.tolist() == held
@@ -57,12 +57,12 @@ def test_places_are_those_of_a_naive_search(added, most, unsorted, latest):
 def test_what_there_was_already_is_searched_like_what_is_added(begun, most):
     whole = [token for text in begun for token in (*text, int(BREAK))]
     corpus = Corpus(most, ids(*whole))
-    assert corpus.look().ids.tolist() == whole[-most:]
+    assert corpus.snapshot().ids.tolist() == whole[-most:]
     corpus.add(ids(1, 2, 3))
-    earlier = corpus.look()
+    earlier = corpus.snapshot()
     for first in range(4):
         for last in range(4):
-            found = earlier.places(ids(first, last), 9)
+            found = earlier.find_places(ids(first, last), 9)
             assert found.tolist() == naive(earlier, [first, last], 9)
 
 
@@ -70,24 +70,24 @@ def test_a_quarter_goes_at_once():
     corpus = Corpus(1000)
     for at in range(100):
         corpus.add(ids(*[at] * 9))
-    assert len(corpus.look().ids) == 1000
+    assert len(corpus.snapshot().ids) == 1000
     corpus.add(ids(*[100] * 9))
-    assert corpus.look().ids.tolist()[:10] == [25] * 9 + [int(BREAK)]
-    assert len(corpus.look().ids) == 760
+    assert corpus.snapshot().ids.tolist()[:10] == [25] * 9 + [int(BREAK)]
+    assert len(corpus.snapshot().ids) == 760
 
 
 def test_of_a_very_long_text_the_end_is_kept():
     corpus = Corpus(100)
     corpus.add(np.arange(1000, dtype=np.uint32))
-    assert corpus.look().ids.tolist() == [*range(950, 1000), int(BREAK)]
+    assert corpus.snapshot().ids.tolist() == [*range(950, 1000), int(BREAK)]
 
 
 def test_fewer_than_two_tokens_stand_nowhere():
     corpus = Corpus()
-    assert corpus.look().places(ids(1, 2), 9).tolist() == []
+    assert corpus.snapshot().find_places(ids(1, 2), 9).tolist() == []
     corpus.add(ids(1, 2, 3))
-    assert corpus.look().places(ids(2), 9).tolist() == []
-    assert corpus.look().places(ids(), 9).tolist() == []
+    assert corpus.snapshot().find_places(ids(2), 9).tolist() == []
+    assert corpus.snapshot().find_places(ids(), 9).tolist() == []
 
 
 def test_many_may_add_and_look_at_once(monkeypatch):
@@ -100,10 +100,10 @@ def test_many_may_add_and_look_at_once(monkeypatch):
         rng = np.random.default_rng(lane)
         for _ in range(150):
             corpus.add(np.full(rng.integers(1, 20), lane, np.uint32))
-            held = corpus.look()
+            held = corpus.snapshot()
             kept = np.split(held.ids, np.flatnonzero(held.ids == BREAK) + 1)
             wrong.extend(text for text in kept if len({*text[:-1].tolist()}) > 1)  # of two lanes
-            if held.places(ids(lane, lane), 5).max(initial=0) >= len(held.ids):
+            if held.find_places(ids(lane, lane), 5).max(initial=0) >= len(held.ids):
                 wrong.append(held)
         done.append(lane)
 
@@ -124,7 +124,7 @@ def test_the_most_tokens_take_no_more_than_64_mib():
         text = (np.random.default_rng(0).zipf(1.2, 60_000) % 49_152).astype(np.uint32)
         for _ in range(18):
             corpus.add(text)
-        assert MOST_TOKENS * 0.7 < len(corpus.look().ids) <= MOST_TOKENS
+        assert MOST_TOKENS * 0.7 < len(corpus.snapshot().ids) <= MOST_TOKENS
         now, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -28,8 +28,8 @@ from pilotfish.speculation.ensemble import (
 )
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.theory import tv
-from pilotfish.wire.protocols import EXCHANGES, Law, choose
-from pilotfish.wire.protocols.judged import Judged
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams, choose
+from pilotfish.wire.protocols.judged import JudgedProtocol
 from tests.conftest import VOCAB
 from tests.support.examples import examples
 from tests.support.hostile import drafted
@@ -82,14 +82,14 @@ def test_exactly_k_are_kept_and_none_is_heavier_or_of_equals_lower(
     vocab = z.shape[1]
     rows = top_rows(z, temperature, k)
     p = probabilities(z, Sampling(temperature=temperature or 1.0))
-    assert rows.kept == min(k, vocab)
+    assert rows.k == min(k, vocab)
     assert len(rows) == len(z)
     assert (rows.ids.dtype, rows.values.dtype) == (np.uint32, np.float32)
     for ids, values, row, whole in zip(rows.ids, rows.values, z, p, strict=True):
         best = sorted(range(vocab), key=lambda token: (-row[token], token))[:k]
         assert ids.tolist() == sorted(best)
         assert values.tobytes() == whole[ids].tobytes()
-    np.testing.assert_allclose(rows.retained, rows.values.sum(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(rows.retained_mass, rows.values.sum(axis=1), rtol=1e-6)
 
 
 def test_a_large_vocabulary_is_cut_like_a_small_one() -> None:
@@ -158,9 +158,9 @@ def test_reconstruction_costs_what_lemma_1_says(
     np.testing.assert_allclose(spread.sum(axis=1, dtype=float), 1.0, atol=ROUNDING)
     np.testing.assert_allclose(spread[kept], p[kept], atol=ROUNDING)
     for row, row_kept, mass in zip(spread, kept, outside, strict=True):
-        np.testing.assert_allclose(row[~row_kept], mass / max(1, vocab - rows.kept), atol=ROUNDING)
+        np.testing.assert_allclose(row[~row_kept], mass / max(1, vocab - rows.k), atol=ROUNDING)
     less = reconstruction_error(spread, p)
-    assert (less <= spread_error_bound(rho, vocab - rows.kept) + ROUNDING).all()
+    assert (less <= spread_error_bound(rho, vocab - rows.k) + ROUNDING).all()
     assert (less <= cost + ROUNDING).all()
 
 
@@ -309,13 +309,15 @@ def test_top_k_and_top_p_of_a_request_cut_the_average(seed: int, cut: dict[str, 
         np.testing.assert_allclose(row, np.where(kept, whole, 0.0) / whole[kept].sum(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("protocol", [n for n, x in EXCHANGES.items() if not isinstance(x, Judged)])
+@pytest.mark.parametrize(
+    "protocol", [n for n, x in PROTOCOL_REGISTRY.items() if not isinstance(x, JudgedProtocol)]
+)
 @pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"top_p": 0.8}])
 def test_rules_take_minus_infinity_for_probability_0(protocol: str, cut: dict[str, float]) -> None:
     """What a rule decides on an average is what it decides on logits that are merely very low."""
-    exchange = EXCHANGES[protocol]
+    exchange = PROTOCOL_REGISTRY[protocol]
     temperature = 0.0 if protocol == "greedy" else 1.0
-    law = Law(sampling=Sampling(temperature=temperature, **cut), seed=3)
+    law = SamplingParams(sampling=Sampling(temperature=temperature, **cut), seed=3)
     decided = set()
     for seed in range(40):
         draft = drafted(protocol, (1,) * 4, seed)
@@ -331,7 +333,7 @@ def test_rules_take_minus_infinity_for_probability_0(protocol: str, cut: dict[st
         z = as_logits(aggregate([0.5, 0.5], told, VOCAB, "renormalise"), temperature)
         assert np.isneginf(z).any()
         rulings = [
-            exchange.rule(draft, rows, law, round_start=10)
+            exchange.verify(draft, rows, law, round_start=10)
             for rows in (z, np.maximum(z, np.float32(-1e30)))
         ]
         assert repr(rulings[0]) == repr(rulings[1])
@@ -344,7 +346,7 @@ def test_a_stream_samples_the_average() -> None:
     told = [top_rows(rng.normal(0.0, 2.0, (1, 40)).astype(np.float32), 1.2, 6) for _ in range(2)]
     merged = aggregate([0.5, 0.5], told, 40, "renormalise")
     z = as_logits(merged, 1.2)[0]
-    law = Law(sampling=Sampling(temperature=1.2), seed=11)
+    law = SamplingParams(sampling=Sampling(temperature=1.2), seed=11)
     drawn = [choose(z, law, position, Purpose.TARGET) for position in range(20_000)]
     shares = np.bincount(drawn, minlength=40) / len(drawn)
     assert float(tv(shares, merged[0] / merged[0].sum())) < 0.02

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.coupling import agreed
-from pilotfish.speculation.judging import judged, mismatches
+from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.judging import accept_forgiven, mismatches
 
 VOCAB = 3
 LONGEST = 4
@@ -61,7 +61,7 @@ def test_the_rule_is_the_papers_in_every_case() -> None:
         for rejected in product((False, True), repeat=len(found)):
             critical = {at for at, reject in zip(found, rejected, strict=True) if reject}
             expected = as_the_paper_tells(window, choices, critical)
-            assert judged(x, y, np.array(rejected, dtype=np.bool_)) == expected
+            assert accept_forgiven(x, y, np.array(rejected, dtype=np.bool_)) == expected
             seen += 1
     # at each position one token agrees and two do not, with two verdicts each
     assert seen == sum(VOCAB * (VOCAB * (1 + 2 * 2)) ** length for length in range(LONGEST + 1))
@@ -70,8 +70,10 @@ def test_the_rule_is_the_papers_in_every_case() -> None:
 def test_all_rejected_is_greedy_in_every_case() -> None:
     for window, choices in every_round():
         x, y = ids(window), argmaxes(choices)
-        accepted, token, forgiven = judged(x, y, np.ones(len(mismatches(x, y)), dtype=np.bool_))
-        assert (accepted, token) == agreed(window, choices.__getitem__)
+        accepted, token, forgiven = accept_forgiven(
+            x, y, np.ones(len(mismatches(x, y)), dtype=np.bool_)
+        )
+        assert (accepted, token) == count_agreed(window, choices.__getitem__)
         assert forgiven == 0
 
 
@@ -79,7 +81,7 @@ def test_none_rejected_is_the_whole_window_in_every_case() -> None:
     for window, choices in every_round():
         x, y = ids(window), argmaxes(choices)
         count = len(mismatches(x, y))
-        outcome = judged(x, y, np.zeros(count, dtype=np.bool_))
+        outcome = accept_forgiven(x, y, np.zeros(count, dtype=np.bool_))
         assert outcome == (len(window), choices[-1], count)
 
 
@@ -100,11 +102,13 @@ def test_a_higher_threshold_forgives_no_less(
     case: tuple[np.ndarray, np.ndarray, np.ndarray], thresholds: list[float]
 ) -> None:
     window, choices, scores = case
-    stricter, laxer = (judged(window, choices, scores > threshold) for threshold in thresholds)
+    stricter, laxer = (
+        accept_forgiven(window, choices, scores > threshold) for threshold in thresholds
+    )
     assert stricter[0] <= laxer[0]
     assert stricter[2] <= laxer[2]
-    assert judged(window, choices, scores > 0.0)[2] == 0
-    assert judged(window, choices, scores > 1.0)[0] == len(window)
+    assert accept_forgiven(window, choices, scores > 0.0)[2] == 0
+    assert accept_forgiven(window, choices, scores > 1.0)[0] == len(window)
 
 
 @given(scored(), st.data())
@@ -113,10 +117,10 @@ def test_only_the_earliest_rejection_counts(
 ) -> None:
     window, choices, scores = case
     rejected = scores > 0.5
-    outcome = judged(window, choices, rejected)
+    outcome = accept_forgiven(window, choices, rejected)
     for at in range(outcome[2] + 1, len(rejected)):
         rejected[at] = data.draw(st.booleans())
-    assert judged(window, choices, rejected) == outcome
+    assert accept_forgiven(window, choices, rejected) == outcome
 
 
 @given(scored())
@@ -124,7 +128,7 @@ def test_forgiven_tokens_are_the_accepted_ones_that_the_target_would_not_choose(
     case: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
     window, choices, scores = case
-    accepted, token, forgiven = judged(window, choices, scores > 0.5)
+    accepted, token, forgiven = accept_forgiven(window, choices, scores > 0.5)
     assert forgiven == np.count_nonzero(window[:accepted] != choices[:accepted])
     assert token == choices[accepted]
     if accepted < len(window):
@@ -133,8 +137,8 @@ def test_forgiven_tokens_are_the_accepted_ones_that_the_target_would_not_choose(
 
 def test_ids_at_the_ends_of_their_type() -> None:
     last = 2**32 - 1
-    assert judged(ids([last, 0]), argmaxes([last, last, 7]), [True]) == (1, last, 0)
-    assert judged(ids([last, 0]), argmaxes([last, 0, 7]), []) == (2, 7, 0)
+    assert accept_forgiven(ids([last, 0]), argmaxes([last, last, 7]), [True]) == (1, last, 0)
+    assert accept_forgiven(ids([last, 0]), argmaxes([last, 0, 7]), []) == (2, 7, 0)
 
 
 @pytest.mark.parametrize(
@@ -150,4 +154,4 @@ def test_ids_at_the_ends_of_their_type() -> None:
 )
 def test_counts_that_do_not_fit(window: Window, choices: Window, rejected: list[bool]) -> None:
     with pytest.raises(ValueError, match="not \\("):
-        judged(ids(window), argmaxes(choices), rejected)
+        accept_forgiven(ids(window), argmaxes(choices), rejected)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.odds import AcceptanceEstimator
 from tests.support.examples import examples
 
 RECORDED = np.load(Path(__file__).parents[1] / "data" / "margins.npz")
@@ -34,12 +34,12 @@ def answers(pair: str) -> list[Answer]:
     return [list(zip(*both, strict=True)) for both in zip(margins, agreed, strict=True)]
 
 
-def foretold(odds: Odds, answer: Answer) -> list[float]:
+def foretold(odds: AcceptanceEstimator, answer: Answer) -> list[float]:
     """The odds of each token, all of whose predecessors have been learnt from."""
     said = []
     for margin, agreed in answer:
-        said.append(odds.of(margin))
-        odds.learn(margin, agreed)
+        said.append(odds.estimate(margin))
+        odds.update(margin, agreed)
     return said
 
 
@@ -53,7 +53,7 @@ def surprises(pair: str, learnt: int) -> float:
     recorded = answers(pair)
     found = []
     for at, answer in enumerate(recorded):
-        odds = Odds()
+        odds = AcceptanceEstimator()
         for other in range(learnt):
             foretold(odds, recorded[(at + 1 + other) % len(recorded)])
         found.append(surprise(foretold(odds, answer), answer))
@@ -64,11 +64,11 @@ def surprises(pair: str, learnt: int) -> float:
 def test_a_good_drafter_is_not_stopped_at_the_beginning(pair):
     paths = []
     for answer in answers(pair):
-        odds = Odds()
+        odds = AcceptanceEstimator()
         for at in range(64 - 15):
-            paths.append(math.prod(odds.of(margin) for margin, _ in answer[at : at + 15]))
+            paths.append(math.prod(odds.estimate(margin) for margin, _ in answer[at : at + 15]))
             if at >= LAG:
-                odds.learn(*answer[at - LAG])
+                odds.update(*answer[at - LAG])
     assert np.median(paths) > 0.3
     assert np.mean(np.array(paths) >= 0.1) > 0.85
 
@@ -78,8 +78,8 @@ def test_a_pair_is_learnt_within_an_answer(pair):
     beginner, second, sixth = (surprises(pair, learnt) for learnt in (0, 1, 5))
     assert second < 1.05 * sixth
     # the test can fail: there was something to learn
-    odds = Odds()
-    unlearning = [surprise([odds.of(m) for m, _ in one], one) for one in answers(pair)]
+    odds = AcceptanceEstimator()
+    unlearning = [surprise([odds.estimate(m) for m, _ in one], one) for one in answers(pair)]
     assert np.mean(unlearning) > 1.2 * second
     # and most of it in the first answer itself
     assert beginner < 1.15 * sixth
@@ -89,7 +89,7 @@ def test_odds_are_what_happens():
     """Reliability, by what was said; of all pairs, from their second answers on."""
     said, happened = [], []
     for pair in PAIRS:
-        odds = Odds()
+        odds = AcceptanceEstimator()
         for at, answer in enumerate(answers(pair)):
             now = foretold(odds, answer)
             if at:
@@ -105,23 +105,23 @@ def test_odds_are_what_happens():
 
 def test_it_follows_a_text_that_changes_its_kind():
     good, bad = answers("int8"), answers("layers_left_out")
-    odds = Odds()
+    odds = AcceptanceEstimator()
     for answer in bad:
         foretold(odds, answer)
-    assert odds.of(1.0) < 0.6
+    assert odds.estimate(1.0) < 0.6
     for answer in good[:3]:
         foretold(odds, answer)
-    assert odds.of(1.0) > 0.75
+    assert odds.estimate(1.0) > 0.75
     for answer in bad[:1]:
         foretold(odds, answer)
-    assert odds.of(1.0) < 0.6
+    assert odds.estimate(1.0) < 0.6
 
 
 def test_a_drafter_that_is_always_wrong_is_soon_not_believed():
-    odds = Odds()
+    odds = AcceptanceEstimator()
     for margin, _ in answers("rounded_twice")[0]:
-        odds.learn(margin, agreed=False)
-    assert odds.of(math.inf) < 0.25
+        odds.update(margin, agreed=False)
+    assert odds.estimate(math.inf) < 0.25
 
 
 margins = st.one_of(st.floats(0.0, 40.0), st.just(math.inf), st.just(math.nan), st.just(0.0))
@@ -130,11 +130,11 @@ margins = st.one_of(st.floats(0.0, 40.0), st.just(math.inf), st.just(math.nan), 
 @given(st.lists(st.tuples(margins, st.booleans()), max_size=60), st.lists(margins, max_size=10))
 @examples(200)
 def test_odds_are_probabilities_that_rise_with_the_margin(learnt, asked):
-    odds = Odds()
+    odds = AcceptanceEstimator()
     for margin, agreed in learnt:
-        odds.learn(margin, agreed)
+        odds.update(margin, agreed)
     ordered = sorted(asked, key=lambda margin: max(0.0, margin))
-    said = [odds.of(margin) for margin in ordered]
-    assert odds.of_each(ordered) == pytest.approx(said)
+    said = [odds.estimate(margin) for margin in ordered]
+    assert odds.estimate_each(ordered) == pytest.approx(said)
     assert all(0.0 < value < 1.0 for value in said)
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(said))

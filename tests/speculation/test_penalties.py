@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation import penalties
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.shaping import MOST_BIASED, Shaper, Shaping, behind_nodes
+from pilotfish.speculation.shaping import MOST_BIASED, LogitsOptions, LogitsProcessor, node_paths
 from tests.support.examples import examples
 
 V, WINDOW, LONG = 151_665, 64, 131_000
 GOAL_S = 0.020  # of a window with all options; logprobs take a good half of it
 
 penalised = st.builds(
-    Shaping,
+    LogitsOptions,
     logit_bias=st.dictionaries(st.integers(0, 8), st.sampled_from([-1.5, 0.3, 100.0]), max_size=2),
     repetition_penalty=st.sampled_from([1.0, 1e-3, 0.7, 1.3, 1e3]),
     frequency_penalty=st.sampled_from([0.0, -2.0, 0.3, 1.1]),
@@ -32,7 +32,9 @@ penalised = st.builds(
 tokens = st.integers(0, 8)
 
 
-def plainly(row: Floats, prompt: Sequence[int], answer: Sequence[int], told: Shaping) -> Floats:
+def plainly(
+    row: Floats, prompt: Sequence[int], answer: Sequence[int], told: LogitsOptions
+) -> Floats:
     """One row, token by token, each number of the row's own type."""
     row, kind = row.copy(), row.dtype.type
     for token in range(len(row)):
@@ -59,11 +61,11 @@ def changes(draw: st.DrawFn) -> list[tuple[float, list[int], list[list[int]]]]:
 @given(penalised, st.lists(tokens, max_size=6), changes(), st.integers(0, 2**31), st.booleans())
 @examples(150)
 def test_a_text_that_grows_is_cut_and_goes_another_way(
-    vocab: int, told: Shaping, text: list[int], series: Any, seed: int, wide: bool
+    vocab: int, told: LogitsOptions, text: list[int], series: Any, seed: int, wide: bool
 ) -> None:
     random = np.random.default_rng(seed)
     since = int(random.integers(0, len(text) + 1))
-    shaper = Shaper(told, since)
+    shaper = LogitsProcessor(told, since)
     for kept, more, paths in series:
         text = [*text[: round(kept * len(text))], *more]
         logits = random.standard_normal((len(paths), vocab)) * 3
@@ -76,26 +78,26 @@ def test_a_text_that_grows_is_cut_and_goes_another_way(
         ]
         padded = np.zeros((len(paths), vocab + 3), logits.dtype)  # as a head with padding has them
         padded[:, :vocab] = logits
-        shaper.shape(padded[:, :vocab], np.array(text, np.uint32), paths)
+        shaper.process(padded[:, :vocab], np.array(text, np.uint32), paths)
         np.testing.assert_array_equal(padded[:, :vocab], np.reshape(wanted, logits.shape))
         assert not padded[:, vocab:].any()
 
 
 def test_a_text_whose_array_changes_is_noticed() -> None:
     """A session's text is a view of an array that is written again."""
-    shaper = Shaper(Shaping(presence_penalty=1.0), 0)
+    shaper = LogitsProcessor(LogitsOptions(presence_penalty=1.0), 0)
     room = np.array([1, 2, 3], np.uint32)
     for changed in (1, 4, 2):
         room[0] = changed
         row = np.zeros((1, 5), np.float32)
-        shaper.shape(row, room, [[]])
+        shaper.process(row, room, [[]])
         assert {*np.flatnonzero(row[0])} == {*room.tolist()}
 
 
-def worst() -> tuple[Shaping, NDArray[np.uint32], NDArray[np.float32]]:
+def worst() -> tuple[LogitsOptions, NDArray[np.uint32], NDArray[np.float32]]:
     """All that a request may ask for, a text of different tokens, and a window's rows."""
     random = np.random.default_rng(0)
-    told = Shaping(
+    told = LogitsOptions(
         logit_bias=dict.fromkeys(random.permutation(V)[:MOST_BIASED].tolist(), 1.5),
         repetition_penalty=1.1,
         frequency_penalty=0.5,
@@ -109,15 +111,15 @@ def worst() -> tuple[Shaping, NDArray[np.uint32], NDArray[np.float32]]:
 def test_the_worst_window_takes_little_time_and_memory(tree: bool) -> None:
     told, text, logits = worst()
     parents = np.maximum(np.arange(WINDOW) // 2 - 1, -1) if tree else None
-    shaper, random = Shaper(told, 0), np.random.default_rng(1)
+    shaper, random = LogitsProcessor(told, 0), np.random.default_rng(1)
     spent_s, peaks = [], []
     for _ in range(5):
-        paths = behind_nodes(random.integers(0, V, WINDOW).tolist(), parents)
+        paths = node_paths(random.integers(0, V, WINDOW).tolist(), parents)
         begun_s = time.thread_time()
-        shaper.shape(logits, text, paths)
+        shaper.process(logits, text, paths)
         spent_s.append(time.thread_time() - begun_s)
         tracemalloc.start()
-        shaper.shape(logits, text, paths)
+        shaper.process(logits, text, paths)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         text = np.concatenate([text, random.integers(0, V, WINDOW).astype(np.uint32)])
@@ -135,9 +137,9 @@ def test_a_draft_is_not_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
             super()._count(ids, times)
 
     monkeypatch.setattr("pilotfish.speculation.shaping.Penalties", Counted)
-    shaper = Shaper(Shaping(frequency_penalty=0.5), 10)
+    shaper = LogitsProcessor(LogitsOptions(frequency_penalty=0.5), 10)
     text = np.arange(1000, dtype=np.uint32)
     for length in (900, 904, 904, 909, 907):
         for drafts in range(4):
-            shaper.shape(np.zeros((1, 1000), np.float32), text[:length], [[5] * drafts])
+            shaper.process(np.zeros((1, 1000), np.float32), text[:length], [[5] * drafts])
     assert counted == [890, 4, 5, 2]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.corpus import Corpus, Earlier
+from pilotfish.speculation.corpus import Corpus, CorpusSnapshot
 from pilotfish.speculation.recall import Echo, Recall
 from tests.support.examples import examples
 
@@ -33,11 +33,11 @@ def ids(tokens: Sequence[int]) -> np.ndarray:
     return np.array(tokens, np.uint32)
 
 
-def corpus_of(earlier: list[list[int]]) -> Earlier:
+def corpus_of(earlier: list[list[int]]) -> CorpusSnapshot:
     corpus = Corpus()
     for text in earlier:
         corpus.add(ids(text))
-    return corpus.look()
+    return corpus.snapshot()
 
 
 def match(text: list[int], before: list[int]) -> int:
@@ -78,12 +78,12 @@ def said(echo: Echo | None) -> tuple[int, dict[int, float]] | None:
     return echo.length, shares(weights)
 
 
-def fresh(text: list[int], earlier: Earlier) -> Echo | None:
+def fresh(text: list[int], earlier: CorpusSnapshot) -> Echo | None:
     """Search, and nothing followed: the prompt came at once."""
     recall = Recall()
-    recall.follow(ids(text))
-    recall.look(earlier)
-    return recall.after([])
+    recall.update(ids(text))
+    recall.set_corpus(earlier)
+    return recall.predict([])
 
 
 @given(texts, earlier_texts)
@@ -114,16 +114,16 @@ def test_one_token_at_the_very_beginning_is_no_match_of_two():
 def test_what_is_followed_is_what_a_search_finds(text, path, earlier):
     """Token by token, committed or drafted; but that a match longer than 16 may be told apart."""
     known, recall = corpus_of(earlier), Recall()
-    recall.look(known)
-    recall.follow(ids(text))
+    recall.set_corpus(known)
+    recall.update(ids(text))
     for end in range(min(len(path), 12) + 1):
         behind = [*text, *path[:end]]
-        anew, drafted = fresh(behind, known), recall.after(path[:end])
+        anew, drafted = fresh(behind, known), recall.predict(path[:end])
         committed = Recall()
-        committed.look(known)
+        committed.set_corpus(known)
         for at in range(len(behind) + 1):
-            committed.follow(ids(behind[:at]))
-        for echo in (drafted, committed.after([])):
+            committed.update(ids(behind[:at]))
+        for echo in (drafted, committed.predict([])):
             if anew is None or anew.length < DEEP:
                 assert said(echo) == said(anew)
             else:
@@ -141,22 +141,22 @@ def test_drafts_change_nothing(prompt, more, earlier, data):
     drafting, plain = Recall(), Recall()
     text = prompt
     for recall in (drafting, plain):
-        recall.look(known)
-        recall.follow(ids(text))
+        recall.set_corpus(known)
+        recall.update(ids(text))
     for piece in more:
         right = data.draw(st.integers(0, len(piece)))
         for path in ([], piece[:right], data.draw(texts), [*piece[:right], *data.draw(texts)]):
-            drafting.after(path[:9])
+            drafting.predict(path[:9])
         # an answer may be cut, too
         text = text[: len(text) - data.draw(st.integers(0, 2))] + piece
         for recall in (drafting, plain):
-            recall.follow(ids(text))
+            recall.update(ids(text))
         for path in ([], data.draw(texts)[:5]):
-            one, other = drafting.after(path), plain.after(path)
+            one, other = drafting.predict(path), plain.predict(path)
             assert said(one) == said(other)
             if one is not None and other is not None:
-                assert drafting.odds(one) == plain.odds(other)
-                assert 0.0 < drafting.odds(one) < 1.0
+                assert drafting.acceptance(one) == plain.acceptance(other)
+                assert 0.0 < drafting.acceptance(one) < 1.0
 
 
 def test_odds_are_learnt_from_what_is_committed():
@@ -165,10 +165,10 @@ def test_odds_are_learnt_from_what_is_committed():
     for text in (loop, noise):
         recall = Recall()
         for at in range(len(text) + 1):
-            recall.follow(ids(text[:at]))
-        echo = recall.after([])
+            recall.update(ids(text[:at]))
+        echo = recall.predict([])
         assert echo is not None
-        odds.append(recall.odds(echo))
+        odds.append(recall.acceptance(echo))
     assert odds[0] > 0.85
     assert odds[1] < 0.4
 
@@ -178,23 +178,23 @@ def test_a_whole_window_and_the_token_after_it_are_learnt_from():
     text = [1, 2, 3, 4, 5] * 40
     at_once, each = Recall(), Recall()
     for recall, step in ((at_once, 65), (each, 1)):
-        recall.follow(ids(text[:70]))
+        recall.update(ids(text[:70]))
         for end in range(70, 201, step):
-            recall.follow(ids(text[:end]))
-    one, other = at_once.after([]), each.after([])
+            recall.update(ids(text[:end]))
+    one, other = at_once.predict([]), each.predict([])
     assert one is not None
     assert other is not None
-    assert at_once.odds(one) == each.odds(other)
+    assert at_once.acceptance(one) == each.acceptance(other)
 
 
 def test_nothing_is_known_of_what_was_never_said():
     recall = Recall()
-    assert recall.after([]) is None
-    assert recall.after([3]) is None
-    recall.follow(ids([1, 2, 3]))
-    assert recall.after([]) is None
-    assert recall.after([1]) is not None
-    assert recall.after([4]) is None
+    assert recall.predict([]) is None
+    assert recall.predict([3]) is None
+    recall.update(ids([1, 2, 3]))
+    assert recall.predict([]) is None
+    assert recall.predict([1]) is not None
+    assert recall.predict([4]) is None
 
 
 @pytest.mark.timing
@@ -210,17 +210,17 @@ def test_a_draft_takes_some_microseconds_however_long_the_history_is(kind):
     corpus, recall = Corpus(), Recall()
     for text in np.split((rng.zipf(1.2, 100_000) % 49_152).astype(np.uint32), 100):
         corpus.add(text)
-    recall.look(corpus.look())
-    recall.follow(words[:100_000])
+    recall.set_corpus(corpus.snapshot())
+    recall.update(words[:100_000])
     taken = []
     for end in range(100_001, len(words), 3):
-        recall.follow(words[:end])
+        recall.update(words[:end])
         path: list[int] = []
         for _ in range(4):
             begun = time.perf_counter()
-            echo = recall.after(path)
+            echo = recall.predict(path)
             if echo is not None:
-                recall.odds(echo)
+                recall.acceptance(echo)
             taken.append(time.perf_counter() - begun)
             if echo is None:
                 break

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.odds import DOUBTFUL, Odds
-from pilotfish.speculation.repeats import Repeat, repeat
+from pilotfish.speculation.odds import REPEAT_PRIOR, AcceptanceEstimator
+from pilotfish.speculation.repeats import LookupMatch, find_match
 from tests.support.examples import examples
 
 texts = st.one_of(
@@ -41,14 +41,14 @@ def naive(text: list[int], least: int) -> tuple[int, int] | None:
 @given(texts, st.integers(1, 4))
 @examples(500)
 def test_it_finds_what_a_naive_search_finds(text, least):
-    found = repeat(ids(*text), least)
+    found = find_match(ids(*text), least)
     assert (found and (found.start, found.length)) == naive(text, least)
 
 
 @given(texts, st.integers(1, 20))
 @examples(200)
 def test_a_continuation_is_what_followed_and_goes_round_in_loops(text, most):
-    found = repeat(ids(*text))
+    found = find_match(ids(*text))
     if found is None:
         return
     expected = list(text)
@@ -61,26 +61,26 @@ def test_a_continuation_is_what_followed_and_goes_round_in_loops(text, most):
 @examples(300)
 def test_it_goes_on_along_the_same_place_while_the_text_does(text, more, data):
     before = ids(*text)
-    found = repeat(before)
+    found = find_match(before)
     if found is None:
         return
     foretold = found.continuation(before, more + 4)
-    followed = found.followed(np.concatenate([before, foretold[:more]]))
-    assert followed == Repeat(found.start + more, len(text) + more, found.length + more)
+    followed = found.extend(np.concatenate([before, foretold[:more]]))
+    assert followed == LookupMatch(found.start + more, len(text) + more, found.length + more)
     after = np.concatenate([before, foretold[:more]])
     np.testing.assert_array_equal(followed.continuation(after, 4), foretold[more:])
     astray = data.draw(st.integers(0, more - 1))
     after[len(text) + astray] += 1
-    assert found.followed(after) is None
-    assert found.followed(before) == found
+    assert found.extend(after) is None
+    assert found.extend(before) == found
 
 
 def test_the_longest_match_wins_and_of_equals_the_latest():
-    found = repeat(ids(1, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
-    assert found == Repeat(start=3, end=15, length=3)
-    found = repeat(ids(5, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
-    assert found == Repeat(start=11, end=15, length=2)
-    assert repeat(ids(4, 2, 3, 7, 3), least=2) is None
+    found = find_match(ids(1, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
+    assert found == LookupMatch(start=3, end=15, length=3)
+    found = find_match(ids(5, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
+    assert found == LookupMatch(start=11, end=15, length=2)
+    assert find_match(ids(4, 2, 3, 7, 3), least=2) is None
 
 
 @pytest.mark.parametrize("kind", ["words", "one token", "a loop"])
@@ -94,7 +94,7 @@ def test_a_long_text_is_searched_in_a_millisecond(kind):
     taken = []
     for _ in range(20):
         begun = time.perf_counter()
-        repeat(text)
+        find_match(text)
         taken.append(time.perf_counter() - begun)
     assert min(taken) < 1e-3
 
@@ -102,10 +102,10 @@ def test_a_long_text_is_searched_in_a_millisecond(kind):
 def test_odds_of_repeats_are_learnt_by_their_length():
     """Three of ten short matches go on, and nine of ten long ones."""
     rng = np.random.default_rng(5)
-    odds = Odds(DOUBTFUL)
-    assert odds.of(1) < 0.5
+    odds = AcceptanceEstimator(REPEAT_PRIOR)
+    assert odds.estimate(1) < 0.5
     for _ in range(150):
-        odds.learn(1, bool(rng.random() < 0.3))
-        odds.learn(16, bool(rng.random() < 0.95))
-    assert odds.of(1) == pytest.approx(0.3, abs=0.1)
-    assert odds.of(16) == pytest.approx(0.95, abs=0.06)
+        odds.update(1, bool(rng.random() < 0.3))
+        odds.update(16, bool(rng.random() < 0.95))
+    assert odds.estimate(1) == pytest.approx(0.3, abs=0.1)
+    assert odds.estimate(16) == pytest.approx(0.95, abs=0.06)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, probabilities
-from pilotfish.speculation.shaping import MOST_BIASED, Shaper, Shaping, behind_nodes
+from pilotfish.speculation.shaping import MOST_BIASED, LogitsOptions, LogitsProcessor, node_paths
 from pilotfish.speculation.truncation import truncate
 from tests.support.examples import examples
 from tests.support.shaped import shaped, shapings
@@ -27,30 +27,30 @@ def windows(draw):
 @given(shapings(VOCAB), texts.filter(bool), texts, windows(), st.integers(0, 2**31))
 @examples(300)
 def test_each_row_is_shaped_by_its_own_path(told, prompt, answer, window, seed):
-    paths = behind_nodes(*window)
+    paths = node_paths(*window)
     logits = np.random.default_rng(seed).standard_normal((len(paths), VOCAB), np.float32) * 3
     wanted = [
         shaped(row, prompt, [*answer, *path], told) for row, path in zip(logits, paths, strict=True)
     ]
-    shaper = Shaper(told, len(prompt))
+    shaper = LogitsProcessor(told, len(prompt))
     for _ in range(2):  # asked again, it says the same
         rows = logits.copy()
-        shaper.shape(rows, np.array([*prompt, *answer], np.uint32), paths)
+        shaper.process(rows, np.array([*prompt, *answer], np.uint32), paths)
         np.testing.assert_array_equal(rows, wanted)
 
 
 def test_what_cannot_be_said_stays_so():
     """A drafter across a bridge has no logits for tokens of the target's alone."""
     logits = np.array([[1.0, -np.inf, 0.0]], np.float32)
-    told = Shaping(logit_bias={1: 100.0}, repetition_penalty=2.0, frequency_penalty=-2.0)
-    Shaper(told, 1).shape(logits, np.array([1, 1], np.uint32), [[1]])
+    told = LogitsOptions(logit_bias={1: 100.0}, repetition_penalty=2.0, frequency_penalty=-2.0)
+    LogitsProcessor(told, 1).process(logits, np.array([1, 1], np.uint32), [[1]])
     assert logits[0, 1] == -np.inf
     assert not np.isnan(logits).any()
 
 
 def test_paths_of_a_tree():
-    assert behind_nodes([4, 5, 6], [-1, -1, 1]) == [[], [4], [5], [5, 6]]
-    assert behind_nodes([4, 5], None) == [[], [4], [4, 5]]
+    assert node_paths([4, 5, 6], [-1, -1, 1]) == [[], [4], [5], [5, 6]]
+    assert node_paths([4, 5], None) == [[], [4], [4, 5]]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_paths_of_a_tree():
 )
 def test_what_makes_no_sense_is_refused_by_its_name(told):
     with pytest.raises(ValueError, match=next(iter(told))):
-        Shaping(**told)
+        LogitsOptions(**told)
 
 
 # min-p

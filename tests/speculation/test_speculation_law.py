@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pilotfish.speculation.candidates import choose, residual
 from pilotfish.speculation.confidence import predicted_acceptance
-from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.split import systematic
@@ -300,6 +300,6 @@ def test_the_sizes_of_trees_and_chains():
 
 def test_agreed():
     choices = [5, 6, 8, 9]
-    assert agreed([5, 6, 7], choices.__getitem__) == (2, 8)
-    assert agreed(np.array([], dtype=np.uint32), choices.__getitem__) == (0, 5)
-    assert agreed([5, 6, 8], choices.__getitem__) == (3, 9)
+    assert count_agreed([5, 6, 7], choices.__getitem__) == (2, 8)
+    assert count_agreed(np.array([], dtype=np.uint32), choices.__getitem__) == (0, 5)
+    assert count_agreed([5, 6, 8], choices.__getitem__) == (3, 9)

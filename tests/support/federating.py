@@ -41,7 +41,7 @@ from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.messages import encode
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.baselines import choose
 from pilotfish.wire.transport import Listener
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
@@ -198,7 +198,7 @@ class Ensemble:
         """Compute the ensemble's logits f32 [1, V] after these tokens."""
         return self.average(self.models_logits(tokens), temperature)
 
-    def decode(self, prompt: Sequence[int], count: int, law: Law) -> list[int]:
+    def decode(self, prompt: Sequence[int], count: int, law: SamplingParams) -> list[int]:
         """Generate token by token, as `stream` does, and so `greedy` and `coupled`."""
         tokens = list(prompt)
         while len(tokens) < len(prompt) + count:
@@ -208,7 +208,9 @@ class Ensemble:
                 break
         return tokens[len(prompt) :]
 
-    def choices(self, prompt: Sequence[int], answer: Sequence[int], law: Law) -> list[int]:
+    def choices(
+        self, prompt: Sequence[int], answer: Sequence[int], law: SamplingParams
+    ) -> list[int]:
         """Choose the token at each position of a given answer."""
         found = []
         for at in range(len(answer)):
@@ -218,7 +220,7 @@ class Ensemble:
         return found
 
     def assert_same(
-        self, prompt: Sequence[int], law: Law, got: Sequence[int], wanted: Sequence[int]
+        self, prompt: Sequence[int], law: SamplingParams, got: Sequence[int], wanted: Sequence[int]
     ) -> None:
         """Assert equal tokens, up to a position where a little noise in the logits decides."""
         if list(got) == list(wanted):

@@ -24,14 +24,14 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion, Tree
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.protocols import EXCHANGES, Draft, Law, Place
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Draft, DrawKey, SamplingParams
 from tests.conftest import HIDDEN, VOCAB
 
 PROMPT = [3, 1, 4, 1, 5]
 # Protocols that decode at temperature 0 only.
-COLD = ["greedy", *(name for name, one in EXCHANGES.items() if one.needs)]
+COLD = ["greedy", *(name for name, one in PROTOCOL_REGISTRY.items() if one.requires)]
 WAIT_S = 10.0  # for a reply
 
 
@@ -169,7 +169,7 @@ class RawSession:
         self.id = session_id or secrets.token_bytes(16)
         self.conditions = conditions
         self.generation = -1
-        self.committed = Committed()
+        self.committed = CommittedTokens()
         self.pending = 0  # tokens at the end that only this end has: 0 or 1
 
     def begin(self, prompt: Sequence[int], protocol: str = "greedy", **changes: Any) -> list[bytes]:
@@ -178,12 +178,12 @@ class RawSession:
         self.committed.truncate(0)
         self.committed.extend(prompt)
         self.pending = 0
-        by_link = protocol in EXCHANGES and EXCHANGES[protocol].by_link
+        by_link = protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].decides_by_link
         begin = m.Begin(
             session=self.id,
             generation=self.generation,
             keep=0,
-            hash=Committed().hash,
+            hash=CommittedTokens().hash,
             protocol=protocol,
             seed=5,
             temperature=0.0 if protocol in COLD else 1.0,
@@ -200,7 +200,7 @@ class RawSession:
     def propose(self, protocol: str, draft: Draft, **changes: Any) -> list[bytes]:
         """Make the frames of a drafted window, behind a pending token."""
         pending = self.committed.ids[len(self.committed) - self.pending :]
-        frames = EXCHANGES[protocol].propose(draft, pending, VOCAB)
+        frames = PROTOCOL_REGISTRY[protocol].encode_draft(draft, pending, VOCAB)
         return [self._window(**changes), *map(bytes, frames)]
 
     def supply(
@@ -208,7 +208,7 @@ class RawSession:
     ) -> list[bytes]:
         """Make the frames that answer an inquiry."""
         states = m.States(session=self.id, generation=self.generation, start=len(self.committed))
-        frames = EXCHANGES[protocol].supply(draft, asked)
+        frames = PROTOCOL_REGISTRY[protocol].encode_states(draft, asked)
         return [m.encode(msgspec.structs.replace(states, **changes)), *map(bytes, frames)]
 
     def _window(self, **changes: Any) -> bytes:
@@ -217,7 +217,7 @@ class RawSession:
             session=self.id,
             generation=self.generation,
             start=len(self.committed),
-            hash=self.committed.hash_of(known),
+            hash=self.committed.hash_at(known),
         )
         return m.encode(msgspec.structs.replace(window, **changes))
 
@@ -240,7 +240,7 @@ class RawSession:
             session=self.id,
             generation=self.generation,
             start=len(self.committed) + len(behind),
-            hash=self.committed.hash_behind(behind),
+            hash=self.committed.hash_after(behind),
         )
         header = m.encode(msgspec.structs.replace(hint, **changes))
         return [header, ids_bytes(ids), bytes([odds]) * len(ids)]
@@ -272,21 +272,21 @@ class RawSession:
 @cache
 def drafted(protocol: str, expansion: Expansion, seed: int = 0) -> Draft:
     """Draft by the real rules of this protocol, with random logits."""
-    exchange, random = EXCHANGES[protocol], np.random.default_rng(seed)
+    exchange, random = PROTOCOL_REGISTRY[protocol], np.random.default_rng(seed)
     sampling = Sampling(temperature=0.0 if protocol in COLD else 1.0, top_k=8)
-    law = Law(sampling=sampling, seed=seed)
+    law = SamplingParams(sampling=sampling, seed=seed)
     tree, rows = Tree(), []
     for depth, count in enumerate(expansion):
         drawn = []
         for at in range(len(tree.level)):
             candidates = range(at * count, (at + 1) * count)
             logits = random.normal(0.0, 2.0, VOCAB).astype(np.float32)
-            tokens, q = exchange.draw(logits, law, Place(0, depth, candidates))
+            tokens, q = exchange.draw(logits, law, DrawKey(0, depth, candidates))
             drawn.append(tokens)
             rows.append(q)
         tree.grow(drawn)
     states = random.normal(0.0, 1.0, (len(tree), HIDDEN)).astype(np.float32)
-    draft: Draft = exchange.carry(exchange.pack(tree, rows), states.__getitem__)
+    draft: Draft = exchange.attach_states(exchange.make_draft(tree, rows), states.__getitem__)
     return draft
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pilotfish.wire.protocols import Greedy, Ruling, register
+from pilotfish.wire.protocols import Decision, Greedy, register
 
 
 class Parrot(Greedy):
     name = "parrot"
     lossless = False
 
-    def rule(self, draft: Any, *others: Any, **more: Any) -> Ruling:
+    def verify(self, draft: Any, *others: Any, **more: Any) -> Decision:
         """Accept all, and go on as the target would."""
-        found = super().rule(draft, *others, **more)
+        found = super().verify(draft, *others, **more)
         return found if not len(draft.ids) else found._replace(accepted=len(draft.ids))
 
 

@@ -12,9 +12,9 @@ from pilotfish.engines.grammar import Grammars
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import AS_THEY_ARE, Shaping, behind_nodes
+from pilotfish.speculation.shaping import NO_LOGITS_OPTIONS, LogitsOptions, node_paths
 from pilotfish.speculation.tree import Tree
-from pilotfish.wire.protocols import EXCHANGES, Law, Place
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, DrawKey, SamplingParams
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
 from tests.support.enumeration import Model, law_of, target_law
 
@@ -23,11 +23,11 @@ VOCAB = 5
 ONE = Sampling(temperature=1.0)
 PROMPT = (1, 3)
 # by rounds: under the others the target streams
-LOSSLESS = [name for name, one in EXCHANGES.items() if one.lossless and not one.streams]
+LOSSLESS = [name for name, one in PROTOCOL_REGISTRY.items() if one.lossless and not one.streams]
 STRICT = Relaxation(tau=0.0, lambda1=1e6, lambda2=1.0, lambda3=0.0)  # no token is key, yet
 EXACT = {
-    **{name: EXCHANGES[name] for name in LOSSLESS},
-    "adaptive": Adaptive(RelaxationOptions.of(STRICT)),
+    **{name: PROTOCOL_REGISTRY[name] for name in LOSSLESS},
+    "adaptive": Adaptive(RelaxationOptions.from_relaxation(STRICT)),
 }
 
 
@@ -43,7 +43,7 @@ class Setting:
     seed: int = 4  # of the models
     vocab: int = VOCAB
     kind: str = "random"
-    shaping: Shaping = AS_THEY_ARE
+    shaping: LogitsOptions = NO_LOGITS_OPTIONS
     grammars: Grammars | None = None  # of the vocabulary, where the shaping has a grammar
 
     @property
@@ -70,23 +70,23 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
     """Play one round as `device_runtime` and `edge_runtime` do; commits tokens on both ends."""
     target, _ = setting.models
     law, drafting = (
-        Law(sampling=each, seed=seed, shaping=setting.shaping)
+        SamplingParams(sampling=each, seed=seed, logits_options=setting.shaping)
         for each in (setting.sampling, setting.drafting)
     )
     start = len(committed)
     draft = (drafter or draft_window)(setting, exchange, drafting, committed)
     pending = np.array(committed[at_edge:], dtype=np.uint32)
-    frames = [bytes(part) for part in exchange.propose(draft, pending, setting.vocab)]
+    frames = [bytes(part) for part in exchange.encode_draft(draft, pending, setting.vocab)]
 
-    admitted = exchange.admit(frames, setting.vocab)
+    admitted = exchange.decode_draft(frames, setting.vocab)
     known = (*committed[:at_edge], *admitted.pending.tolist())
-    paths = behind_nodes(admitted.ids.tolist(), admitted.parents)
+    paths = node_paths(admitted.ids.tolist(), admitted.parents)
     rows = np.stack([logits(target, (*known, *path)) for path in paths])
     if (shaper := shaper_of(setting, law)) is not None:
-        shaper.shape(rows, np.array(known, np.uint32), paths)
-    ruling = exchange.rule(admitted, rows, law, round_start=start)
+        shaper.process(rows, np.array(known, np.uint32), paths)
+    ruling = exchange.verify(admitted, rows, law, round_start=start)
 
-    token = exchange.settle(draft, ruling, law, round_start=start, vocab_size=setting.vocab)
+    token = exchange.finish_round(draft, ruling, law, round_start=start, vocab_size=setting.vocab)
     path = [int(draft.ids[at - 1]) for at in draft.path(ruling.accepted)]
     committed = (*committed, *path, token)
     return committed, len(committed) - (ruling.token is None)
@@ -94,9 +94,9 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
 
 def shaper_of(setting, law):
     """Make what shapes one end's logits, as both ends do."""
-    grammar = law.shaping.grammar
+    grammar = law.logits_options.grammar
     constraint = setting.grammars.constraint(grammar) if grammar is not None else None
-    return law.shaper(len(PROMPT), constraint)
+    return law.logits_processor(len(PROMPT), constraint)
 
 
 def draft_window(setting, exchange, law, committed, after=None):
@@ -115,8 +115,8 @@ def draft_window(setting, exchange, law, committed, after=None):
             row = after(tuple(path))
             if shaper is not None:
                 row = row.copy()
-                shaper.shape(row[None], np.array(committed, np.uint32), [path])
-            place = Place(len(committed), depth, range(at * count, (at + 1) * count))
+                shaper.process(row[None], np.array(committed, np.uint32), [path])
+            place = DrawKey(len(committed), depth, range(at * count, (at + 1) * count))
             tokens, q = exchange.draw(row, law, place)
             drawn.append(tokens)
             rows.append(q)
@@ -125,7 +125,7 @@ def draft_window(setting, exchange, law, committed, after=None):
         if max(hopes) < setting.enough:
             break
         hopes = [hopes[at] for at, tokens in enumerate(drawn) for _ in set(tokens)]
-    return exchange.pack(tree, rows)
+    return exchange.make_draft(tree, rows)
 
 
 def exact_law(model, sampling, length=LENGTH):

@@ -8,10 +8,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
-from pilotfish.speculation.shaping import Shaping
+from pilotfish.speculation.shaping import LogitsOptions
 
 
-def shaped(row: Floats, prompt: Sequence[int], answer: Sequence[int], told: Shaping) -> Floats:
+def shaped(
+    row: Floats, prompt: Sequence[int], answer: Sequence[int], told: LogitsOptions
+) -> Floats:
     """Return one row of logits [V], changed."""
     said, row = Counter(answer), row.copy()
     for token in range(len(row)):
@@ -24,7 +26,7 @@ def shaped(row: Floats, prompt: Sequence[int], answer: Sequence[int], told: Shap
     return row
 
 
-def shaped_law(model, sampling: Sampling, told: Shaping, prompt: Sequence[int]):
+def shaped_law(model, sampling: Sampling, told: LogitsOptions, prompt: Sequence[int]):
     """Return a function for p after a prefix of an answer, f32 [V], by a table model."""
 
     def p(prefix):
@@ -42,12 +44,12 @@ def shapings(vocab: int):
     factors = st.sampled_from([0.5, 1.0, 1.0, 1.3, 4.0])
     penalties = st.sampled_from([-2.0, -0.5, 0.0, 0.0, 1.0, 2.0])
     return st.one_of(
-        st.builds(Shaping, logit_bias=biases),
-        st.builds(Shaping, repetition_penalty=factors),
-        st.builds(Shaping, frequency_penalty=penalties),
-        st.builds(Shaping, presence_penalty=penalties),
+        st.builds(LogitsOptions, logit_bias=biases),
+        st.builds(LogitsOptions, repetition_penalty=factors),
+        st.builds(LogitsOptions, frequency_penalty=penalties),
+        st.builds(LogitsOptions, presence_penalty=penalties),
         st.builds(
-            Shaping,
+            LogitsOptions,
             logit_bias=biases,
             repetition_penalty=factors,
             frequency_penalty=penalties,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pilotfish.base.settings import setting
-from pilotfish.wire.protocols import Greedy, ProtocolOptions, RoundCounter, Ruling, register
+from pilotfish.wire.protocols import Decision, Greedy, ProtocolOptions, RoundCounter, register
 
 
 class ToyOptions(ProtocolOptions, frozen=True):
@@ -22,19 +22,21 @@ class Toy(Greedy):
     Options = ToyOptions
     counters = (
         RoundCounter(name="odd", help="Accepted tokens with an odd id."),
-        RoundCounter(name="haste", help="Half of each position.", of="verified", whole=False),
+        RoundCounter(
+            name="haste", help="Half of each position.", unit="verified", counts_tokens=False
+        ),
     )
 
-    def rule(self, draft: Any, *others: Any, **more: Any) -> Ruling:
+    def verify(self, draft: Any, *others: Any, **more: Any) -> Decision:
         """Rule as `greedy`, but accept at most ``at_most`` tokens."""
-        found = super().rule(draft, *others, **more)
+        found = super().verify(draft, *others, **more)
         assert isinstance(self.options, ToyOptions)
         accepted, token = found.accepted, found.token
         if accepted > self.options.at_most:
             accepted = self.options.at_most
             token = int(draft.ids[accepted])
         odd = int((draft.ids[:accepted] % 2).sum())
-        return Ruling(accepted, token, notes=(odd, 0.5 * min(len(draft.ids), accepted + 1)))
+        return Decision(accepted, token, notes=(odd, 0.5 * min(len(draft.ids), accepted + 1)))
 
 
 register(Toy())

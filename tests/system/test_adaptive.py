@@ -270,7 +270,7 @@ def test_auto_may_take_it_where_lossy_ones_are_allowed(device: Device) -> None:
     assert "adaptive" not in names(Auto(), temperature=1.0)
     assert "adaptive" not in names(free)
     told = {
-        one.protocol: one.exchange and one.exchange.options.given()
+        one.protocol: one.exchange and one.exchange.options.to_dict()
         for one in alternatives(free, {"temperature": 1.0, "tau": 0.3}, offered=offered)
     }
     assert told["adaptive"] == {"tau": 0.3}

@@ -21,7 +21,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
-from pilotfish.wire.protocols import EXCHANGES, Draft
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Draft
 from tests.conftest import CONTEXT, HIDDEN, PADDED_VOCAB, VOCAB, Pair
 from tests.support.hostile import (
     PROMPT,
@@ -43,14 +43,14 @@ TREES = [(), (1,), (3,), (1, 1, 1), (2, 2, 1), (2, 2, 2), (5, 2)]
 DRAFTS = {
     name: [
         drafted(name, shape, seed)
-        for shape in (TREES if exchange.branches else CHAINS)
+        for shape in (TREES if exchange.allows_trees else CHAINS)
         for seed in range(6)
     ]
-    for name, exchange in EXCHANGES.items()
+    for name, exchange in PROTOCOL_REGISTRY.items()
     if not exchange.streams
 }
 # A verdict of `wisv-selective` takes two exchanges that are not spoilt.
-PROTOCOLS = [*EXCHANGES, "wisv-selective", "stream"]
+PROTOCOLS = [*PROTOCOL_REGISTRY, "wisv-selective", "stream"]
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "adaptive": [{}, {"tau": 1.0, "lambdas": (1e6, 1.0, 0.0)}, {"tau": 0.0}, {"tau": None}],
     "wisv-full": [{}, {"threshold": 0.5}, {"hidden": "fp16"}],
@@ -142,9 +142,9 @@ class Talk:
                 start == len(committed) and start in self.sent
             ):
                 self._follow(self.sent[start], reply)
-            case m.Inquiry(session=session.id, generation=session.generation, start=start) if (
-                start == len(committed) and start in self.sent
-            ):
+            case m.StatesRequest(
+                session=session.id, generation=session.generation, start=start
+            ) if start == len(committed) and start in self.sent:
                 fits = max(frames[0]) < len(self.sent[start].ids)  # else of a spoilt, longer window
                 self.supply, self.lost = [], self.lost or not fits
                 if fits:
@@ -173,7 +173,7 @@ def texts_of(edge: SocketlessEdge, conditions: m.DecisionConditions) -> list[lis
         for draft in drafts[:24:3]:
             edge.deliver(session.propose(protocol, draft), b"honest")
             reply, asked = edge.reply_all(b"honest")
-            if isinstance(reply, m.Inquiry):
+            if isinstance(reply, m.StatesRequest):
                 edge.deliver(session.supply(protocol, draft, asked), b"honest")
                 reply = edge.reply(b"honest")
             session.follow(draft, reply, sampled=7)
@@ -234,7 +234,7 @@ def test_many_thousands_of_messages(
     assert not caplog.records
     assert "internal" not in seen
     assert seen.keys() >= {
-        "Verdict", "Inquiry", "Tokens", "Pong", "Welcome", "Part", "malformed", "diverged",
+        "Verdict", "StatesRequest", "Tokens", "Pong", "Welcome", "Part", "malformed", "diverged",
         "conflict", "token-out-of-range", "bad-draft", "unknown-session", "unsupported",
         "too-many-sessions", "pair-mismatch", "version-mismatch", "prompt-too-long", "too-large",
     }  # fmt: skip

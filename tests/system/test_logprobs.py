@@ -12,7 +12,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.edge_runtime.logprobs import expect_tellable
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.speculation.shaping import Shaping
+from pilotfish.speculation.shaping import LogitsOptions
 from tests.conftest import VOCAB, Pair
 from tests.support.relay import Relay
 from tests.support.shaped import shaped
@@ -40,7 +40,7 @@ def rows(reader: Decoder, answer: Generation, told: dict[str, Any]) -> Any:
     reader.rollback(0, 0)
     logits = reader.forward([Pass(slot=0, tokens=tokens, rows=len(answer.tokens) + 1)])[0].logits
     own = [
-        shaped(row, PROMPT, answer.tokens[:at], Shaping(**told)).astype(float)
+        shaped(row, PROMPT, answer.tokens[:at], LogitsOptions(**told)).astype(float)
         for at, row in enumerate(logits[:-1])
     ]
     return [row - row.max() - np.log(np.exp(row - row.max()).sum()) for row in own]
@@ -102,7 +102,7 @@ def test_an_answer_that_did_not_ask_has_none(device: Device) -> None:
 
 
 def test_under_a_grammar_what_is_forbidden_has_none(device: Device) -> None:
-    grammar = Grammar.of_choices(["ab", "ba"])
+    grammar = Grammar.from_choices(["ab", "ba"])
     only = device.generate(PROMPT, grammar=grammar, protocol="greedy", max_tokens=4, logprobs=20)
     for told in only.logprobs:
         assert told is not None

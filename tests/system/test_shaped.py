@@ -14,7 +14,7 @@ from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Shaping
+from pilotfish.speculation.shaping import LogitsOptions
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.bridged_devices.conftest import models as bridged_models
 from tests.support.daemons import running
@@ -50,7 +50,7 @@ def said_alone(artifact: Path, prompt: Sequence[int], count: int, ends: Sequence
         decoder.rollback(0, 0)
         tokens = np.array([*prompt, *answer])
         row = decoder.forward([Pass(slot=0, tokens=tokens, rows=1)])[0].logits[0]
-        answer.append(int(shaped(row, prompt, answer, Shaping(**TOLD)).argmax()))
+        answer.append(int(shaped(row, prompt, answer, LogitsOptions(**TOLD)).argmax()))
         if answer[-1] in ends:
             break
     return answer
@@ -123,7 +123,7 @@ def law(
 
     def logits(answer: Sequence[int]) -> Any:
         row = read(decoder, [*PROMPT, *answer])[0]
-        return shaped(row, PROMPT, answer, Shaping(**told))[None]
+        return shaped(row, PROMPT, answer, LogitsOptions(**told))[None]
 
     found: dict[tuple[int, ...], float] = law_after(logits, Sampling(**options), EOS)
     return found

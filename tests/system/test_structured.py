@@ -26,9 +26,9 @@ from tests.support.tiny import tiny_artifact
 from tests.support.writing import OBJECT, PIECES, writers
 
 GRAMMARS: dict[str, tuple[Grammar, str]] = {
-    "schema": (Grammar.of_schema(OBJECT), r'\{"ab": \d+, "bad": \[.*\], "x": \w+, "dd": ".*"\}'),
+    "schema": (Grammar.from_schema(OBJECT), r'\{"ab": \d+, "bad": \[.*\], "x": \w+, "dd": ".*"\}'),
     "regex": (Grammar("regex", "(ab|c{2,4})[0-9]{3}"), "(ab|c{2,4})[0-9]{3}"),
-    "choice": (Grammar.of_choices(["abc", "ab 12", 'a"b']), 'abc|ab 12|a"b'),
+    "choice": (Grammar.from_choices(["abc", "ab 12", 'a"b']), 'abc|ab 12|a"b'),
     "lark": (Grammar("lark", 'start: n ("+" n){1,3}\nn: /[0-9]{1,2}/'), r"\d{1,2}(\+\d{1,2}){1,3}"),
 }
 assert writers  # a fixture
@@ -162,7 +162,7 @@ def test_pieces_tell_what_was_forced(
         assert not any(re.search("[1-9]", piece.text) for piece in found)
         return answer.forced
 
-    for grammar in (Grammar.of_schema(OBJECT), long):
+    for grammar in (Grammar.from_schema(OBJECT), long):
         assert any(forced(grammar=grammar) >= least for _ in range(20))
     assert forced(max_tokens=40) == 0
 

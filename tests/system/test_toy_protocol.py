@@ -24,7 +24,7 @@ from pilotfish.base.settings import setting
 from pilotfish.cli import main
 from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.field.run import Run
-from pilotfish.wire.protocols import EXCHANGES, ProtocolOptions, RoundCounter, register
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, RoundCounter, register
 from pilotfish.wire.protocols.declared import SHARED_OPTIONS
 from pilotfish.wire.protocols.greedy import Greedy
 from tests.conftest import Pair
@@ -172,10 +172,10 @@ class Taken(ProtocolOptions, frozen=True):
     ],
 )
 def test_no_two_protocols_share_a_name(changes: dict[str, Any], words: str) -> None:
-    before = dict(EXCHANGES)
+    before = dict(PROTOCOL_REGISTRY)
     with pytest.raises(ValueError, match=words):
         register(type("Third", (Other,), changes)())
-    assert before == EXCHANGES
+    assert before == PROTOCOL_REGISTRY
 
 
 def test_shared_options_are_those_of_a_plan_and_of_auto() -> None:
@@ -186,7 +186,7 @@ def test_shared_options_are_those_of_a_plan_and_of_auto() -> None:
 def test_a_flag_that_a_command_has_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(EXCHANGES, "third", type("Third", (Other,), {"Options": Taken})())
+    monkeypatch.setitem(PROTOCOL_REGISTRY, "third", type("Third", (Other,), {"Options": Taken})())
     assert main(["device", "run", "--help"]) == ConfigError.exit_code
     assert "--threads: the command has this flag" in capsys.readouterr().err
 
@@ -194,7 +194,7 @@ def test_a_flag_that_a_command_has_is_refused(
 def test_an_option_of_another_protocol_is_named_as_it_was_written(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(EXCHANGES, "third", type("Third", (Other,), {"Options": Flagged})())
+    monkeypatch.setitem(PROTOCOL_REGISTRY, "third", type("Third", (Other,), {"Options": Flagged})())
     words = ["device", "run", "x", "--draft", str(pair.draft), "--edge", "tcp://127.0.0.1:1"]
     assert main([*words, "--protocol", "tslt", "--third-patience", "2"]) == 64
     said = capsys.readouterr().err

@@ -25,7 +25,7 @@ from pilotfish.field.papers import wisv
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
-from pilotfish.wire.protocols import EXCHANGES, Law
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from tests.conftest import CONTEXT, HIDDEN, Pair
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.support.hostile import PROMPT
@@ -213,7 +213,7 @@ def test_bytes_and_round_trips_as_sent(
             assert up == wisv.eq_5_full_upload_bits(each.window, sizes(first, form))
         else:
             assert up == wisv.eq_7_first_upload_bits(each.window, sizes(first, form))
-            assert isinstance(first.answer.reply, m.Inquiry) == (each.inquired > 0)
+            assert isinstance(first.answer.reply, m.StatesRequest) == (each.inquired > 0)
         if each.inquired:
             assert protocol == "wisv-selective"
             last = next(left)
@@ -283,9 +283,9 @@ def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
     artifact = Artifact.open(pair.draft)
     drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
     fresh, random = Decoder(artifact), np.random.default_rng(2)
-    ids, law = np.array(PROMPT, np.uint32), Law(sampling=Sampling(), seed=0)
+    ids, law = np.array(PROMPT, np.uint32), SamplingParams(sampling=Sampling(), seed=0)
     for window in (5, 1, 8, 0, 3, 16):
-        draft = drafter.draft(ids, (1,) * window, EXCHANGES["wisv-full"], law, ends=())
+        draft = drafter.draft(ids, (1,) * window, PROTOCOL_REGISTRY["wisv-full"], law, ends=())
         assert draft.states is not None
         text = np.concatenate([ids, draft.ids])
         wanted = fresh.prefill(0, text.astype(np.int64), rows=len(text)).hidden[len(ids) :]

@@ -158,7 +158,7 @@ def relayed(
 
 @pytest.mark.parametrize(
     ("protocol", "kind"),
-    [("wisv-full", m.Verdict), ("wisv-selective", m.Inquiry), ("wisv-selective", m.Verdict)],
+    [("wisv-full", m.Verdict), ("wisv-selective", m.StatesRequest), ("wisv-selective", m.Verdict)],
 )
 def test_a_reply_that_is_lost_with_its_connection(
     relayed: tuple[Device, Relay],
@@ -182,7 +182,7 @@ def test_a_reply_that_is_lost_with_its_connection(
     assert len(starts) - len(set(starts)) == (1 if folders["edge"] else 2)
 
 
-@pytest.mark.parametrize("kind", [m.Inquiry, m.Verdict])
+@pytest.mark.parametrize("kind", [m.StatesRequest, m.Verdict])
 def test_a_reply_that_is_overdue(
     relayed: tuple[Device, Relay],
     journal: Journal,
@@ -246,7 +246,7 @@ def test_a_head_that_looks_at_the_link_is_told_the_same_again(
     with EdgeServer(pair.target, threads=1, head=head) as edge:
         relay = Relay(edge.endpoint)
         with Device(pair.draft, relay.endpoint, threads=1) as device:
-            journal.lose = nth(2, m.Inquiry, relay.cut)
+            journal.lose = nth(2, m.StatesRequest, relay.cut)
             device.generate(PROMPT, protocol="wisv-selective", **WISH)
             device.generate(PROMPT, protocol="wisv-selective", **WISH)
         relay.close()

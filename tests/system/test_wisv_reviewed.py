@@ -76,7 +76,7 @@ def test_no_stage_counts_twice(
     pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """Between a reply and the next thing there is a while, here a long one."""
-    exchange, speculate = LinkMeter.exchange, Session.speculate
+    exchange, speculate = LinkMeter.record_exchange, Session.speculate
     took: list[tuple[float, float]] = []
 
     def slowly(meter: LinkMeter, **values: Any) -> Any:
@@ -89,7 +89,7 @@ def test_no_stage_counts_twice(
         took.append((record.timings.total, time.monotonic() - since_s))
         return record
 
-    monkeypatch.setattr(LinkMeter, "exchange", slowly)
+    monkeypatch.setattr(LinkMeter, "record_exchange", slowly)
     monkeypatch.setattr(Session, "speculate", timed)
     with Device(pair.draft, edge.endpoint, threads=1) as device:
         device.generate(LONG, protocol=protocol, window=4, max_tokens=20)

@@ -12,7 +12,7 @@ import zmq
 from zmq.utils import z85
 
 from pilotfish.wire import access
-from pilotfish.wire.access import DOMAIN, SHUT_OUT_S, Gate
+from pilotfish.wire.access import BAN_S, DOMAIN, Gate
 from pilotfish.wire.connections import REVOKED, Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping, Pong
@@ -40,7 +40,7 @@ def heard(listener: Listener, count: int) -> list[Envelope]:
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
         assert listener.gate is not None
-        listener.gate.answer()
+        listener.gate.answer_requests()
         listener.connections.read_events()
         if (envelope := listener.receive()) is not None:
             found.append(envelope)
@@ -72,7 +72,7 @@ def test_who_is_let_in(case: str) -> None:
         asking.linger = 0
         asking.connect("inproc://zeromq.zap.01")
         asking.send_multipart(asked)
-        gate.answer()
+        gate.answer_requests()
         version, request, answer, *_ = asking.recv_multipart()
     assert (version, request, answer) == (b"1.0", b"7", status)
     assert gate.refused.total == (status != b"200")
@@ -92,15 +92,15 @@ def test_a_key_is_shut_out_as_often_as_there_is_reason_to(monkeypatch: pytest.Mo
 
         def welcome() -> bool:
             asking.send_multipart(ASKED)
-            gate.answer()
+            gate.answer_requests()
             return asking.recv_multipart()[2] == b"200"
 
-        for later_s in (0.0, 2 * SHUT_OUT_S, SHUT_OUT_S / 20):
+        for later_s in (0.0, 2 * BAN_S, BAN_S / 20):
             now_s += later_s
-            gate.shut_out(z85.encode(KEY))
-            now_s += 0.9 * SHUT_OUT_S
+            gate.ban(z85.encode(KEY))
+            now_s += 0.9 * BAN_S
             assert not welcome()
-        now_s += 0.2 * SHUT_OUT_S
+        now_s += 0.2 * BAN_S
         assert welcome()
     gate.close()
     context.term()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import PilotfishError
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols.ahead import HintChain, Lead
+from pilotfish.wire.protocols.ahead import DraftAhead, HintChain
 from tests.support.examples import examples
 
 VOCAB = 3  # few, so that what differs agrees again by chance
@@ -77,24 +77,24 @@ steps = st.one_of(
 @given(prompts, st.lists(steps, max_size=40))
 @examples(400)
 def test_the_lead_is_that_of_plain_lists(prompt, moves):
-    lead, naive = Lead(), NaiveLead(prompt)
+    lead, naive = DraftAhead(), NaiveLead(prompt)
     lead.start(np.array(prompt, np.uint32))
     margins = []
     for number, (move, what) in enumerate(moves):
         if move == "grow":
-            lead.grow(what, 1.0 - number / 256, float(number))
+            lead.append(what, 1.0 - number / 256, float(number))
             naive.grow(what)
             margins.append(float(number))
         elif move == "tell":
-            start, before, told = lead.tell(VOCAB)
+            start, before, told = lead.encode_hint(VOCAB)
             assert (start, before, decode_ids(told[0], VOCAB).tolist()) == naive.tell()
             assert len(told[1]) == len(told[0]) // 2
         elif move == "again":
-            lead.tell_again()
+            lead.resend_all()
             naive.told = len(naive.committed)
         else:
             ids = what if move == "meet" else naive.drafts[:what] or [0]
-            met, wanted = lead.meet(ids), naive.meet(ids)
+            met, wanted = lead.compare(ids), naive.meet(ids)
             assert (met.depth, met.compared, met.agreed) == wanted
             assert list(met.margins) == margins[: met.compared]
             margins = margins[len(ids) :] if naive.drafts else []
@@ -103,23 +103,23 @@ def test_the_lead_is_that_of_plain_lists(prompt, moves):
         assert lead.drafts.tolist() == naive.drafts
         assert len(lead) == len(naive.drafts)
         assert lead.committed == len(naive.committed)
-        assert max(0, lead.untold) == len(naive.drafts) - max(
+        assert max(0, lead.unsent) == len(naive.drafts) - max(
             0, min(naive.told - len(naive.committed), len(naive.drafts))
         )
 
 
 def test_a_lead_starts_anew_behind_another_text():
-    lead = Lead()
+    lead = DraftAhead()
     for text in ([1, 2, 0], [1, 2], [1, 0, 0, 2], [2]):
         lead.start(np.array(text, np.uint32))
-        lead.grow(1, 0.5, 0.1)
-        lead.grow(1, 0.5, 0.1)
-        assert lead.odds == 0.25
-        start, before, told = lead.tell(VOCAB)
+        lead.append(1, 0.5, 0.1)
+        lead.append(1, 0.5, 0.1)
+        assert lead.joint_acceptance == 0.25
+        start, before, told = lead.encode_hint(VOCAB)
         assert (start, before) == (len(text), digest(text))
         assert told == frames([1, 1], [128, 128])
-        assert lead.meet([1]).depth == 0
-        assert lead.untold == 0
+        assert lead.compare([1]).depth == 0
+        assert lead.unsent == 0
 
 
 class NaiveChain:
@@ -162,14 +162,14 @@ def attempts(draw):
 @given(prompts, st.lists(attempts(), max_size=25))
 @examples(200)
 def test_the_chain_is_that_of_plain_lists(prompt, moves):
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend(prompt)
     chain, naive = HintChain(committed, MOST), NaiveChain(prompt, MOST)
     for move, at, ids, how in moves:
         if move == "meet":
             ids = (naive.ids[:at] + ids)[:4] or [0]
             committed.extend(ids)
-            chain.meet(ids)
+            chain.drop_committed(ids)
             naive.meet(ids)
         else:
             text = naive.committed + naive.ids
@@ -179,45 +179,45 @@ def test_the_chain_is_that_of_plain_lists(prompt, moves):
             kept = chain.add(start, before, frames(ids, odds), VOCAB)
             assert kept == naive.add(start, before, ids, [byte / 255 for byte in odds])
         assert chain.ids == naive.ids
-        assert chain.odds == pytest.approx(naive.odds)
-        assert len(chain.ids) == len(chain.odds) <= MOST
+        assert chain.acceptances == pytest.approx(naive.odds)
+        assert len(chain.ids) == len(chain.acceptances) <= MOST
 
 
 @given(prompts, st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20), st.data())
 @examples(300)
 def test_whatever_arrives_in_order_is_what_the_device_has_drafted(prompt, target, data):
     """A device and an edge with the same committed tokens: each hint that was sent has arrived."""
-    lead, committed = Lead(), Committed()
+    lead, committed = DraftAhead(), CommittedTokens()
     committed.extend(prompt)
     lead.start(committed.ids)
     chain = HintChain(committed, MAX_WINDOW)
     at = 0
     while at < len(target):
         for _ in range(data.draw(st.integers(0, 3))):
-            lead.grow(data.draw(st.integers(0, VOCAB - 1)), 0.5, 0.0)
-        if lead.untold > 0:
-            assert chain.add(*lead.tell(VOCAB), VOCAB)
+            lead.append(data.draw(st.integers(0, VOCAB - 1)), 0.5, 0.0)
+        if lead.unsent > 0:
+            assert chain.add(*lead.encode_hint(VOCAB), VOCAB)
         assert chain.ids == lead.drafts.tolist()
         ids = target[at : at + data.draw(st.integers(1, 3))]
         at += len(ids)
         committed.extend(ids)
-        chain.meet(ids)
-        lead.meet(ids)
+        chain.drop_committed(ids)
+        lead.compare(ids)
         assert chain.ids == lead.drafts.tolist()
 
 
 def test_a_hint_that_was_lost_is_made_good_by_telling_again():
-    lead, committed = Lead(), Committed()
+    lead, committed = DraftAhead(), CommittedTokens()
     committed.extend([1, 2])
     lead.start(committed.ids)
     chain = HintChain(committed, MOST)
-    lead.grow(0, 1.0, 0.0)
-    lead.tell(VOCAB)  # lost
-    lead.grow(1, 1.0, 0.0)
-    assert not chain.add(*lead.tell(VOCAB), VOCAB)
+    lead.append(0, 1.0, 0.0)
+    lead.encode_hint(VOCAB)  # lost
+    lead.append(1, 1.0, 0.0)
+    assert not chain.add(*lead.encode_hint(VOCAB), VOCAB)
     assert chain.ids == []
-    lead.tell_again()
-    assert chain.add(*lead.tell(VOCAB), VOCAB)
+    lead.resend_all()
+    assert chain.add(*lead.encode_hint(VOCAB), VOCAB)
     assert chain.ids == [0, 1]
 
 
@@ -236,7 +236,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("spoilt", MALFORMED.values(), ids=MALFORMED.keys())
 def test_a_malformed_hint_changes_nothing(spoilt):
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend([1, 2])
     chain = HintChain(committed, MOST)
     assert chain.add(2, committed.hash, frames([0, 0]), VOCAB)
@@ -248,23 +248,23 @@ def test_a_malformed_hint_changes_nothing(spoilt):
 @given(st.integers(0, 2**31 - 1), st.binary(min_size=8, max_size=8), st.binary(max_size=600))
 @examples(200)
 def test_any_bytes_are_dropped_or_refused(start, before, raw):
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend([1, 2, 1])
     chain = HintChain(committed, MOST)
     for both in ([raw, bytes(len(raw) // 2)], [raw, raw]):
         with suppress(PilotfishError):
             assert not chain.add(start, before, both, VOCAB)
-        assert chain.ids == chain.odds == []
+        assert chain.ids == chain.acceptances == []
 
 
 @pytest.mark.parametrize("most", [0, 1, 64, 128, 10**6])
 def test_the_chain_keeps_no_more_than_it_may(most):
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend([1])
     chain = HintChain(committed, most)
     bound = min(most, MAX_WINDOW)
     for _ in range(5):
         start = 1 + len(chain.ids)
-        before = committed.hash_behind(chain.ids)
+        before = committed.hash_after(chain.ids)
         chain.add(start, before, frames([2] * MAX_WINDOW, [255] * MAX_WINDOW), VOCAB)
-        assert len(chain.ids) == len(chain.odds) == bound
+        assert len(chain.ids) == len(chain.acceptances) == bound

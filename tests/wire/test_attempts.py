@@ -15,8 +15,8 @@ import zmq
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link import attempts as module
-from pilotfish.wire.link.attempts import SURE, Attempts, Failure
-from pilotfish.wire.link.diagnosis import Diagnosis, Finding, diagnose
+from pilotfish.wire.link.attempts import SURE, ConnectAttempts, ConnectFailure
+from pilotfish.wire.link.diagnosis import AddressState, Diagnosis, diagnose
 
 Serve = Callable[[socket.socket], None]
 CRYPTOGRAPHIC, MISMATCH = 0x11000001, 0x11000002
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def fail(attempts: Attempts, event: zmq.Event, value: int = 0) -> float:
+def fail(attempts: ConnectAttempts, event: zmq.Event, value: int = 0) -> float:
     """Have an attempt fail, and wait for the next one; seconds until it was due."""
     attempts.note(zmq.Event.CONNECTED, 9)
     attempts.note(event, value)
@@ -54,17 +54,17 @@ def fail(attempts: Attempts, event: zmq.Event, value: int = 0) -> float:
 
 
 REASONS = {
-    Failure.KEY: (zmq.Event.HANDSHAKE_FAILED_AUTH, 400),
-    Failure.MECHANISM: (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, MISMATCH),
-    Failure.OTHER: (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, CRYPTOGRAPHIC),
-    Failure.CLOSED: (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE),
-    Failure.TIMEOUT: (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EAGAIN),
+    ConnectFailure.KEY: (zmq.Event.HANDSHAKE_FAILED_AUTH, 400),
+    ConnectFailure.MECHANISM: (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, MISMATCH),
+    ConnectFailure.OTHER: (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, CRYPTOGRAPHIC),
+    ConnectFailure.CLOSED: (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE),
+    ConnectFailure.TIMEOUT: (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EAGAIN),
 }
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_reason_is_told_by_the_event(reason: Failure) -> None:
-    attempts = Attempts()
+def test_a_reason_is_told_by_the_event(reason: ConnectFailure) -> None:
+    attempts = ConnectAttempts()
     fail(attempts, *REASONS[reason])
     assert attempts.failure is reason
     attempts.note(zmq.Event.HANDSHAKE_SUCCEEDED, 9)
@@ -72,76 +72,76 @@ def test_a_reason_is_told_by_the_event(reason: Failure) -> None:
 
 
 def test_a_refused_key_is_tried_ever_later_up_to_half_a_minute(clock: Clock) -> None:
-    attempts, waits = Attempts(), []
+    attempts, waits = ConnectAttempts(), []
     for _ in range(12):
-        waits.append(fail(attempts, *REASONS[Failure.KEY]))
+        waits.append(fail(attempts, *REASONS[ConnectFailure.KEY]))
         clock.now_s += waits[-1]
         assert attempts.due
-        attempts.began()
+        attempts.note_started()
         assert not attempts.stopped
     assert waits[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert waits[-2:] == pytest.approx([30.0, 30.0])
 
 
 def test_what_may_be_an_edge_that_is_starting_is_tried_each_second(clock: Clock) -> None:
-    attempts = Attempts()
-    waits = [fail(attempts, *REASONS[Failure.CLOSED]) for _ in range(40)]
+    attempts = ConnectAttempts()
+    waits = [fail(attempts, *REASONS[ConnectFailure.CLOSED]) for _ in range(40)]
     assert waits[: SURE - 1] == pytest.approx([0.1] * (SURE - 1))
     assert max(waits) == pytest.approx(1.0)
 
 
 def test_a_wrong_edge_pub_is_told_only_after_many_handshakes(clock: Clock) -> None:
     """Half of those with an edge that answers to two keys by turns fail, too."""
-    attempts = Attempts()
+    attempts = ConnectAttempts()
     for _ in range(SURE - 1):
-        fail(attempts, *REASONS[Failure.CLOSED])
+        fail(attempts, *REASONS[ConnectFailure.CLOSED])
         attempts.wrong_key = True
         assert not attempts.surely_wrong_key
-    fail(attempts, *REASONS[Failure.CLOSED])
+    fail(attempts, *REASONS[ConnectFailure.CLOSED])
     assert attempts.surely_wrong_key
-    waits = [fail(attempts, *REASONS[Failure.CLOSED]) for _ in range(12)]
+    waits = [fail(attempts, *REASONS[ConnectFailure.CLOSED]) for _ in range(12)]
     assert waits[-1] == pytest.approx(30.0)
 
 
 def test_an_edge_that_was_away_has_not_broken_off_any_handshake(clock: Clock) -> None:
     """It is back in the middle of a rotation: its first handshake may meet the other key."""
-    attempts = Attempts()
+    attempts = ConnectAttempts()
     for _ in range(5 * SURE):
         for event in (zmq.Event.CONNECT_DELAYED, zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED):
             attempts.note(event, 9)
     for _ in range(SURE):
-        fail(attempts, *REASONS[Failure.TIMEOUT])
+        fail(attempts, *REASONS[ConnectFailure.TIMEOUT])
     attempts.wrong_key = True
-    fail(attempts, *REASONS[Failure.CLOSED])
+    fail(attempts, *REASONS[ConnectFailure.CLOSED])
     assert not attempts.surely_wrong_key
 
 
 def test_whoever_waits_has_an_attempt_of_his_own_but_not_more_than_four_a_second(
     clock: Clock,
 ) -> None:
-    attempts = Attempts()
+    attempts = ConnectAttempts()
     for _ in range(10):
-        fail(attempts, *REASONS[Failure.KEY])
+        fail(attempts, *REASONS[ConnectFailure.KEY])
     assert attempts.left_s > 10.0
     since_s = clock.now_s
-    attempts.hurry()
+    attempts.retry_now()
     assert not attempts.due
     clock.now_s += 0.25
     assert attempts.due
     assert not attempts.failed_since(since_s)  # what was refused before says nothing of now
-    attempts.began()
-    fail(attempts, *REASONS[Failure.KEY])
+    attempts.note_started()
+    fail(attempts, *REASONS[ConnectFailure.KEY])
     assert attempts.failed_since(since_s)
 
 
 def test_no_attempt_is_made_beside_those_of_zeromq(clock: Clock) -> None:
     """It tries again by itself after a lost connection, and where nobody takes one."""
-    attempts = Attempts()
+    attempts = ConnectAttempts()
     for event in (zmq.Event.CONNECT_DELAYED, zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED):
         attempts.note(event, 9)
         clock.now_s += 100.0
         assert not attempts.due
-    assert attempts.failure is Failure.CONNECT
+    assert attempts.failure is ConnectFailure.CONNECT
     attempts.note(zmq.Event.DISCONNECTED, 9)
     assert not attempts.due
     attempts.note(zmq.Event.CONNECT_RETRIED, 100)
@@ -202,16 +202,16 @@ def drip(connection: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("serve", "finding"),
     [
-        (lambda _: None, Finding.NO_EDGE),
-        (web, Finding.NO_EDGE),
-        (mute, Finding.MUTE),
-        (drip, Finding.NO_EDGE),
-        (full(10), Finding.HANGS_UP),
-        (full(64), Finding.HANGS_UP),
+        (lambda _: None, AddressState.NO_EDGE),
+        (web, AddressState.NO_EDGE),
+        (mute, AddressState.MUTE),
+        (drip, AddressState.NO_EDGE),
+        (full(10), AddressState.HANGS_UP),
+        (full(64), AddressState.HANGS_UP),
     ],
     ids=["hangs-up", "web", "mute", "drip", "full-early", "full-late"],
 )
-def test_what_is_no_edge_is_not_taken_for_one(serve: Serve, finding: Finding) -> None:
+def test_what_is_no_edge_is_not_taken_for_one(serve: Serve, finding: AddressState) -> None:
     with listening(serve) as port:
         begun_s = time.monotonic()
         assert diagnose("127.0.0.1", port, 0.3) is finding
@@ -242,7 +242,7 @@ def test_what_speaks_another_protocol_is_a_failure_and_tried_ever_later(
             end_s = time.monotonic() + 2.5
             while time.monotonic() < end_s:
                 channel.take(0.02)
-            assert channel.attempts.failure in (Failure.OTHER, Failure.CLOSED)
+            assert channel.attempts.failure in (ConnectFailure.OTHER, ConnectFailure.CLOSED)
             assert 2 <= channel.attempts.handshakes_failed <= 13
             assert not channel.connected
         finally:
@@ -258,15 +258,15 @@ def test_a_machine_without_descriptors_blames_no_address(monkeypatch: pytest.Mon
         diagnose("127.0.0.1", 7)
     diagnosis = Diagnosis("tcp://127.0.0.1:7")
     diagnosis._look()
-    assert diagnosis.finding is None
+    assert diagnosis.state is None
 
 
 def test_an_address_without_anybody() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        assert diagnose("127.0.0.1", bound.getsockname()[1]) is Finding.REFUSED
-    assert diagnose("no-such-machine.invalid", 7) is Finding.NO_NAME
-    assert diagnose("." * 70, 7) is Finding.NO_NAME
+        assert diagnose("127.0.0.1", bound.getsockname()[1]) is AddressState.REFUSED
+    assert diagnose("no-such-machine.invalid", 7) is AddressState.NO_NAME
+    assert diagnose("." * 70, 7) is AddressState.NO_NAME
 
 
 @pytest.mark.parametrize("curve", [False, True])
@@ -277,16 +277,16 @@ def test_edges_with_keys_and_without(curve: bool) -> None:
         edge.curve_server, edge.curve_secretkey = True, zmq.curve_keypair()[1]
     port = edge.bind_to_random_port("tcp://127.0.0.1")
     try:
-        wanted = Finding.CURVE if curve else Finding.PLAIN
+        wanted = AddressState.CURVE if curve else AddressState.PLAIN
         assert diagnose("127.0.0.1", port, 0.3) is wanted
         diagnosis = Diagnosis(f"tcp://127.0.0.1:{port}")
-        diagnosis.look()
+        diagnosis.poll()
         deadline_s = time.monotonic() + 20.0
-        while diagnosis.finding is None and time.monotonic() < deadline_s:
+        while diagnosis.state is None and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        assert diagnosis.finding is wanted
-        diagnosis.forget()
-        assert diagnosis.finding is None
+        assert diagnosis.state is wanted
+        diagnosis.clear()
+        assert diagnosis.state is None
     finally:
         context.destroy(linger=0)
 
@@ -309,7 +309,7 @@ def test_a_channel_comes_again_by_itself_after_a_broken_handshake() -> None:
         assert failed > SURE
         assert channel.attempts.surely_wrong_key
         time.sleep(0.5)
-        channel.catch_up()
+        channel.read_events()
         assert channel.attempts.handshakes_failed <= failed + 1
     finally:
         channel.close()
@@ -323,4 +323,4 @@ def test_who_hangs_up_while_we_connect_is_there(monkeypatch: pytest.MonkeyPatch)
         raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
     monkeypatch.setattr(socket, "create_connection", reset)
-    assert diagnose("127.0.0.1", 7) is Finding.NO_EDGE
+    assert diagnose("127.0.0.1", 7) is AddressState.NO_EDGE

@@ -63,8 +63,8 @@ def check(found: TopRows, count: int, kept: int, vocab: int) -> None:
         assert (np.diff(found.ids.astype(np.int64), axis=1) > 0).all()
         assert found.ids.max() < vocab
         assert found.values.min() >= 0.0
-        assert found.retained.max() <= 1.0011
-        assert found.retained.min() > 0.0
+        assert found.retained_mass.max() <= 1.0011
+        assert found.retained_mass.min() > 0.0
 
 
 # Round trips
@@ -82,8 +82,8 @@ def test_rows_come_out_within_the_stated_error(case: tuple[TopRows, int], form: 
         assert np.array_equal(decoded.ids, given_rows.ids)
         if form == "fp32":
             assert decoded.values.tobytes() == given_rows.values.tobytes()
-        rho = given_rows.retained
-        np.testing.assert_allclose(decoded.retained, rho, rtol=ROUNDING)
+        rho = given_rows.retained_mass
+        np.testing.assert_allclose(decoded.retained_mass, rho, rtol=ROUNDING)
         moved = np.abs(decoded.values.astype(float) - given_rows.values).sum(axis=1) / 2
         assert (moved <= (MOST_OFF[form] + ROUNDING) * rho).all()
 
@@ -243,7 +243,9 @@ def test_a_row_of_all_tokens_sums_to_1(form: str) -> None:
     less = TopRows(np.arange(40, dtype=np.uint32)[None], np.full((1, 40), 0.02, np.float32))
     with pytest.raises(MalformedError, match="NaN, a negative"):
         decode_topk(encode_topk(less, 40, form), 1, 40, 40)
-    assert decode_topk(encode_topk(less, 41, form), 1, 40, 41).retained[0] == pytest.approx(0.8)
+    assert decode_topk(encode_topk(less, 41, form), 1, 40, 41).retained_mass[0] == pytest.approx(
+        0.8
+    )
 
 
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00, 0x8001, 0xBC00])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, exponentials, noise
-from pilotfish.wire.protocols import Law, choose
-from pilotfish.wire.protocols.ahead import drawn
+from pilotfish.wire.protocols import SamplingParams, choose
+from pilotfish.wire.protocols.ahead import draft_with_margin
 from tests.support.examples import examples
 
 samplings = st.builds(
@@ -45,8 +45,8 @@ def test_it_is_the_choice_and_its_margin(vocab, spread, sampling, seed, ties):
     logits = (spread * np.random.default_rng(seed).standard_normal(vocab)).astype(np.float32)
     if ties:
         logits = np.round(logits)
-    law = Law(seed=seed, sampling=sampling)
-    token, margin = drawn(logits, law, 11)
+    law = SamplingParams(seed=seed, sampling=sampling)
+    token, margin = draft_with_margin(logits, law, 11)
     assert token == choose(logits, law, 11, Purpose.TARGET)
     second, first = np.sort(scores(logits, law, 11))[-2:]
     # what float32 rounds to 0 cannot win, and leads are infinite then

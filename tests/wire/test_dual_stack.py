@@ -38,7 +38,7 @@ def test_families_take_turns_and_pause_after_both(clock: Clock) -> None:
         while not stack.due:
             clock.now_s += 0.05
         pauses.append(round(clock.now_s - began_s, 2))
-        families.append(stack.turn())
+        families.append(stack.switch_family())
     assert families == [False, True] * 5
     assert pauses[::2] == [0.0] * 5
     assert pauses[1::2] == pytest.approx([0.1, 0.2, 0.4, 0.8], abs=0.06)
@@ -48,13 +48,13 @@ def test_families_take_turns_and_pause_after_both(clock: Clock) -> None:
         while not stack.due:
             clock.now_s += 0.05
         assert clock.now_s - began_s < 1.1
-        stack.turn()
+        stack.switch_family()
 
 
 def test_more_failures_of_one_family_do_not_put_off_the_other(clock: Clock) -> None:
     stack = DualStack("tcp://edge.example:7077")
     stack.failed()
-    stack.turn()
+    stack.switch_family()
     stack.failed()
     clock.now_s += 0.09
     stack.failed()
@@ -65,14 +65,14 @@ def test_more_failures_of_one_family_do_not_put_off_the_other(clock: Clock) -> N
 def test_a_family_that_led_somewhere_stays_until_it_fails(clock: Clock) -> None:
     stack = DualStack("tcp://edge.example:7077")
     stack.failed()
-    assert stack.turn()
+    assert stack.switch_family()
     stack.connected()
     clock.now_s += 3600
     assert not stack.due
-    assert stack.turn()
+    assert stack.switch_family()
     stack.failed()
     assert stack.due
-    assert not stack.turn()
+    assert not stack.switch_family()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_an_address_keeps_its_family(clock: Clock, endpoint: str, ipv6: bool) ->
         stack.failed()
         clock.now_s += 3600
         assert not stack.due
-        assert stack.turn() is ipv6
+        assert stack.switch_family() is ipv6
 
 
 _IN_A_NETWORK_OF_ITS_OWN = ["unshare", "--mount", "--net"]

@@ -37,7 +37,7 @@ class Road:
         there = int((self.rtt_s / 2 + 8 * up / self.up_bps) * 1e9)
         back = int((self.rtt_s / 2 + 8 * down / self.down_bps) * 1e9)
         sent, self.now_ns = self.now_ns, self.now_ns + there + held_ns + back
-        return self.meter.exchange(
+        return self.meter.record_exchange(
             up_bytes=up,
             down_bytes=down,
             ahead_bytes=ahead,
@@ -122,7 +122,7 @@ def test_the_one_sample_of_a_streamed_answer_is_not_outvoted() -> None:
     road = Road(LinkMeter(), 0.005, 1e9, 1e9)
     for _ in range(10):
         road.exchange()
-    road.meter.next_answer()
+    road.meter.begin_answer()
     road.rtt_s = 0.08
     road.exchange()
     state = road.meter.state()
@@ -267,7 +267,7 @@ def test_a_stall_during_one_exchange_stays_in_no_reading(at: int, stall_s: float
             road.rtt_s = 0.02 + (stall_s if number == at else 0.0)
             road.exchange()
             if alone:
-                road.meter.next_answer()
+                road.meter.begin_answer()
         road.rtt_s = 0.02
         road.exchange(up=12_000, down=12_000)
         state = road.meter.state()
@@ -284,7 +284,7 @@ def test_a_stall_during_one_exchange_stays_in_no_reading(at: int, stall_s: float
 def test_a_stall_asks_for_another_ping_and_a_slower_link_is_believed_at_the_second() -> None:
     road = Road(LinkMeter(), 0.02, 20e6, 50e6)
     road.exchange()
-    road.meter.next_answer()
+    road.meter.begin_answer()
     road.rtt_s = 1.0
     road.exchange()
     assert not road.meter.rtt_is_new
@@ -309,7 +309,7 @@ def test_a_stall_during_one_transfer_is_no_rate(stall_s: float) -> None:
     for _ in range(3):
         road.exchange()
         road.exchange(up=12_000, down=12_000)
-    road.meter.next_answer()
+    road.meter.begin_answer()
     road.rtt_s = 0.02 + stall_s
     road.exchange(up=12_000, down=12_000)
     state = road.meter.state()

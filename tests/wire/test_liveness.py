@@ -44,7 +44,7 @@ class Line:
             self._acknowledged += round((acked_bps or 0.0) * LOOK_S)
             idle_s = self.now_s - self._came_s
             crossed = (self._received, self._received, self._acknowledged, outstanding, idle_s)
-            self.liveness.look(Volume(*crossed, *self._tcp, self.arrived), self.now_s)
+            self.liveness.update(Volume(*crossed, *self._tcp, self.arrived), self.now_s)
 
 
 def test_an_idle_connection_is_alive() -> None:
@@ -52,7 +52,7 @@ def test_an_idle_connection_is_alive() -> None:
     for _ in range(100):
         line.pass_s(0.1)
         assert not line.liveness.quiet
-        assert not line.liveness.carries
+        assert not line.liveness.transfers
 
 
 def test_a_dead_path_shows_within_a_second() -> None:
@@ -88,13 +88,13 @@ def test_a_message_that_crosses_is_life_however_slowly() -> None:
     line.pass_s(1.0)
     line.pass_s(30.0, heard=False, acked_bps=1000.0, outstanding=20_000)
     assert not line.liveness.quiet
-    assert line.liveness.carries
+    assert line.liveness.transfers
 
 
 def test_a_reply_that_comes_slowly_is_carried() -> None:
     line = Line()
     line.pass_s(5.0, every_s=0.1, bytes_each=120)
-    assert line.liveness.carries
+    assert line.liveness.transfers
 
 
 def test_what_is_not_acknowledged_is_quiet_though_the_peer_is_heard() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
 from pilotfish.speculation.truncation import largest, likeliest
-from pilotfish.wire.codecs.logprobs import decode_logprobs, entries, unknown
-from pilotfish.wire.protocols import Draft, Ruling
+from pilotfish.wire.codecs.logprobs import decode_logprobs, make_entries, unknown_entries
+from pilotfish.wire.protocols import Decision, Draft
 from tests.support.examples import examples
 
 V, WINDOW, MOST = 151_665, 64, 20
@@ -45,7 +45,7 @@ def rows(allowed: int = V) -> np.ndarray:
 @pytest.mark.parametrize("allowed", [3, 700, V])
 def test_a_large_row_is_told_closely(allowed: int) -> None:
     logits = rows(allowed)[:2]
-    told = decode_logprobs(entries(logits, [V - 1, V - 2], MOST).tobytes(), MOST, V, (2,))
+    told = decode_logprobs(make_entries(logits, [V - 1, V - 2], MOST).tobytes(), MOST, V, (2,))
     for row, token, found in zip(logits.astype(np.float64), [V - 1, V - 2], told, strict=True):
         exact = row - row.max()
         exact -= np.log(np.exp(exact).sum())
@@ -61,12 +61,12 @@ def test_those_of_a_window_take_little_time_and_memory(allowed: int) -> None:
     logits, log, spent_s = rows(allowed), Logprobs(MOST, 0), []
     draft = Draft(np.arange(V - WINDOW, V, dtype=np.uint32))
     tracemalloc.start()
-    log.note(draft, logits, Ruling(WINDOW, V - 1))
+    log.note(draft, logits, Decision(WINDOW, V - 1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     for _ in range(5):
         begun_s = time.thread_time()
-        log.note(draft, logits, Ruling(WINDOW, V - 1))
+        log.note(draft, logits, Decision(WINDOW, V - 1))
         log.commit()
         spent_s.append(time.thread_time() - begun_s)
     assert median(spent_s) < 1.5 * GOAL_S
@@ -78,7 +78,7 @@ def test_what_is_kept_is_told_again_and_not_copied_for_each_token() -> None:
     logits = np.random.default_rng(0).standard_normal((1, 9), np.float32)
     told = []
     for token in range(9):
-        log.note(Draft(np.zeros(0, np.uint32)), logits, Ruling(0, token))
+        log.note(Draft(np.zeros(0, np.uint32)), logits, Decision(0, token))
         told.append(bytes(log.commit()))
     assert bytes(log.of(7, 3)) == b"".join(told[2:5])
     assert bytes(log.of(5, 99)) == b"".join(told)
@@ -103,6 +103,6 @@ def test_a_prompts_cost_no_memory_before_they_are_known_and_are_not_copied() -> 
     assert tracemalloc.get_traced_memory()[1] < first + 100_000
     tracemalloc.stop()
     assert all(each == frame for each in again)
-    wanted = unknown(131_071, 3)
-    wanted[48:96] = entries(logits, ids[49:97].tolist(), 3)
+    wanted = unknown_entries(131_071, 3)
+    wanted[48:96] = make_entries(logits, ids[49:97].tolist(), 3)
     assert bytes(frame) == wanted.tobytes()

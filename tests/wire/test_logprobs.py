@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import MalformedError, PilotfishError, TokenOutOfRangeError
-from pilotfish.wire.codecs.logprobs import decode_logprobs, entries, entry_type, unknown
+from pilotfish.wire.codecs.logprobs import (
+    decode_logprobs,
+    entry_type,
+    make_entries,
+    unknown_entries,
+)
 from tests.support.examples import examples
 
 VOCAB = 9
@@ -23,7 +28,7 @@ def test_what_goes_in_comes_out(seed: int, most: int, rows: int, forbidden: int)
     logits = random.standard_normal((rows, VOCAB), np.float32) * 4
     logits[:, :forbidden] = -np.inf
     tokens = random.integers(forbidden, VOCAB, rows).tolist()
-    frame = entries(logits, tokens, most).tobytes()
+    frame = make_entries(logits, tokens, most).tobytes()
     assert len(frame) == rows * (4 + 8 * most)
     found = decode_logprobs(frame, most, VOCAB, (rows,))
     for row, token, told in zip(logits, tokens, found, strict=True):
@@ -37,7 +42,7 @@ def test_what_goes_in_comes_out(seed: int, most: int, rows: int, forbidden: int)
 
 
 def test_what_is_not_known_is_none() -> None:
-    assert decode_logprobs(unknown(2, 3).tobytes(), 3, VOCAB, (1, 2)) == [None, None]
+    assert decode_logprobs(unknown_entries(2, 3).tobytes(), 3, VOCAB, (1, 2)) == [None, None]
 
 
 @given(st.binary(max_size=80), st.integers(0, 3))
@@ -60,7 +65,7 @@ def test_any_bytes_are_entries_or_a_typed_error(data: bytes, most: int) -> None:
      ("values", np.nan, MalformedError), ("ids", VOCAB, TokenOutOfRangeError)],
 )  # fmt: skip
 def test_numbers_that_cannot_be(field: str, value: float, error: type[Exception]) -> None:
-    frame = entries(np.zeros((2, VOCAB), np.float32), [1, 2], 2)
+    frame = make_entries(np.zeros((2, VOCAB), np.float32), [1, 2], 2)
     frame[field][1] = value
     with pytest.raises(error):
         decode_logprobs(frame.tobytes(), 2, VOCAB, (2,))

@@ -20,7 +20,7 @@ from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import UNFINISHED, Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
-from pilotfish.wire.memory_watch import Glance
+from pilotfish.wire.memory_watch import MemorySample
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
 
@@ -81,7 +81,7 @@ def await_message(take: Callable[[], int], size: int, within_s: float = 20.0) ->
 def served(listener: Listener) -> Envelope | None:
     """Answer handshakes, and take the next message."""
     if listener.gate is not None:
-        listener.gate.answer()
+        listener.gate.answer_requests()
     return listener.receive()
 
 
@@ -215,7 +215,9 @@ def test_of_too_much_under_way_in_all_no_more_is_cut_than_must_be() -> None:
             peer.sendall(b"\x00\x05early")
             await_message(lambda: served_size(listener), 5)
         assert listener.receive() is None
-        listener.connections.check_memory(Glance(time.monotonic(), urgent=False))  # none holds any
+        listener.connections.check_memory(
+            MemorySample(time.monotonic(), urgent=False)
+        )  # none holds any
         for peer in peers:
             with suppress(OSError):
                 peer.sendall(8 * part)

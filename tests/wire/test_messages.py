@@ -19,7 +19,7 @@ from msgspec import inspect
 from pilotfish.base.errors import MalformedError
 from pilotfish.base.prose import one_line
 from pilotfish.wire import messages as m
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from pilotfish.wire.nodes import Report, decode_report
 from tests.support.examples import examples
 
@@ -164,7 +164,7 @@ class CommittedMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.committed = Committed()
+        self.committed = CommittedTokens()
         self.model: list[int] = []
 
     @rule(ids=st.lists(st.integers(0, 2**32 - 1), max_size=400), as_array=st.booleans())
@@ -196,8 +196,8 @@ class CommittedMachine(RuleBasedStateMachine):
         for length in {0, len(self.model) // 2, *marks, len(self.model)}:
             packed = np.array(self.model[:length], dtype="<u4").tobytes()
             wanted = hashlib.blake2b(packed, digest_size=8).digest()
-            assert self.committed.hash_of(length) == wanted
-        assert self.committed.hash == self.committed.hash_of(len(self.model))
+            assert self.committed.hash_at(length) == wanted
+        assert self.committed.hash == self.committed.hash_at(len(self.model))
 
 
 TestCommitted = CommittedMachine.TestCase
@@ -209,24 +209,24 @@ def test_a_long_text_cut_back_and_continued_otherwise_has_its_own_hashes(cut: in
     """Longer than what the state machine draws: of the text before nothing is kept."""
     before = np.arange(1000, dtype=np.uint32)
     text = np.concatenate([before[:cut], np.full(1000, 7, np.uint32)])
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend(before)
     committed.truncate(cut)
     committed.extend(text[cut:])
     for length in (*range(0, len(text), 128), cut, len(text)):
         wanted = hashlib.blake2b(text[:length].astype("<u4").tobytes(), digest_size=8).digest()
-        assert committed.hash_of(length) == wanted
+        assert committed.hash_at(length) == wanted
 
 
 def test_cutting_back_a_long_text_hashes_little_of_it() -> None:
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend(np.arange(32768, dtype=np.uint32))
 
     # all of it takes a hundred times as long as what is behind a mark
     def seconds(cut: int) -> float:
         started_s = time.thread_time()
         committed.truncate(cut)
-        committed.hash_of(cut - 30)
+        committed.hash_at(cut - 30)
         return time.thread_time() - started_s
 
     long_s = min(seconds(32767 - 3 * at) for at in range(60))
@@ -236,10 +236,10 @@ def test_cutting_back_a_long_text_hashes_little_of_it() -> None:
 
 
 def test_an_id_that_is_none_commits_nothing() -> None:
-    committed = Committed()
+    committed = CommittedTokens()
     committed.extend([1, 2])
     for wrong in ([3, -1], [3, 2**32]):
         with pytest.raises(OverflowError):
             committed.extend(wrong)
     assert committed.ids.tolist() == [1, 2]
-    assert committed.hash == committed.hash_of(2)
+    assert committed.hash == committed.hash_at(2)

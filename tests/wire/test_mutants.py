@@ -16,9 +16,9 @@ from pilotfish.speculation.rows import Row
 from pilotfish.speculation.split import systematic
 from pilotfish.speculation.tree import chain, verify
 from pilotfish.speculation.truncation import truncate
-from pilotfish.wire.protocols import Place, Ruling
+from pilotfish.wire.protocols import Decision, DrawKey
 from pilotfish.wire.protocols.dsd import Dsd
-from pilotfish.wire.protocols.exchange import coins, draw_from, follow
+from pilotfish.wire.protocols.exchange import coins, sample_candidates, sample_next
 from pilotfish.wire.protocols.tree import TokenTree
 from tests.support.enumeration import (
     Ended,
@@ -230,7 +230,7 @@ def test_rounding_of_p(bits):
 
 
 class AcceptsByDraftNoise(Dsd):
-    def rule(self, draft, logits, law, *, round_start):
+    def verify(self, draft, logits, law, *, round_start):
         gamma = len(draft.ids)
         # the mutant: Purpose.DRAFT, not ACCEPT
         draws = uniforms(gamma, law.seed, Purpose.DRAFT, round_start, round_start=round_start)
@@ -241,7 +241,7 @@ class AcceptsByDraftNoise(Dsd):
             lambda node: probabilities(logits[node : node + 1], law.sampling)[0],
             lambda candidate, probability: bool(draws[candidate] < probability),
         )
-        return Ruling(walk.node, follow(walk, law, Place(round_start, walk.node)))
+        return Decision(walk.node, sample_next(walk, law, DrawKey(round_start, walk.node)))
 
 
 class FollowsByDraftNoise(Dsd):
@@ -250,7 +250,7 @@ class FollowsByDraftNoise(Dsd):
     def __init__(self, back):
         self.back = back
 
-    def rule(self, draft, logits, law, *, round_start):
+    def verify(self, draft, logits, law, *, round_start):
         gamma = len(draft.ids)
         walk = verify(
             chain(gamma),
@@ -265,15 +265,15 @@ class FollowsByDraftNoise(Dsd):
             words = noise(
                 len(walk.weights), law.seed, Purpose.DRAFT, at - self.back, round_start=round_start
             )
-            return Ruling(walk.node, sample(walk.weights, words))
-        return Ruling(walk.node, follow(walk, law, Place(round_start, walk.node)))
+            return Decision(walk.node, sample(walk.weights, words))
+        return Decision(walk.node, sample_next(walk, law, DrawKey(round_start, walk.node)))
 
 
 class OneRaceForAllCandidates(TokenTree):
     def draw(self, logits, law, place):
         q = truncate(logits, law.sampling)
         # the mutant: the first candidate's race for all
-        drawn = draw_from(q.row(0), law, Place(place.round_start, place.depth))
+        drawn = sample_candidates(q.row(0), law, DrawKey(place.round_start, place.depth))
         return drawn * len(place.candidates), q
 
 

@@ -13,7 +13,7 @@ import pytest
 from pilotfish.speculation import randomness
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.wire.protocols import Law, choose
+from pilotfish.wire.protocols import SamplingParams, choose
 from tests.support.enumeration import p_value
 from tests.support.rounds import (
     EXACT,
@@ -100,7 +100,7 @@ def test_temperature_zero_on_one_side_only(exchange):
 def test_coupled_is_the_targets_own_sample_whatever_the_window(window, drafting):
     setting = Setting("coupled", (1,) * window, HOT, drafting)
     for seed in range(10):
-        law, wanted = Law(sampling=HOT, seed=seed), PROMPT
+        law, wanted = SamplingParams(sampling=HOT, seed=seed), PROMPT
         while len(wanted) < len(PROMPT) + 12:
             row = logits(setting.models[0], wanted)
             wanted = (*wanted, choose(row, law, len(wanted), Purpose.TARGET))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafting.drafter
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.wire.protocols import EXCHANGES, dssd, exchange
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, dssd, exchange
 from tests.support.enumeration import (
     Ended,
     kinds,
@@ -69,7 +69,7 @@ def tell(patch, chance, p, vocab, bits):
 
 @st.composite
 def small_settings(draw, name):
-    trees = [(2,), (2, 1), (1, 2)] if EXCHANGES[name].branches else []
+    trees = [(2,), (2, 1), (1, 2)] if PROTOCOL_REGISTRY[name].allows_trees else []
     longer = [(1, 1, 1)] if name in ("dsd", "tslt") else []
     return Setting(
         name,

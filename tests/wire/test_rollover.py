@@ -64,7 +64,7 @@ def attempts(listener: Listener, *channels: EdgeChannel) -> list[int]:
     deadline = time.monotonic() + WAIT_S
     poller = zmq.Poller()
     found: dict[object, Callable[[], object]] = dict(duties(listener).items())
-    found.update((channel.sources[1], channel.catch_up) for channel in channels)
+    found.update((channel.sources[1], channel.read_events) for channel in channels)
     for descriptor in found:
         poller.register(descriptor, zmq.POLLIN)
     while not all(channel.connected for channel in channels):
@@ -72,7 +72,7 @@ def attempts(listener: Listener, *channels: EdgeChannel) -> list[int]:
         for descriptor, _ in poller.poll(100):  # at once, as an edge does
             found[descriptor]()
         for channel in channels:  # a handshake that failed is repeated when that is due
-            channel.catch_up()
+            channel.read_events()
     return [channel.attempts.handshakes_failed + 1 for channel in channels]
 
 
@@ -93,12 +93,14 @@ def test_a_whole_rotation(listener: Listener, held: EdgeKeys, key_folders: dict[
     with device(listener, alice, old) as stays:
         assert attempts(listener, stays) == [1]
         listener.answer_to(secret, held.secret)
-        assert listener.gate.behind == {alice.public}
+        assert listener.gate.clients_of_former_key == {alice.public}
         for edge, most in ((new, 1), (old, 2), (old, 1)):
             with device(listener, alice, edge) as comes:
                 [took] = attempts(listener, comes)
                 assert took <= most, edge
-                assert listener.gate.behind == ({alice.public} if edge == old else set())
+                assert listener.gate.clients_of_former_key == (
+                    {alice.public} if edge == old else set()
+                )
                 pinged(listener, comes)
         pinged(listener, stays)
         listener.answer_to(secret, None)
@@ -130,7 +132,7 @@ def test_devices_of_both_keys_behind_one_address(
         for each in openings:
             each.__exit__(None, None, None)
     assert sum(took) / len(took) < 8
-    assert listener.connections.missed >= sum(took) - len(took) - len(keys)
+    assert listener.connections.undecipherable >= sum(took) - len(took) - len(keys)
 
 
 PRESENT, FORMER, EITHER = (1,), (0,), (1, 0)
@@ -172,7 +174,7 @@ def test_where_an_address_is_led_after_failures(
         begun_s = clock[0]
         for address, at_s in misses:
             clock[0] = begun_s + at_s
-            listener.rollover.missed(address)
+            listener.rollover.note_undecipherable(address)
     usual, routes = steered[-1]
     assert routes.get("a", usual) == expected
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Grammar, Shaper, Shaping
-from pilotfish.wire.protocols import Law, choose
+from pilotfish.speculation.shaping import Grammar, LogitsOptions, LogitsProcessor
+from pilotfish.wire.protocols import SamplingParams, choose
 from tests.support import rounds
 from tests.support.bridged import vocabulary
 from tests.support.enumeration import tv
@@ -56,7 +56,7 @@ def test_a_round_is_exact_over_all_its_outcomes(name, data, bits):
     assert_exact(setting, bits, start=START, p=law_of_setting(setting))
 
 
-HEAVY = Shaping(
+HEAVY = LogitsOptions(
     logit_bias={2: 1.0}, repetition_penalty=1.5, frequency_penalty=0.7, presence_penalty=0.9
 )
 
@@ -68,7 +68,7 @@ def test_what_follows_from_the_seed_is_the_targets_own(name, window):
     cut = Sampling(temperature=1.2, min_p=0.1) if name == "coupled" else Sampling()
     setting = Setting(name, (1,) * window, cut, cut, shaping=HEAVY)
     for seed in range(5):
-        law, said = Law(sampling=cut, seed=seed), []
+        law, said = SamplingParams(sampling=cut, seed=seed), []
         for _ in range(12):
             text = (*PROMPT, *said)
             row = shaped(setting.models[0].logits(text[-2:]), PROMPT, said, HEAVY)
@@ -128,24 +128,24 @@ def test_a_round_under_a_grammar_is_exact_over_all_its_outcomes(name, data, bits
     assert_exact(setting, bits, start=START, p=masked_law(setting))
 
 
-class MaskAfterSampling(Law):
-    def shaper(self, since, constraint=None):
+class MaskAfterSampling(SamplingParams):
+    def logits_processor(self, since, constraint=None):
         # the mutant: rows are not masked; what is not allowed would be refused later
-        return super().shaper(since)
+        return super().logits_processor(since)
 
 
-class MaskOfTheRoot(Law):
-    def shaper(self, since, constraint=None):
+class MaskOfTheRoot(SamplingParams):
+    def logits_processor(self, since, constraint=None):
         class Rooted:
             def forbid(self, logits, answer, paths):
                 # the mutant: all rows by the root's own state
                 constraint.forbid(logits, answer, [()] * len(paths))
 
-        return super().shaper(since, Rooted())
+        return super().logits_processor(since, Rooted())
 
 
-class NotRenormalised(Law):
-    def shaper(self, since, constraint=None):
+class NotRenormalised(SamplingParams):
+    def logits_processor(self, since, constraint=None):
         class Kept:
             def forbid(self, logits, answer, paths):
                 # the mutant: what is forbidden gives its mass to the likeliest token
@@ -156,19 +156,19 @@ class NotRenormalised(Law):
                 for row, keep, at, mass in zip(logits, left, best, whole, strict=True):
                     row[at] = np.log(mass[at] + mass[~keep].sum()) + row.max() - np.log(mass[at])
 
-        return super().shaper(since, Kept())
+        return super().logits_processor(since, Kept())
 
 
-class OnlyTheDevicesMask(Law):
+class OnlyTheDevicesMask(SamplingParams):
     """The edge takes the device's word for it: rows are masked by what was drafted."""
 
-    def shaper(self, since, constraint=None):
+    def logits_processor(self, since, constraint=None):
         class Drafted:
             def forbid(self, logits, answer, paths):
                 # the mutant: a row that has a draft behind it is not masked
                 constraint.forbid(logits[-1:], answer, paths[-1:])
 
-        return super().shaper(since, Drafted())
+        return super().logits_processor(since, Drafted())
 
 
 MASKS = [MaskAfterSampling, MaskOfTheRoot, NotRenormalised, OnlyTheDevicesMask]
@@ -178,47 +178,47 @@ MASKS = [MaskAfterSampling, MaskOfTheRoot, NotRenormalised, OnlyTheDevicesMask]
 @pytest.mark.parametrize("name", ["dsd", "tree"])
 def test_rows_masked_otherwise_are_seen(name, mutant, monkeypatch):
     expansion = (2, 1) if name == "tree" else (1, 1)
-    told = Shaping(grammar=Grammar("regex", REGEXES[0]))
+    told = LogitsOptions(grammar=Grammar("regex", REGEXES[0]))
     hot = replace(ONE, temperature=1.7)
     setting = Setting(name, expansion, hot, hot, vocab=SMALL, shaping=told, grammars=grammars())
     p = masked_law(setting)
     assert tv(*both_laws(setting, 0, start=START, p=p)) < 1e-12
-    monkeypatch.setattr(rounds, "Law", mutant)
+    monkeypatch.setattr(rounds, "SamplingParams", mutant)
     assert tv(*both_laws(setting, 0, start=START, p=p)) > SEEN
 
 
 # Mutants
 
 
-class ByTheRoot(Shaper):
-    def shape(self, logits, text, paths):
+class ByTheRoot(LogitsProcessor):
+    def process(self, logits, text, paths):
         # the mutant: what the window says itself is not counted
-        super().shape(logits, text, [()] * len(paths))
+        super().process(logits, text, [()] * len(paths))
 
 
-class ByTheWholeWindow(Shaper):
-    def shape(self, logits, text, paths):
+class ByTheWholeWindow(LogitsProcessor):
+    def process(self, logits, text, paths):
         # the mutant: tokens count before they are said
-        super().shape(logits, text, [max(paths, key=len)] * len(paths))
+        super().process(logits, text, [max(paths, key=len)] * len(paths))
 
 
-class PromptCounts(Shaper):
+class PromptCounts(LogitsProcessor):
     def __init__(self, shaping, since):
         # the mutant: the prompt is counted as if it were the answer's
         super().__init__(shaping, 0)
 
 
-class BiasAtTheRootOnly(Shaper):
-    def shape(self, logits, text, paths):
+class BiasAtTheRootOnly(LogitsProcessor):
+    def process(self, logits, text, paths):
         # the mutant: one row is shaped
-        super().shape(logits[:1], text, paths[:1])
+        super().process(logits[:1], text, paths[:1])
 
 
-class AfterTemperature(Shaper):
-    def shape(self, logits, text, paths):
+class AfterTemperature(LogitsProcessor):
+    def process(self, logits, text, paths):
         # the mutant: shaped as if the logits were divided by the temperature before
         logits /= np.float32(1.7)
-        super().shape(logits, text, paths)
+        super().process(logits, text, paths)
         logits *= np.float32(1.7)
 
 
@@ -233,9 +233,9 @@ def test_rows_shaped_otherwise_are_seen(name, mutant, monkeypatch):
     p = law_of_setting(setting)
     assert tv(*both_laws(setting, 0, start=START, p=p)) < 1e-12
 
-    class Mutated(Law):
-        def shaper(self, since, constraint=None):
-            return mutant(self.shaping, since)
+    class Mutated(SamplingParams):
+        def logits_processor(self, since, constraint=None):
+            return mutant(self.logits_options, since)
 
-    monkeypatch.setattr(rounds, "Law", Mutated)
+    monkeypatch.setattr(rounds, "SamplingParams", Mutated)
     assert tv(*both_laws(setting, 0, start=START, p=p)) > SEEN

@@ -19,15 +19,22 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols import EXCHANGES, Draft, Judge, Law, Ruling, Wanted
-from pilotfish.wire.protocols.judged import Judged, JudgedDraft
+from pilotfish.wire.protocols import (
+    PROTOCOL_REGISTRY,
+    BoundDecisionHead,
+    Decision,
+    Draft,
+    SamplingParams,
+    StatesNeeded,
+)
+from pilotfish.wire.protocols.judged import JudgedDraft, JudgedProtocol
 from tests.support.examples import examples
 from tests.support.judging import random_head
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
 VOCAB = 6
 D, T = 5, 7  # widths of the drafter's and the target's states
-LAW = Law(sampling=Sampling(), seed=0)
+LAW = SamplingParams(sampling=Sampling(), seed=0)
 NO_IDS = np.empty(0, np.uint32)
 ENDS = [
     End(model=name, origin=digit * 16, hidden=width, precision="fp32")
@@ -62,7 +69,7 @@ def cases(draw: Any) -> Case:
     return Case(ids.astype(np.uint32), logits, *states)
 
 
-def judges() -> st.SearchStrategy[Judge]:
+def judges() -> st.SearchStrategy[BoundDecisionHead]:
     """A head bound to some link, at any threshold."""
     at = st.floats(0.0, 1.0)
     known = st.none() | st.floats(1e-4, 1.0)
@@ -71,31 +78,31 @@ def judges() -> st.SearchStrategy[Judge]:
     return st.builds(lambda head, c, t: head.judge(c, t), st.sampled_from(HEADS), links, at)
 
 
-def drafted(case: Case, exchange: Judged) -> JudgedDraft:
-    return exchange.carry(JudgedDraft(case.ids), case.drafter.__getitem__)
+def drafted(case: Case, exchange: JudgedProtocol) -> JudgedDraft:
+    return exchange.attach_states(JudgedDraft(case.ids), case.drafter.__getitem__)
 
 
 def played(
-    protocol: str, case: Case, judge: Judge, form: str = "int8"
-) -> tuple[Ruling, list[list[Buffer]]]:
+    protocol: str, case: Case, judge: BoundDecisionHead, form: str = "int8"
+) -> tuple[Decision, list[list[Buffer]]]:
     """A round; the decision, and the frames of each message but the verdict."""
-    device = EXCHANGES[protocol]
-    assert isinstance(device, Judged)
-    device = device.asking(device.asked({"hidden": form}))
-    edge = device.supplied(judge)
+    device = PROTOCOL_REGISTRY[protocol]
+    assert isinstance(device, JudgedProtocol)
+    device = device.with_options(device.read_options({"hidden": form}))
+    edge = device.with_resource(judge)
     draft = drafted(case, device)
-    messages = [device.propose(draft, NO_IDS, VOCAB)]
-    admitted = edge.admit([bytes(frame) for frame in messages[0]], VOCAB)
-    ruling = edge.rule(admitted, case.logits, LAW, round_start=3, hidden=case.target)
-    if isinstance(ruling, Wanted):
+    messages = [device.encode_draft(draft, NO_IDS, VOCAB)]
+    admitted = edge.decode_draft([bytes(frame) for frame in messages[0]], VOCAB)
+    ruling = edge.verify(admitted, case.logits, LAW, round_start=3, hidden=case.target)
+    if isinstance(ruling, StatesNeeded):
         messages.append(list(ruling.frames))
-        messages.append(device.supply(draft, messages[-1]))
-        ruling = edge.resolve(admitted, ruling, messages[-1])
-    assert device.settle(draft, ruling, LAW, round_start=3, vocab_size=VOCAB) == ruling.token
+        messages.append(device.encode_states(draft, messages[-1]))
+        ruling = edge.verify_with_states(admitted, ruling, messages[-1])
+    assert device.finish_round(draft, ruling, LAW, round_start=3, vocab_size=VOCAB) == ruling.token
     return ruling, messages
 
 
-def told(ruling: Ruling) -> tuple[int, int | None, int]:
+def told(ruling: Decision) -> tuple[int, int | None, int]:
     assert not ruling.frames
     return ruling.accepted, ruling.token, (*ruling.notes, 0)[0]
 
@@ -127,14 +134,14 @@ def test_there_is_something_in_between() -> None:
 
 @given(cases(), judges(), st.sampled_from(HIDDEN_FORMATS))
 @examples(200)
-def test_both_protocols_decide_alike(case: Case, judge: Judge, form: str) -> None:
+def test_both_protocols_decide_alike(case: Case, judge: BoundDecisionHead, form: str) -> None:
     full, selective = (played(protocol, case, judge, form)[0] for protocol in PROTOCOLS)
     assert told(full) == told(selective)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @given(cases(), judges())
-def test_what_was_forgiven_is_counted(protocol: str, case: Case, judge: Judge) -> None:
+def test_what_was_forgiven_is_counted(protocol: str, case: Case, judge: BoundDecisionHead) -> None:
     ruling, _ = played(protocol, case, judge)
     assert ruling.notes == (sum(at < ruling.accepted for at in case.wrong),)
     # what ended the window is a mismatch, and the target's own word takes its place
@@ -178,7 +185,9 @@ def test_the_judge_sees_both_states_at_the_mismatched_token(
 
 
 @given(cases(), judges(), st.sampled_from(HIDDEN_FORMATS))
-def test_frames_are_as_long_as_the_paper_says(case: Case, judge: Judge, form: str) -> None:
+def test_frames_are_as_long_as_the_paper_says(
+    case: Case, judge: BoundDecisionHead, form: str
+) -> None:
     """(5), (7)-(9) with an id in two bytes, a position in one, and d·b_h the codec's."""
     window, wrong = len(case.ids), len(case.wrong)
     sizes = wisv.MessageBits(token=16, position=8, hidden=8 * hidden_bytes(D, form))
@@ -197,17 +206,17 @@ def bits(frames: list[Buffer]) -> int:
 
 
 def test_only_judged_protocols_judge_and_inquire() -> None:
-    for name, exchange in EXCHANGES.items():
-        assert bool(exchange.needs) == exchange.by_link == (name in PROTOCOLS)
-        assert exchange.lossless != any(counter.gained for counter in exchange.counters)
+    for name, exchange in PROTOCOL_REGISTRY.items():
+        assert bool(exchange.requires) == exchange.decides_by_link == (name in PROTOCOLS)
+        assert exchange.lossless != any(counter.is_lossy_gain for counter in exchange.counters)
         if name != "wisv-selective":
             with pytest.raises(MalformedError):
-                exchange.supply(Draft(NO_IDS), [b"\0"])
+                exchange.encode_states(Draft(NO_IDS), [b"\0"])
             with pytest.raises(MalformedError):
-                exchange.resolve(Draft(NO_IDS), WANTED, [b"\0"])
+                exchange.verify_with_states(Draft(NO_IDS), WANTED, [b"\0"])
 
 
-WANTED = Wanted(
+WANTED = StatesNeeded(
     np.array([0]), np.array([0, 0]), np.zeros((1, T), np.float32), np.zeros(1, np.bool_)
 )
 ASKED = {
@@ -226,11 +235,11 @@ ASKED = {
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
 def test_inquiries_that_cannot_be(asked: list[bytes]) -> None:
-    exchange = EXCHANGES["wisv-selective"]
+    exchange = PROTOCOL_REGISTRY["wisv-selective"]
     case = Case(
         *(np.zeros(s, t) for s, t in ((3, np.uint32), ((4, 6), "f4"), ((3, D), "f4"))), None
     )
     draft = drafted(case, exchange)
     with pytest.raises(MalformedError):
-        exchange.supply(draft, asked)
-    assert len(exchange.supply(draft, [b"\0\2"])[0]) == 2 * hidden_bytes(D, "int8")
+        exchange.encode_states(draft, asked)
+    assert len(exchange.encode_states(draft, [b"\0\2"])[0]) == 2 * hidden_bytes(D, "int8")

@@ -231,7 +231,10 @@ def _table(found: Sequence[Figures]) -> Table:
             _number(one.tokens_per_s.median if one.tokens_per_s else None, ".1f"),
             _number(one.acceptance, ".2f"),
             _number(one.tokens_per_round, ".2f"),
-            *(_number(one.notes[each.name], ".1%" if each.whole else ".4f") for each in notes),
+            *(
+                _number(one.notes[each.name], ".1%" if each.counts_tokens else ".4f")
+                for each in notes
+            ),
         )
     return table
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import EXCHANGES, Exchange, counters
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SpeculationProtocol, counters
 
 HOPE = 0.8  # α of a pair without evidence, where a model drafts
 _HOPE_WEIGHT = 4.0  # positions, or rounds, that this counts for
@@ -39,11 +39,13 @@ def _kind(plan: Plan) -> Kind:
     return family or plan.protocol, plan.law.sampling.greedy
 
 
-def _strict_agreement(exchange: Exchange[Any], *, greedy: bool) -> float:
+def _strict_agreement(exchange: SpeculationProtocol[Any], *, greedy: bool) -> float:
     """Return the protocol's lossless α as a multiple of that of `dsd`."""
     if greedy:
         return 1.0
-    return exchange.agreement if exchange.lossless else exchange.strict_agreement
+    return (
+        exchange.relative_acceptance if exchange.lossless else exchange.strict_relative_acceptance
+    )
 
 
 class DepthCounts:
@@ -90,7 +92,7 @@ class Acceptance:
         if plan.exchange is None:
             return
         seen = self._counts[_kind(plan)]
-        gains = [name for name, counter in counters().items() if counter.gained]
+        gains = [name for name, counter in counters().items() if counter.is_lossy_gain]
         for one in rounds:
             if one.run is None and plan.streams:
                 continue  # nothing of the device's was there to compare
@@ -106,7 +108,7 @@ class Acceptance:
         return self._hazards[kind]
 
     def _expected(self, kind: str, greedy: bool) -> NDArray[np.float64]:
-        members = {one.family or name: one for name, one in EXCHANGES.items()}
+        members = {one.family or name: one for name, one in PROTOCOL_REGISTRY.items()}
         # only the lossless part is pooled
         scale = {name: _strict_agreement(one, greedy=greedy) for name, one in members.items()}
         reached, agreed = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
@@ -118,7 +120,7 @@ class Acceptance:
         expected = np.minimum(
             _MOST,
             smoothed(reached, agreed, self._hope)
-            * (scale[kind] if members[kind].lossless else members[kind].agreement),
+            * (scale[kind] if members[kind].lossless else members[kind].relative_acceptance),
         )
         return (_POOL_WEIGHT * expected + own.accepted) / (_POOL_WEIGHT + own.reached)
 

@@ -18,7 +18,7 @@ from pilotfish.device_runtime.choice.hints import ALL, whose
 from pilotfish.device_runtime.choice.pace import median_of_parts
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
-from pilotfish.speculation.ahead import lead, price, survival, token_costs
+from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s, transfer_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
@@ -149,7 +149,7 @@ def _drafted(
         rtt_s=rtt_s,
         draft_s=draft_s,
         pass_s=[one + between_s for one in passes],
-        lead=lead(run),
+        lead=draft_length(run),
         price=price(passes),
     )
     edge_s = costs.token_s - between_s * costs.passes

@@ -26,7 +26,7 @@ from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE
-from pilotfish.wire.protocols.exchange import Freight, Sizes
+from pilotfish.wire.protocols.exchange import PairSizes, RoundBytes
 
 _HOPE_WEIGHT = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
 _SLOWER = 4.0
@@ -44,7 +44,7 @@ class Evidence:
         self,
         drafter_pace: Mapping[int, float],
         target_pace: Mapping[int, float],
-        sizes: Sizes,
+        sizes: PairSizes,
         beside_pace: Mapping[int, float] | None = None,
         hope: float = HOPE,
     ) -> None:
@@ -147,11 +147,11 @@ class Evidence:
         around_s = self._around_s[name].median(0.0) + self._queue_s.median(0.0)
         return draft_s + self.verifying_s(plan) + around_s
 
-    def freight(self, plan: Plan) -> Freight:
+    def freight(self, plan: Plan) -> RoundBytes:
         """Estimate the bytes of a round: the protocol's own estimate, corrected by past rounds."""
         up, down = self._expected_freight(plan, len(plan.expansion))
         name = plan.protocol
-        return Freight(up * self._up[name].mean(1.0), down * self._down[name].mean(1.0))
+        return RoundBytes(up * self._up[name].mean(1.0), down * self._down[name].mean(1.0))
 
     def exchanges(self, plan: Plan) -> float:
         """Estimate the round trips of a round, 1 to 2: the protocol's estimate, corrected."""
@@ -202,9 +202,9 @@ class Evidence:
         hazards = self.hazards(plan)[:window]
         return float(hazards.mean()) if len(hazards) else 0.0
 
-    def _expected_freight(self, plan: Plan, window: int) -> Freight:
+    def _expected_freight(self, plan: Plan, window: int) -> RoundBytes:
         assert plan.exchange is not None
-        return plan.exchange.freight(
+        return plan.exchange.estimate_bytes(
             plan.expansion[:window],
             plan.drafting.sampling,
             self._alpha(plan, window),
@@ -214,14 +214,17 @@ class Evidence:
     def _expected_again(self, plan: Plan, window: int) -> float:
         """Estimate the round trips of a round beyond the first."""
         assert plan.exchange is not None
-        return plan.exchange.exchanges(plan.expansion[:window], self._alpha(plan, window)) - 1.0
+        return (
+            plan.exchange.estimate_round_trips(plan.expansion[:window], self._alpha(plan, window))
+            - 1.0
+        )
 
     def _drafting_s(self, plan: Plan, expansion: Sequence[int]) -> float:
         """Sum the drafter's passes: one for each level, which reads the nodes of the level above.
 
         Includes one for the last level if the protocol reads it before sending the window.
         """
-        last = plan.exchange is not None and plan.exchange.reads_last and len(expansion) > 0
+        last = plan.exchange is not None and plan.exchange.reads_last_token and len(expansion) > 0
         nodes, total = 1, 0.0
         for count in (*expansion, *[1] * last):
             total += pass_s(self._drafter_pace, nodes)

@@ -18,9 +18,9 @@ from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.shaping import Shaper
+from pilotfish.speculation.shaping import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, Tree
-from pilotfish.wire.protocols import Draft, Exchange, Law, Place
+from pilotfish.wire.protocols import Draft, DrawKey, SamplingParams, SpeculationProtocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -112,7 +112,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def advance(self, committed: Ids, drafts: Ids) -> Level | None:
-        """Return what may follow these tokens, after `catch_up`; None if it knows nothing.
+        """Return what may follow these tokens, after `read_events`; None if it knows nothing.
 
         Both together must leave `room`.
         """
@@ -134,7 +134,9 @@ class Drafter(ABC):
         return
 
     @abstractmethod
-    def _open(self, committed: Ids, expansion: Expansion, exchange: Exchange[Any]) -> Expansion:
+    def _open(
+        self, committed: Ids, expansion: Expansion, exchange: SpeculationProtocol[Any]
+    ) -> Expansion:
         """Begin a window behind the committed tokens; returns how large it may be."""
 
     @abstractmethod
@@ -150,11 +152,11 @@ class Drafter(ABC):
         self,
         committed: Ids,
         expansion: Expansion,
-        exchange: Exchange[Any],
-        law: Law,
+        exchange: SpeculationProtocol[Any],
+        law: SamplingParams,
         ends: Collection[int],
         *,
-        shaper: Shaper | None = None,
+        shaper: LogitsProcessor | None = None,
         auto: bool = False,
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, at most ``expansion``.
@@ -167,7 +169,7 @@ class Drafter(ABC):
         self._forced.clear()
         expansion = self._open(committed, expansion, exchange)
         # states of all tokens are needed under protocols that judge by them
-        unread = not exchange.needs and {*expansion} == {1}
+        unread = not exchange.requires and {*expansion} == {1}
         rows: list[Any] = []
         hopes = [1.0]  # of each node of the level, the predicted probability of its acceptance
         for depth, count in enumerate(expansion):
@@ -176,7 +178,7 @@ class Drafter(ABC):
                 break
             drawn = []
             for at, row in enumerate(level.logits):
-                place = Place(len(committed), depth, range(at * count, (at + 1) * count))
+                place = DrawKey(len(committed), depth, range(at * count, (at + 1) * count))
                 tokens, q = exchange.draw(row, law, place)
                 drawn.append(tokens)
                 rows.append(q)
@@ -189,18 +191,18 @@ class Drafter(ABC):
             if auto and max(hopes) < ENOUGH:
                 break
             hopes = [hopes[at] for at, tokens in enumerate(drawn) for _ in set(tokens)]
-        draft: Draft = exchange.carry(exchange.pack(tree, rows), self.states)
+        draft: Draft = exchange.attach_states(exchange.make_draft(tree, rows), self.states)
         return draft
 
     def _shaped_level(
-        self, tree: Tree, shaper: Shaper | None, committed: Ids, *, unread: bool
+        self, tree: Tree, shaper: LogitsProcessor | None, committed: Ids, *, unread: bool
     ) -> Level | None:
         """Return the next level as a shaper leaves it; None where it leaves nothing."""
         if shaper is None:
             return self._level(tree, unread=unread)
         if unread:
             path = tree.ids.tolist()
-            token = shaper.forced(committed, path)
+            token = shaper.forced_token(committed, path)
             if token is not None and self.bridge.has(token):
                 self._forced.append(len(path))
                 return self._certain(token)
@@ -208,7 +210,7 @@ class Drafter(ABC):
         if level is None:
             return None
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
-        dead = shaper.shape(level.logits, committed, paths)
+        dead = shaper.process(level.logits, committed, paths)
         nothing = dead or np.isneginf(level.logits.max(axis=1)).any()
         return None if nothing else level
 

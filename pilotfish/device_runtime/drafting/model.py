@@ -29,12 +29,12 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pace import pass_times
 from pilotfish.engines.passes import Pass
-from pilotfish.speculation.distributions import Floats, mixed
+from pilotfish.speculation.distributions import Floats, mix_logits
 from pilotfish.speculation.recall import Echo
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import Exchange
+from pilotfish.wire.protocols import SpeculationProtocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,7 +167,7 @@ class ModelDrafter(Drafter):
         self._roll_back(prompt.own[:-1])
         if self._text is not None:
             self._text.start(self._vocabulary, self.bridge.vocab_size, owner, lossless=lossless)
-            self._text.follow(prompt.ids)
+            self._text.update(prompt.ids)
 
     def forget(self) -> None:
         """Drop the K/V, so that the next generation reads all of its prompt."""
@@ -276,9 +276,9 @@ class ModelDrafter(Drafter):
         return logits
 
     def advance(self, committed: Ids, drafts: Ids) -> Level:
-        """Return what may follow these tokens, after `catch_up`."""
+        """Return what may follow these tokens, after `read_events`."""
         if self._text is not None:
-            self._text.follow(committed)
+            self._text.update(committed)
             if (level := self._said(drafts.tolist())) is not None:
                 return level
         rest = self._unread(self._with(committed, drafts))
@@ -305,15 +305,17 @@ class ModelDrafter(Drafter):
 
     # A window
 
-    def _open(self, committed: Ids, expansion: Expansion, exchange: Exchange[Any]) -> Expansion:
+    def _open(
+        self, committed: Ids, expansion: Expansion, exchange: SpeculationProtocol[Any]
+    ) -> Expansion:
         """Begin a window behind the committed tokens; returns how large it may be."""
         self._context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(self._context):
             expansion = expansion[:-1]
         self._trunk = len(self._context)
-        self._heard = not exchange.needs
+        self._heard = not exchange.requires
         if self._text is not None:
-            self._text.follow(committed)
+            self._text.update(committed)
         return expansion
 
     def _level(self, tree: Tree, *, unread: bool) -> Level:
@@ -328,15 +330,15 @@ class ModelDrafter(Drafter):
         if self._text is None or not self._heard:
             return Level(logits)
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
-        echoes = [self._shared(self._text.after(path)) for path in paths]
-        return Level(mixed(logits, rows(echoes, self.bridge.vocab_size)))
+        echoes = [self._shared(self._text.predict(path)) for path in paths]
+        return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
 
     def _said(self, path: Sequence[int]) -> Level | None:
         """Return what the text says behind a path, if its odds are good."""
         if self._text is None:
             return None
-        echo = self._shared(self._text.after(path))
-        if echo is None or (odds := self._text.odds(echo)) < _SURE:
+        echo = self._shared(self._text.predict(path))
+        if echo is None or (odds := self._text.acceptance(echo)) < _SURE:
             return None
         return Level(rows([echo], self.bridge.vocab_size), [odds])
 

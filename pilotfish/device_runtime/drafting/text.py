@@ -22,14 +22,14 @@ from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
 from pilotfish.device_runtime.drafting.memory import MOST_OWNERS, TextMemory
 from pilotfish.device_runtime.drafting.owners import OWN, Owner
 from pilotfish.device_runtime.drafting.texts import Texts
-from pilotfish.speculation.corpus import NOTHING
+from pilotfish.speculation.corpus import EMPTY_SNAPSHOT
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.odds import DOUBTFUL, Odds
+from pilotfish.speculation.odds import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.recall import Echo, Recall
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import Exchange
+from pilotfish.wire.protocols import SpeculationProtocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +50,7 @@ class Recollection(Recall):
         self._vocabulary = ""
         self._owner: Owner = OWN
         # by owner: how often a repetition was right tells of the texts that were repeated
-        self._learnt: OrderedDict[Owner, Odds] = OrderedDict({OWN: self._odds})
+        self._learnt: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict({OWN: self._odds})
         self._kept: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
         self._released = False
         memory.join()
@@ -79,20 +79,20 @@ class Recollection(Recall):
         """
         # if these cannot be had, nothing is searched and nothing is kept
         self._texts = []
-        self.look(NOTHING)
+        self.set_corpus(EMPTY_SNAPSHOT)
         if owner != self._owner:
             self._forget(0)  # what the lane followed last is another's
         if (vocabulary, owner) != (self._vocabulary, self._owner):  # ids of another are other words
             self._vocabulary, self._owner = vocabulary, owner
             self._kept = np.empty(0, np.uint32)
-            self.trust(self._learnt.setdefault(owner, Odds(DOUBTFUL)))
+            self.set_estimator(self._learnt.setdefault(owner, AcceptanceEstimator(REPEAT_PRIOR)))
             self._learnt.move_to_end(owner)
             if len(self._learnt) > MOST_OWNERS:
                 self._learnt.popitem(last=False)
         own = self._memory.texts(vocabulary, vocab_size, owner)
         shared = self._memory.shared(vocabulary, vocab_size)
         self._texts = [own] if shared is None else [own, shared]
-        self.look((own if shared is None or not lossless else shared).look())
+        self.set_corpus((own if shared is None or not lossless else shared).look())
 
     def end(self, committed: Ids) -> None:
         """Keep what the conversation u32 [n] has gained since it was kept last."""
@@ -141,11 +141,11 @@ class TextDrafter(Drafter):
     def start(self, prompt: Prompt, owner: Owner = OWN, *, lossless: bool = True) -> None:
         """Begin a generation, with all that its owner said before it."""
         self._recall.start(self._vocabulary, self.bridge.vocab_size, owner, lossless=lossless)
-        self._recall.follow(prompt.ids)
+        self._recall.update(prompt.ids)
 
     def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
         """Take in the committed tokens."""
-        self._recall.follow(committed)
+        self._recall.update(committed)
 
     def end(self, committed: Ids) -> None:
         """Keep prompt and answer, u32 [n], for later ones."""
@@ -161,12 +161,14 @@ class TextDrafter(Drafter):
 
     def advance(self, committed: Ids, drafts: Ids) -> Level | None:
         """Return what followed these tokens before; None if they did not stand anywhere."""
-        self._recall.follow(committed)
-        echo = self._recall.after(drafts.tolist())
+        self._recall.update(committed)
+        echo = self._recall.predict(drafts.tolist())
         return None if echo is None else self._chain(echo)
 
-    def _open(self, committed: Ids, expansion: Expansion, exchange: Exchange[Any]) -> Expansion:
-        self._recall.follow(committed)
+    def _open(
+        self, committed: Ids, expansion: Expansion, exchange: SpeculationProtocol[Any]
+    ) -> Expansion:
+        self._recall.update(committed)
         while nodes_at_most(expansion) > MAX_WINDOW:
             expansion = expansion[:-1]
         return expansion
@@ -174,13 +176,13 @@ class TextDrafter(Drafter):
     def _level(self, tree: Tree, *, unread: bool) -> Level | None:
         """Return what followed each node before; None if one stands nowhere."""
         if unread:
-            echo = self._recall.after(tree.ids.tolist())
+            echo = self._recall.predict(tree.ids.tolist())
             return None if echo is None else self._chain(echo)
-        echoes = [self._recall.after(tree.tokens(tree.path(node))) for node in tree.level]
+        echoes = [self._recall.predict(tree.tokens(tree.path(node))) for node in tree.level]
         known = [echo for echo in echoes if echo is not None]
         if len(known) < len(echoes):
             return None
-        odds = [self._recall.odds(echo) for echo in known]
+        odds = [self._recall.acceptance(echo) for echo in known]
         return Level(rows(known, self.bridge.vocab_size), odds)
 
     def _chain(self, echo: Echo) -> Level:
@@ -188,7 +190,7 @@ class TextDrafter(Drafter):
         self._row[0, self._written] = -np.inf
         self._written = echo.tokens
         self._row[0, echo.tokens] = np.log(echo.weights)
-        return Level(self._row, [self._recall.odds(echo)])
+        return Level(self._row, [self._recall.acceptance(echo)])
 
 
 def rows(echoes: Sequence[Echo | None], vocab_size: int) -> Floats:

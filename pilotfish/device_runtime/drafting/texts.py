@@ -46,7 +46,7 @@ class Texts:
     def __init__(self, most: int, begin: Ids | None = None) -> None:
         self._most = most
         self._corpus = Corpus(most, begin)
-        self.look = self._corpus.look
+        self.look = self._corpus.snapshot
 
     def add(self, text: Ids) -> None:
         """Add a text u32 [n]."""
@@ -58,7 +58,7 @@ class Texts:
 
     def shed(self) -> None:
         """Forget the oldest quarter; a file does so when it is written anew."""
-        self._corpus.shed()
+        self._corpus.drop_oldest()
 
     def close(self) -> None:
         """Do nothing."""

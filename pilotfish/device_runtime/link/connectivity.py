@@ -20,8 +20,8 @@ from pilotfish.base.errors import (
     TargetLostError,
     VersionMismatchError,
 )
-from pilotfish.wire.link.attempts import Attempts, Failure
-from pilotfish.wire.link.diagnosis import Finding
+from pilotfish.wire.link.attempts import ConnectAttempts, ConnectFailure
+from pilotfish.wire.link.diagnosis import AddressState
 
 
 class Connectivity(Enum):
@@ -61,18 +61,18 @@ _OF_ERRORS: dict[type[PilotfishError], Connectivity] = {
     TargetLostError: Connectivity.BUSY,
 }
 _OF_FAILURES = {
-    Failure.KEY: Connectivity.KEY_REFUSED,
-    Failure.MECHANISM: Connectivity.KEYS_DIFFER,
-    Failure.TIMEOUT: Connectivity.NO_HANDSHAKE,
-    Failure.OTHER: Connectivity.NO_EDGE,
+    ConnectFailure.KEY: Connectivity.KEY_REFUSED,
+    ConnectFailure.MECHANISM: Connectivity.KEYS_DIFFER,
+    ConnectFailure.TIMEOUT: Connectivity.NO_HANDSHAKE,
+    ConnectFailure.OTHER: Connectivity.NO_EDGE,
 }
 _OF_FINDINGS = {
-    Finding.NO_NAME: Connectivity.NO_NAME,
-    Finding.REFUSED: Connectivity.CONNECTION_REFUSED,
-    Finding.NO_ROUTE: Connectivity.NO_ROUTE,
-    Finding.MUTE: Connectivity.NO_HANDSHAKE,
-    Finding.NO_EDGE: Connectivity.NO_EDGE,
-    Finding.HANGS_UP: Connectivity.BUSY,
+    AddressState.NO_NAME: Connectivity.NO_NAME,
+    AddressState.REFUSED: Connectivity.CONNECTION_REFUSED,
+    AddressState.NO_ROUTE: Connectivity.NO_ROUTE,
+    AddressState.MUTE: Connectivity.NO_HANDSHAKE,
+    AddressState.NO_EDGE: Connectivity.NO_EDGE,
+    AddressState.HANGS_UP: Connectivity.BUSY,
 }
 _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 # What is the matter, and what mends it.
@@ -176,7 +176,9 @@ def of_error(error: PilotfishError) -> Connectivity | None:
     return next((state for kind, state in _OF_ERRORS.items() if isinstance(error, kind)), None)
 
 
-def unconnected(attempts: Attempts, finding: Finding | None, *, was_met: bool) -> Connectivity:
+def unconnected(
+    attempts: ConnectAttempts, finding: AddressState | None, *, was_met: bool
+) -> Connectivity:
     """Return the state of a link without a connection. finding: what is at the address."""
     if attempts.failure in _OF_FAILURES:
         return _OF_FAILURES[attempts.failure]

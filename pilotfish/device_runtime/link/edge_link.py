@@ -116,7 +116,7 @@ class EdgeLink(GreetedLine):
         self.lost()
         # the first connection's own attempt has just begun; a later request asks anew
         since_s = 0.0 if otherwise is EdgeUnreachableError else time.monotonic()
-        self.channel.attempts.hurry()
+        self.channel.attempts.retry_now()
         self._note_standing()
         while not self.here:
             status = self.status
@@ -240,7 +240,7 @@ class EdgeLink(GreetedLine):
                     self._got_on()
                     if arrived.sliced:
                         self.gauge.transferred(down_bps=self.downlink.full_bps)
-                    return pending.answered(arrived, self.connection, self.channel.lay_s)
+                    return pending.answered(arrived, self.connection, self.channel.queued_s)
                 if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     error = from_code(reply.code, reply.message)
                     if isinstance(error, AccessDeniedError | DrainingError):

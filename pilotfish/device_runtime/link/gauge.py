@@ -59,11 +59,11 @@ class Gauge:
     def next_answer(self) -> None:
         """Note that the next answer begins; see `rtt_is_new`."""
         with self._lock:
-            self._meter.next_answer()
+            self._meter.begin_answer()
 
     @property
     def rtt_is_new(self) -> bool:
-        """Whether an RTT was measured since `next_answer`."""
+        """Whether an RTT was measured since `begin_answer`."""
         with self._lock:
             return self._meter.rtt_is_new
 
@@ -73,7 +73,7 @@ class Gauge:
         with self._lock:
             if self._connection != answer.connection:  # maybe another path and clock
                 self._meter, self._connection = LinkMeter(), answer.connection
-            return self._meter.exchange(
+            return self._meter.record_exchange(
                 up_bytes=answer.uplink_bytes,
                 down_bytes=answer.downlink_bytes,
                 ahead_bytes=ahead,
@@ -114,7 +114,7 @@ class Gauge:
     def transferred(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
         """Note the rate at which the link carried a message in chunks, where it is known."""
         with self._lock:
-            self._meter.carried(up_bps, down_bps)
+            self._meter.record_rates(up_bps, down_bps)
 
     def rates_bps(self) -> tuple[float | None, float | None]:
         """The best of the last rates up and down; None where they are unknown."""

@@ -165,7 +165,7 @@ class GreetedLine(SlicedLine):
                 "answer's: ask again."
             )
         self._greeted, self._said, self._last_news = self._asked, None, ""
-        self._diagnosis.forget()
+        self._diagnosis.clear()
         self.changed()
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
             _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)

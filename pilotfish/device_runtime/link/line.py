@@ -18,8 +18,8 @@ from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.link.second import Second
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.attempts import Failure
-from pilotfish.wire.link.diagnosis import Diagnosis, Finding
+from pilotfish.wire.link.attempts import ConnectFailure
+from pilotfish.wire.link.diagnosis import AddressState, Diagnosis
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
@@ -105,7 +105,7 @@ class Line:
         """Update the connection's state without waiting."""
         with self._turn:
             self._replace()
-            self.channel.catch_up()
+            self.channel.read_events()
             self._try_second()
 
     def up(self) -> bool:
@@ -116,7 +116,7 @@ class Line:
                 if self._closed:
                     return False
                 self._replace()
-                self.channel.catch_up()
+                self.channel.read_events()
                 self._try_second()
             finally:
                 self._turn.release()
@@ -138,10 +138,10 @@ class Line:
     def unconnected_state(self) -> Connectivity:
         """Return why there is no connection, and begin to find out more. For any thread."""
         attempts, diagnosis = self.channel.attempts, self._diagnosis
-        if attempts.failure in (Failure.CONNECT, Failure.CLOSED):
-            diagnosis.look()
-        finding = diagnosis.finding
-        attempts.wrong_key = self._keys is not None and finding is Finding.CURVE
+        if attempts.failure in (ConnectFailure.CONNECT, ConnectFailure.CLOSED):
+            diagnosis.poll()
+        finding = diagnosis.state
+        attempts.wrong_key = self._keys is not None and finding is AddressState.CURVE
         return unconnected(attempts, finding, was_met=self.channel.connections > 0)
 
     def status_of(self, state: Connectivity) -> LinkStatus:
@@ -150,8 +150,8 @@ class Line:
 
     def retry(self) -> None:
         """Have the next attempt to connect made soon: something has changed. For any thread."""
-        self._diagnosis.hurry()
-        self.channel.attempts.hurry()
+        self._diagnosis.probe_now()
+        self.channel.attempts.retry_now()
 
     def _replace(self) -> bool:
         """Take the next channel; False if there is none. Only while ``_turn`` is held."""
@@ -192,8 +192,8 @@ class Line:
             progresses = liveness is not None and liveness.progresses
         elif liveness is None:  # no TCP: a socket of this machine
             return Standing.HERE
-        elif not (liveness.quiet or (doubted and liveness.doubtful)):
-            return Standing.CARRYING if liveness.carries else Standing.HERE
+        elif not (liveness.quiet or (doubted and liveness.overdue)):
+            return Standing.CARRYING if liveness.transfers else Standing.HERE
         elif liveness.blocked and not self._second.stands:
             return Standing.BLOCKED
         else:

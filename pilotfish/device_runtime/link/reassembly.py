@@ -164,4 +164,4 @@ def _keeps_its_turn(reply: m.Reply) -> bool:
     """Whether a reply must not overtake one that came before it."""
     if isinstance(reply, m.Failure):
         return reply.session is not None
-    return isinstance(reply, m.Verdict | m.Inquiry | m.Tokens | m.Slice)
+    return isinstance(reply, m.Verdict | m.StatesRequest | m.Tokens | m.Slice)

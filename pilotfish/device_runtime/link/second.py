@@ -54,7 +54,7 @@ class Second:
         if present.connected and not present.quiet:
             self.drop()
             return None
-        self._channel.catch_up()
+        self._channel.read_events()
         if not self._is_better(self._channel, present, at_once=at_once):
             return None
         _log.info("nothing moves on the connection to the edge any more: another one is used")

@@ -65,9 +65,9 @@ class SlicedLine(Line):
 
         It may where one direction lives and the other does not; a path that is gone loses all.
         """
-        if liveness.only_heard:
+        if liveness.only_receives:
             self.uplink.stood_still()
-        elif liveness.only_taken:
+        elif liveness.only_sends:
             self.downlink.stood_still()
         if not self._warned and max(self.uplink.large_lost, self.downlink.large_lost):
             self._warned = True

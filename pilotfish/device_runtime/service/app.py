@@ -30,7 +30,7 @@ from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
 from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
-from pilotfish.wire.protocols import EXCHANGES, STREAM
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
 
 
 def application(service: DeviceService) -> ASGIApp:
@@ -217,7 +217,7 @@ def _check_model(service: DeviceService, name: str) -> None:
 
 def _check_local(wanted: CompletionRequest) -> None:
     protocol = wanted.options.get("protocol")
-    if protocol in EXCHANGES or protocol == STREAM:
+    if protocol in PROTOCOL_REGISTRY or protocol == STREAM:
         raise RefusalError(
             400,
             f"Protocol {protocol} needs an edge, and this service has none.",

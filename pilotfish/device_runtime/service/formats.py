@@ -65,18 +65,18 @@ def grammar_of(
     found = []
     match format:
         case ObjectFormat(schema=schema):
-            found.append(Grammar.of_schema(_text_of(schema)))
+            found.append(Grammar.from_schema(_text_of(schema)))
         case SchemaFormat(json_schema=named) | (FlatFormat() as named):
-            found.append(Grammar.of_schema(_text_of(named.schema)))
+            found.append(Grammar.from_schema(_text_of(named.schema)))
     if told is not None:
         if bytes(told.json) != b"null":
-            found.append(Grammar.of_schema(_text_of(told.json)))
+            found.append(Grammar.from_schema(_text_of(told.json)))
         if told.json_object:
-            found.append(Grammar.of_schema({"type": "object"}))
+            found.append(Grammar.from_schema({"type": "object"}))
         if told.regex is not None:
             found.append(Grammar("regex", told.regex))
         if told.choice is not None:
-            found.append(Grammar.of_choices(told.choice))
+            found.append(Grammar.from_choices(told.choice))
         if told.grammar is not None:
             found.append(Grammar("lark", told.grammar))
     if len(found) > 1:

@@ -28,7 +28,7 @@ from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.refusal import RefusalError, gone
-from pilotfish.speculation.randomness import seed_of
+from pilotfish.speculation.randomness import derive_seed
 
 _log = logging.getLogger("pilotfish.service")
 _each_log = logging.getLogger("pilotfish.answers")
@@ -109,7 +109,7 @@ class Lane(threading.Thread):
         if job.given_up is None:
             options = job.options.copy()
             if (seed := options.get("seed")) is not None:
-                options["seed"] = seed_of(seed, job.choice)
+                options["seed"] = derive_seed(seed, job.choice)
             yield from self.device.stream(job.prompt, owner=job.owner, **options)
 
 

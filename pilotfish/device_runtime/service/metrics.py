@@ -78,7 +78,7 @@ class _Counts:
     )
     hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
     notes: dict[tuple[str, str], float] = notes(
-        counters, lambda one: f"spec_decode_{'num_' if one.whole else ''}{one.metric}"
+        counters, lambda one: f"spec_decode_{'num_' if one.counts_tokens else ''}{one.metric}"
     )
     accepted_at: Counter[str] = counter(
         "spec_decode_num_accepted_tokens_per_pos",

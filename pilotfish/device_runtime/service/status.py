@@ -150,7 +150,7 @@ class Status:
                     else None,
                 },
                 **{
-                    name: one.of_total(self._noted.get(name, 0), self._parts[one.of])
+                    name: one.summarize_total(self._noted.get(name, 0), self._parts[one.unit])
                     for name, one in counters().items()
                 },
                 "hints": {

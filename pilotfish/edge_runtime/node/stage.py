@@ -122,7 +122,7 @@ class StageWork(Work):
 
     def _read_next(self, following: EdgeChannel) -> None:
         """Read the next stage's messages; it only sends refusals, which raise."""
-        following.catch_up()
+        following.read_events()
         while (taken := following.take(0.0)) is not None:
             report = decode_report(taken[0])
             if isinstance(report, Refused):

@@ -204,7 +204,7 @@ class Member:
         due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
         rows = decode_topk(frames[0], due, self._federation.kept, vocab)
         # the K most probable of V tokens have at least K/V together
-        if due and rows.retained.min() < _ROUNDING * rows.kept / vocab:
+        if due and rows.retained_mass.min() < _ROUNDING * rows.k / vocab:
             raise MalformedError("A row has less mass than its most probable tokens can have.")
         return rows
 

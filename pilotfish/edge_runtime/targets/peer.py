@@ -16,7 +16,7 @@ import zmq
 from pilotfish.base.errors import KeysError, MalformedError, TargetLostError
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
-from pilotfish.wire.link.attempts import Failure
+from pilotfish.wire.link.attempts import ConnectFailure
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import (
     VERSION,
@@ -170,17 +170,17 @@ class Peer:
     def _watch(self) -> None:
         """Note a lost connection, and greet the node over a new one or after a pause."""
         channel, attempts = self._channel, self._channel.attempts
-        channel.catch_up()
+        channel.read_events()
         if self._connections != channel.connections or not channel.connected:
             self._note_loss()
         if channel.connected:
             self._connections = channel.connections
         elif attempts.handshakes_failed > self._failed:
             self._failed = attempts.handshakes_failed
-            if attempts.failure is Failure.KEY:
+            if attempts.failure is ConnectFailure.KEY:
                 # no pause: the channel's own grow, too
                 self._note_refusal("it does not let this edge in: put edge.pub on its allow-list")
-            elif attempts.failure is Failure.TIMEOUT:
+            elif attempts.failure is ConnectFailure.TIMEOUT:
                 self._reason = "it takes the connection, but says nothing"
             else:
                 self._reason = _MUTE[bool(self.place.key)]

@@ -14,7 +14,14 @@ from typing import Any
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
 from pilotfish.field.report.statistics import PositionCounts, Spread, positions, spread
 from pilotfish.field.run import Answer, Configuration
-from pilotfish.wire.protocols import EXCHANGES, RoundCounter, counters, counters_of, lossless, names
+from pilotfish.wire.protocols import (
+    PROTOCOL_REGISTRY,
+    RoundCounter,
+    counters,
+    counters_of,
+    lossless,
+    names,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +155,7 @@ def _noted(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
 
 
 def _inquires(protocol: str) -> bool:
-    return protocol in EXCHANGES and EXCHANGES[protocol].inquires
+    return protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].requests_states
 
 
 def _share(part: int, whole: int) -> float | None:

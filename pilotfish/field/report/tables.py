@@ -84,8 +84,8 @@ _ASKED: tuple[str, str, Callable[[Figures], str]] = (
 
 def _noted(counter: RoundCounter) -> tuple[str, str, Callable[[Figures], str]]:
     name = counter.name
-    if counter.whole:
-        return f"of {counter.of}, %", name, lambda f: _percent(f.notes[name])
+    if counter.counts_tokens:
+        return f"of {counter.unit}, %", name, lambda f: _percent(f.notes[name])
     return "", counter.heading, lambda f: number(f.notes[name], 4)
 
 

@@ -38,35 +38,35 @@ def entry_type(most: int) -> np.dtype[Any]:
     return np.dtype([("own", "<f4"), ("ids", "<u4", (most,)), ("values", "<f4", (most,))])
 
 
-def unknown(count: int, most: int) -> Entries:
+def unknown_entries(count: int, most: int) -> Entries:
     """Entries of which nothing is known."""
-    found = np.zeros(count, entry_type(most))
-    found["own"], found["values"] = np.nan, -np.inf
-    return found
+    table = np.zeros(count, entry_type(most))
+    table["own"], table["values"] = np.nan, -np.inf
+    return table
 
 
-def entries(logits: Rows, tokens: Sequence[int], most: int) -> Entries:
+def make_entries(logits: Rows, tokens: Sequence[int], most: int) -> Entries:
     """Entries of ``tokens`` [n] by rows of logits, [n, V]."""
-    return nameless(logits, most).of(tokens, logits)
+    return row_logprobs(logits, most).select(tokens, logits)
 
 
-class Nameless(NamedTuple):
+class RowLogprobs(NamedTuple):
     """Entries [n] that do not know their tokens yet. sums: f64 [n], ln Σ exp of each row."""
 
     entries: Entries
     sums: NDArray[np.float64]
 
-    def of(self, tokens: Sequence[int], logits: Rows) -> Entries:
+    def select(self, tokens: Sequence[int], logits: Rows) -> Entries:
         """Entries of ``tokens`` [m], m ≤ n, by the first rows of the same logits."""
-        found: Entries = self.entries[: len(tokens)].copy()
+        table: Entries = self.entries[: len(tokens)].copy()
         own = [row[token] for token, row in zip(tokens, logits, strict=False)]
-        found["own"] = np.array(own, np.float64) - self.sums[: len(tokens)]
-        return found
+        table["own"] = np.array(own, np.float64) - self.sums[: len(tokens)]
+        return table
 
 
-def nameless(logits: Rows, most: int) -> Nameless:
+def row_logprobs(logits: Rows, most: int) -> RowLogprobs:
     """What rows of logits, [n, V], tell of any token, with the ``most`` likeliest."""
-    found, sums = unknown(len(logits), most), np.zeros(len(logits))
+    table, sums = unknown_entries(len(logits), most), np.zeros(len(logits))
     scratch = np.empty_like(logits[0]) if len(logits) else None
     for at, row in enumerate(logits):
         ids = likeliest(row, most)
@@ -74,9 +74,9 @@ def nameless(logits: Rows, most: int) -> Nameless:
         weights = np.exp(np.subtract(row, highest, out=scratch), out=scratch)
         # numpy adds pairwise: in float32, over 150,000 tokens, to 1e-6 of the sum
         sums[at] = float(highest) + math.log(weights.sum())
-        found["ids"][at, : len(ids)] = ids
-        found["values"][at, : len(ids)] = row[ids].astype(np.float64) - sums[at]
-    return Nameless(found, sums)
+        table["ids"][at, : len(ids)] = ids
+        table["values"][at, : len(ids)] = row[ids].astype(np.float64) - sums[at]
+    return RowLogprobs(table, sums)
 
 
 def decode_logprobs(
@@ -90,16 +90,16 @@ def decode_logprobs(
     kind = entry_type(most)
     if len(frame) not in [count * kind.itemsize for count in counts]:
         raise MalformedError(f"A frame of {len(frame)} bytes has not the logprobs asked for.")
-    found = np.frombuffer(frame, kind)
-    values = found["values"]
-    if (found["own"] > 0).any() or np.isnan(values).any() or (values > 0).any():
+    table = np.frombuffer(frame, kind)
+    values = table["values"]
+    if (table["own"] > 0).any() or np.isnan(values).any() or (values > 0).any():
         raise MalformedError("The edge's logprobs are no logarithms of probabilities.")
-    if found["ids"].size and int(found["ids"].max()) >= vocab_size:
+    if table["ids"].size and int(table["ids"].max()) >= vocab_size:
         raise TokenOutOfRangeError(f"A logprob is of a token that is not among {vocab_size}.")
-    return [_told(entry) for entry in found]
+    return [_decode_entry(entry) for entry in table]
 
 
-def _told(entry: np.void) -> TokenLogprob | None:
+def _decode_entry(entry: np.void) -> TokenLogprob | None:
     if np.isnan(entry["own"]):
         return None
     pairs = zip(entry["ids"].tolist(), entry["values"].tolist(), strict=True)

@@ -47,11 +47,11 @@ def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
 
     `ValueError` for what no softmax gives: NaN, a negative number, a row whose sum is 0 or above 1.
     """
-    count, kept = len(rows), rows.kept
+    count, kept = len(rows), rows.k
     if not count:
         return b""
     # a NaN is not at least 0
-    masses = rows.retained if float(rows.values.min()) >= 0.0 else np.zeros(count)
+    masses = rows.retained_mass if float(rows.values.min()) >= 0.0 else np.zeros(count)
     if not _are_masses(masses, whole=False):
         raise ValueError("A row of probabilities has a NaN, a negative number or a false sum.")
     plain = kept.to_bytes(_HEAD - 1, "little") + _plain(rows.values, masses, form)

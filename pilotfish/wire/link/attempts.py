@@ -23,7 +23,7 @@ _FIRST_S, _SOON_S, _LATEST_S = 0.1, 1.0, 30.0
 _JITTER = 0.25  # so that a fleet does not come in step
 
 
-class Failure(Enum):
+class ConnectFailure(Enum):
     """What ended an attempt: there was no connection, or the handshake over it failed."""
 
     CONNECT = auto()  # nothing took the connection, or its name is unknown
@@ -35,7 +35,7 @@ class Failure(Enum):
 
 
 # They last until somebody changes a key.
-_LASTING = {Failure.KEY, Failure.MECHANISM}
+_LASTING = {ConnectFailure.KEY, ConnectFailure.MECHANISM}
 
 
 def stop_at(socket: "zmq.Socket[bytes]") -> None:
@@ -44,7 +44,7 @@ def stop_at(socket: "zmq.Socket[bytes]") -> None:
         socket.setsockopt(_RECONNECT_STOP, _HANDSHAKE_FAILED)
 
 
-class Attempts:
+class ConnectAttempts:
     """The attempts of one socket. Its owner writes; any thread may read, and call `hurry`.
 
     failure: of the last attempt, until one succeeds; None: there was none. hang_ups: handshakes
@@ -53,7 +53,7 @@ class Attempts:
     """
 
     def __init__(self) -> None:
-        self.failure: Failure | None = None
+        self.failure: ConnectFailure | None = None
         self.hang_ups = 0
         self.wrong_key = False
         self.handshakes_failed = 0
@@ -69,32 +69,32 @@ class Attempts:
         """Note an event of the socket's monitor."""
         match event:
             case zmq.Event.CONNECT_DELAYED:
-                self.began()
+                self.note_started()
                 self._resolved = True
             case zmq.Event.CONNECTED:
                 self._stopped_s, self._in_handshake, self._resolved = None, True, True
             case zmq.Event.CONNECT_RETRIED:
                 self._stopped_s = None
                 if not self._resolved:
-                    self.failure = Failure.CONNECT
+                    self.failure = ConnectFailure.CONNECT
                 self._resolved = False
             case zmq.Event.CLOSED:
-                self.failure = Failure.CONNECT
+                self.failure = ConnectFailure.CONNECT
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.failure, self.hang_ups, self.wrong_key = None, 0, False
                 self._pause_s, self._in_handshake = _FIRST_S, False
             case zmq.Event.DISCONNECTED if self._in_handshake:  # taken for ZMTP 1.0: no other event
-                self._halted(Failure.OTHER)
+                self._halted(ConnectFailure.OTHER)
             case zmq.Event.DISCONNECTED:
                 self._stopped_s = time.monotonic()
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
-                self._halted(Failure.KEY)
+                self._halted(ConnectFailure.KEY)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
                 mismatch = value == _MECHANISM_MISMATCH
-                self._halted(Failure.MECHANISM if mismatch else Failure.OTHER)
+                self._halted(ConnectFailure.MECHANISM if mismatch else ConnectFailure.OTHER)
             case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 late = value in (errno.EAGAIN, errno.ETIMEDOUT)
-                self._halted(Failure.TIMEOUT if late else Failure.CLOSED)
+                self._halted(ConnectFailure.TIMEOUT if late else ConnectFailure.CLOSED)
 
     @property
     def stopped(self) -> bool:
@@ -118,34 +118,34 @@ class Attempts:
     @property
     def refuses_key(self) -> bool:
         """Whether the edge's allow-list said no."""
-        return self.failure is Failure.KEY
+        return self.failure is ConnectFailure.KEY
 
     @property
     def surely_wrong_key(self) -> bool:
         """Whether an edge is there that does not take our handshake: edge.pub is not its key."""
-        return self.failure is Failure.CLOSED and self.wrong_key and self.hang_ups >= SURE
+        return self.failure is ConnectFailure.CLOSED and self.wrong_key and self.hang_ups >= SURE
 
     def failed_since(self, since_s: float) -> bool:
         """Whether an attempt that began since then (monotonic) has failed and is over."""
         return self.failure is not None and self._stopped_s is not None and self.began_s > since_s
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Make the next attempt due, since somebody waits for it; not more than four a second."""
         self._due_s = min(self._due_s, self.began_s + _BETWEEN_S)
 
-    def began(self) -> None:
+    def note_started(self) -> None:
         """Note that an attempt begins; the owner's own ones show no other way."""
         self.began_s = time.monotonic()
         self._stopped_s, self._stopped, self._resolved = None, False, False
 
-    def _halted(self, failure: Failure) -> None:
+    def _halted(self, failure: ConnectFailure) -> None:
         self.failure, self._in_handshake = failure, False
         self.handshakes_failed += 1
-        self.hang_ups += failure is Failure.CLOSED
+        self.hang_ups += failure is ConnectFailure.CLOSED
         now_s = time.monotonic()
         self._stopped_s, self._stopped = now_s, True
         lasting = failure in _LASTING or self.surely_wrong_key
         most_s = _LATEST_S if lasting else _SOON_S
         self._due_s = now_s + min(self._pause_s, most_s) * random.uniform(1 - _JITTER, 1 + _JITTER)
-        if failure is not Failure.CLOSED or self.hang_ups >= SURE:
+        if failure is not ConnectFailure.CLOSED or self.hang_ups >= SURE:
             self._pause_s = min(2 * self._pause_s, most_s)

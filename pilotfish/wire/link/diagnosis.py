@@ -26,7 +26,7 @@ _OWN_TROUBLES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S = (1.0, 30.0)  # between two looks, doubling while they come to the same
 
 
-class Finding(Enum):
+class AddressState(Enum):
     """What is at an address."""
 
     NO_NAME = auto()  # the name is unknown, or cannot be looked up now
@@ -40,44 +40,44 @@ class Finding(Enum):
 
 
 _OF_CONNECTING = {
-    errno.ECONNREFUSED: Finding.REFUSED,
-    errno.ECONNRESET: Finding.NO_EDGE,  # so quick a hang-up that connecting still waits
+    errno.ECONNREFUSED: AddressState.REFUSED,
+    errno.ECONNRESET: AddressState.NO_EDGE,  # so quick a hang-up that connecting still waits
 }
 
 
-def diagnose(host: str, port: int, patience_s: float = _PATIENCE_S) -> Finding:
+def diagnose(host: str, port: int, patience_s: float = _PATIENCE_S) -> AddressState:
     """Look at this address once; waits for the name, and then ``patience_s`` for each step.
 
     Raises `OSError` where this machine has no descriptor or memory to look with.
     """
     try:
         with socket.create_connection((host, port), patience_s) as connection:
-            return _greeted(connection, patience_s)
+            return _read_greeting(connection, patience_s)
     except socket.gaierror:
-        return Finding.NO_NAME
+        return AddressState.NO_NAME
     except UnicodeError:  # a name with an empty or too long label
-        return Finding.NO_NAME
+        return AddressState.NO_NAME
     except OSError as error:
         if error.errno in _OWN_TROUBLES:
             raise
-        return _OF_CONNECTING.get(error.errno or 0, Finding.NO_ROUTE)
+        return _OF_CONNECTING.get(error.errno or 0, AddressState.NO_ROUTE)
 
 
-def _greeted(connection: socket.socket, patience_s: float) -> Finding:
+def _read_greeting(connection: socket.socket, patience_s: float) -> AddressState:
     try:
         connection.sendall(_GREETING)
-        got = _read(connection, _GREETING_BYTES, patience_s)
-        ends = len(got) < _GREETING_BYTES or _hangs_up(connection, min(_STAYS_S, patience_s))
+        received = _read(connection, _GREETING_BYTES, patience_s)
+        ends = len(received) < _GREETING_BYTES or _hangs_up(connection, min(_STAYS_S, patience_s))
     except TimeoutError:
-        return Finding.MUTE
+        return AddressState.MUTE
     except OSError:
-        return Finding.NO_EDGE
-    if (got[:1], got[9:10]) != _SIGNATURE:
-        return Finding.NO_EDGE
+        return AddressState.NO_EDGE
+    if (received[:1], received[9:10]) != _SIGNATURE:
+        return AddressState.NO_EDGE
     if ends:
-        return Finding.HANGS_UP
-    mechanism = got[_MECHANISM].rstrip(b"\0")
-    return Finding.CURVE if mechanism == b"CURVE" else Finding.PLAIN
+        return AddressState.HANGS_UP
+    mechanism = received[_MECHANISM].rstrip(b"\0")
+    return AddressState.CURVE if mechanism == b"CURVE" else AddressState.PLAIN
 
 
 def _read(connection: socket.socket, size: int, patience_s: float) -> bytes:
@@ -85,19 +85,19 @@ def _read(connection: socket.socket, size: int, patience_s: float) -> bytes:
 
     Raises `TimeoutError` if nothing came.
     """
-    got, end_s = b"", time.monotonic() + patience_s
-    while len(got) < size:
+    received, end_s = b"", time.monotonic() + patience_s
+    while len(received) < size:
         connection.settimeout(max(0.001, end_s - time.monotonic()))
         try:
-            more = connection.recv(size - len(got))
+            more = connection.recv(size - len(received))
         except (TimeoutError, ConnectionError):
-            if not got:
+            if not received:
                 raise
-            return got
+            return received
         if not more:
             break
-        got += more
-    return got
+        received += more
+    return received
 
 
 def _hangs_up(connection: socket.socket, within_s: float) -> bool:
@@ -118,43 +118,43 @@ class Diagnosis:
     """
 
     def __init__(self, endpoint: str) -> None:
-        self.finding: Finding | None = None
+        self.state: AddressState | None = None
         parts = urlsplit(endpoint)
         self._place = (parts.hostname, parts.port) if parts.scheme == "tcp" else (None, None)
         self._turn = threading.Lock()  # held while it is looked
         self._due_s, self._pause_s = 0.0, _PAUSE_S[0]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The edge is there: what was found before is out of date."""
-        self.finding = None
-        self.hurry()
+        self.state = None
+        self.probe_now()
 
-    def hurry(self) -> None:
+    def probe_now(self) -> None:
         """Make the next look due: what is there may have changed."""
         self._due_s, self._pause_s = 0.0, _PAUSE_S[0]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look again if that is due; never waits."""
         if None in self._place or time.monotonic() < self._due_s:
             return
         if self._turn.acquire(blocking=False):
             try:
-                threading.Thread(target=self._look, name="diagnosis", daemon=True).start()
+                threading.Thread(target=self._probe, name="diagnosis", daemon=True).start()
             except RuntimeError:  # there is no thread to be had
                 self._turn.release()
 
-    def _look(self) -> None:
+    def _probe(self) -> None:
         try:
             host, port = self._place
             assert host is not None
             assert port is not None
             try:
-                finding: Finding | None = diagnose(host, port)
+                finding: AddressState | None = diagnose(host, port)
             except OSError:
-                finding = self.finding
-            same = finding is self.finding
+                finding = self.state
+            same = finding is self.state
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1]) if same else _PAUSE_S[0]
-            self.finding, self._due_s = finding, time.monotonic() + self._pause_s
+            self.state, self._due_s = finding, time.monotonic() + self._pause_s
         finally:
             with suppress(RuntimeError):
                 self._turn.release()

@@ -53,7 +53,7 @@ class DualStack:
         """Whether both families have failed, and the next attempt is not due yet."""
         return time.monotonic() < self._due_s < math.inf
 
-    def turn(self) -> bool:
+    def switch_family(self) -> bool:
         """Return whether the attempt that begins now uses IPv6: the other family if one failed."""
         if self._due_s < math.inf:
             self._due_s, self.ipv6 = math.inf, not self.ipv6

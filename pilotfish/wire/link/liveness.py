@@ -43,7 +43,7 @@ class Liveness:
     """
 
     def __init__(self, now_s: float) -> None:
-        self.looked_s = now_s
+        self.updated_s = now_s
         self.outstanding = 0
         self.acknowledged = 0
         self._received = 0
@@ -58,36 +58,36 @@ class Liveness:
         self._longest_step_s = 0.0
         self._retry_s = 0.0
 
-    def look_at(self, connection: socket | None) -> Volume | None:
+    def poll(self, connection: socket | None) -> Volume | None:
         """Read the counters of the connection, and note them; None if there are none."""
-        crossed = volume(connection)
-        if crossed is not None:
-            self.look(crossed, time.monotonic())
+        counters = volume(connection)
+        if counters is not None:
+            self.update(counters, time.monotonic())
             # what takes long to be acknowledged must not be sent again before that
             retry_s = _RETRY_S if self._rto_s < _RETRY_RTO_S else _KERNELS_RETRY_S
             if retry_s != self._retry_s:
                 self._retry_s = retry_s
                 retry_often(connection, retry_s)
-        return crossed
+        return counters
 
-    def look(self, crossed: Volume, now_s: float) -> None:
+    def update(self, counters: Volume, now_s: float) -> None:
         """Note what has crossed by now."""
-        since_s, self.looked_s = now_s - self.looked_s, now_s
-        self._rtt_s = crossed.rtt_s
-        self._rto_s = crossed.rtt_s + max(_LEAST_RTO_S, 4.0 * crossed.deviation_s)
-        if crossed.received > self._received:
-            self._hear(max(self._came_s, now_s - crossed.idle_s), since_s)
-        if crossed.arrived != self._arrived:
-            self._arrived, self._arrived_s = crossed.arrived, now_s
-        self._count(crossed.received, now_s)
-        if crossed.acknowledged > self.acknowledged:
+        since_s, self.updated_s = now_s - self.updated_s, now_s
+        self._rtt_s = counters.rtt_s
+        self._rto_s = counters.rtt_s + max(_LEAST_RTO_S, 4.0 * counters.deviation_s)
+        if counters.received > self._received:
+            self._note_received(max(self._came_s, now_s - counters.idle_s), since_s)
+        if counters.arrived != self._arrived:
+            self._arrived, self._arrived_s = counters.arrived, now_s
+        self._count(counters.received, now_s)
+        if counters.acknowledged > self.acknowledged:
             self._taken_s = now_s
             if self.outstanding > LARGE_BYTES:
                 self._heard_s = self._carried_s = now_s
-        if not crossed.outstanding:
+        if not counters.outstanding:
             self._taken_s = now_s
-        self._received, self.acknowledged = crossed.received, crossed.acknowledged
-        self.outstanding = crossed.outstanding
+        self._received, self.acknowledged = counters.received, counters.acknowledged
+        self.outstanding = counters.outstanding
 
     def _count(self, received: int, now_s: float) -> None:
         """Note whether more comes than heartbeats."""
@@ -97,7 +97,7 @@ class Liveness:
                 self._carried_s = now_s
             self._counted, self._counted_s = received, now_s
 
-    def _hear(self, came_s: float, since_s: float) -> None:
+    def _note_received(self, came_s: float, since_s: float) -> None:
         pause_s = came_s - self._came_s
         self._longest_step_s = max(self._longest_step_s, pause_s)
         forgotten = came_s - self._paused_s > _PAUSE_KEPT_S
@@ -109,7 +109,7 @@ class Liveness:
     @property
     def quiet_s(self) -> float:
         """Seconds from the last sign of life to the last look."""
-        return self.looked_s - min(self._heard_s, self._taken_s)
+        return self.updated_s - min(self._heard_s, self._taken_s)
 
     @property
     def limit_s(self) -> float:
@@ -123,15 +123,15 @@ class Liveness:
         return self.quiet_s > self.limit_s
 
     @property
-    def doubtful(self) -> bool:
+    def overdue(self) -> bool:
         """Whether a sign of life is overdue, where there is reason to doubt the path."""
-        unheard_s = self.looked_s - self._heard_s
-        return unheard_s > HEARTBEAT_S + self._rto_s or self.looked_s - self._taken_s > self._rto_s
+        unheard_s = self.updated_s - self._heard_s
+        return unheard_s > HEARTBEAT_S + self._rto_s or self.updated_s - self._taken_s > self._rto_s
 
     @property
-    def carries(self) -> bool:
+    def transfers(self) -> bool:
         """Whether a message is crossing: bytes move that are no heartbeats, or are about to."""
-        return self.looked_s - self._carried_s < self.limit_s
+        return self.updated_s - self._carried_s < self.limit_s
 
     @property
     def blocked(self) -> bool:
@@ -143,27 +143,27 @@ class Liveness:
         return self._one_way(self._arrived_s, self._taken_s)
 
     @property
-    def only_heard(self) -> bool:
+    def only_receives(self) -> bool:
         """Whether the peer is heard, but what is sent does not arrive."""
         return self._one_way(self._came_s, self._taken_s)
 
     @property
-    def only_taken(self) -> bool:
+    def only_sends(self) -> bool:
         """Whether what is sent arrives, but the peer is not heard."""
         return self._one_way(self._taken_s, self._came_s)
 
     def _one_way(self, works_s: float, fails_s: float) -> bool:
-        return self.looked_s - works_s < self.limit_s < self.looked_s - fails_s
+        return self.updated_s - works_s < self.limit_s < self.updated_s - fails_s
 
     @property
-    def heard(self) -> bool:
+    def has_received(self) -> bool:
         """Whether the peer has sent anything."""
         return self._received > 0
 
     @property
     def progresses(self) -> bool:
         """Whether a handshake's next step may still come, by the RTT and the steps before it."""
-        return self.looked_s - self._came_s < self._step_s
+        return self.updated_s - self._came_s < self._step_s
 
     @property
     def stuck(self) -> bool:

@@ -125,7 +125,7 @@ class LinkMeter:
         self._rtt = _Samples(_slower)
         self._up, self._down = _Samples(_thinner), _Samples(_thinner)
 
-    def exchange(
+    def record_exchange(
         self,
         *,
         up_bytes: int,
@@ -155,7 +155,7 @@ class LinkMeter:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
 
-    def carried(self, up_bps: float | None, down_bps: float | None) -> None:
+    def record_rates(self, up_bps: float | None, down_bps: float | None) -> None:
         """Take in rates that the acknowledgements of large transfers told."""
         now_ns = time.monotonic_ns()
         for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
@@ -202,7 +202,7 @@ class LinkMeter:
         """Whether an RTT has been measured since the last answer."""
         return self._rtt.new
 
-    def next_answer(self) -> None:
+    def begin_answer(self) -> None:
         """Begin a new answer: samples from now on are its own."""
         for samples in (self._rtt, self._up, self._down):
             samples.answer += 1

@@ -9,7 +9,7 @@ _FIRST_MS, _MOST_MS = 3000, 12_000
 _OF_ALL = 0.9  # an attempt that took this part of its time was given up for want of an answer
 
 
-class ConnectPatience:
+class ConnectTimeout:
     """Milliseconds for an attempt to connect; learns from attempts without an answer.
 
     too_short: the last attempt was given up, and a longer one may succeed.
@@ -29,7 +29,7 @@ class ConnectPatience:
         spent_ms = (time.monotonic() - self._began_s) * 1e3
         self.too_short = self.ms < _MOST_MS and spent_ms > _OF_ALL * self.ms
 
-    def longer(self) -> int:
+    def lengthen(self) -> int:
         """Return the milliseconds of the next attempt, which has twice the time."""
         self.ms, self.too_short = min(2 * self.ms, _MOST_MS), False
         return self.ms

@@ -145,7 +145,7 @@ def local_host(connection: socket.socket | None) -> str:
     return ""
 
 
-def lay_s(descriptor: int | None) -> float:
+def queued_s(descriptor: int | None) -> float:
     """Return how long ago bytes last came at least, in seconds; 0 where the kernel does not say.
 
     A message that is taken from the connection now has lain on this machine for so long. This is

@@ -17,37 +17,44 @@ from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.declared import SHARED_OPTIONS, ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.dsd import Dsd
 from pilotfish.wire.protocols.dssd import Dssd
-from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, Wanted
+from pilotfish.wire.protocols.exchange import (
+    Decision,
+    Draft,
+    DrawKey,
+    SamplingParams,
+    SpeculationProtocol,
+    StatesNeeded,
+)
 from pilotfish.wire.protocols.greedy import Greedy
-from pilotfish.wire.protocols.judged import Judge
+from pilotfish.wire.protocols.judged import BoundDecisionHead
 from pilotfish.wire.protocols.tree import TokenTree
 from pilotfish.wire.protocols.tslt import Tslt
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
 
-EXCHANGES: Final[dict[str, Exchange[Any]]] = {}
+PROTOCOL_REGISTRY: Final[dict[str, SpeculationProtocol[Any]]] = {}
 
 __all__ = [
-    "EXCHANGES",
     "LOCAL",
+    "PROTOCOL_REGISTRY",
     "STREAM",
     "Ahead",
+    "BoundDecisionHead",
+    "Decision",
     "Draft",
-    "Exchange",
+    "DrawKey",
     "Greedy",
-    "Judge",
-    "Law",
-    "Place",
     "ProtocolOptions",
     "RoundCounter",
-    "Ruling",
-    "Wanted",
+    "SamplingParams",
+    "SpeculationProtocol",
+    "StatesNeeded",
     "WisvFull",
     "WisvSelective",
     "choose",
     "counters",
     "counters_of",
-    "exchange_named",
+    "get_protocol",
     "lossless",
     "names",
     "option_types",
@@ -56,12 +63,12 @@ __all__ = [
 ]
 
 
-def register(exchange: Exchange[Any]) -> None:
+def register(exchange: SpeculationProtocol[Any]) -> None:
     """Add a protocol; ValueError if a name of it, an option or a counter is taken."""
     shared = SHARED_OPTIONS & {*exchange.Options.__struct_fields__}
     if shared:
         raise ValueError(f"Every request has an option {min(shared)} already.")
-    if exchange.name in (*EXCHANGES, STREAM, LOCAL):
+    if exchange.name in (*PROTOCOL_REGISTRY, STREAM, LOCAL):
         raise ValueError(f"There is a protocol {exchange.name} already.")
     for kind in option_types():
         twice = {*kind.__struct_fields__} & {*exchange.Options.__struct_fields__}
@@ -70,33 +77,35 @@ def register(exchange: Exchange[Any]) -> None:
     for counter in exchange.counters:
         if counters().get(counter.name, counter) != counter:
             raise ValueError(f"Another protocol has a counter {counter.name} already.")
-    EXCHANGES[exchange.name] = exchange
+    PROTOCOL_REGISTRY[exchange.name] = exchange
 
 
 def names() -> tuple[str, ...]:
     """All protocols, the baselines last."""
-    return (*EXCHANGES, STREAM, LOCAL)
+    return (*PROTOCOL_REGISTRY, STREAM, LOCAL)
 
 
 def option_types() -> tuple[type[ProtocolOptions], ...]:
     """The types of all protocols' options, each once; those without any are left out."""
-    kinds = (one.Options for one in EXCHANGES.values() if one.Options.__struct_fields__)
+    kinds = (one.Options for one in PROTOCOL_REGISTRY.values() if one.Options.__struct_fields__)
     return tuple(dict.fromkeys(kinds))
 
 
 def counters() -> dict[str, RoundCounter]:
     """What rounds may note, of all protocols."""
-    return {one.name: one for exchange in EXCHANGES.values() for one in exchange.counters}
+    return {one.name: one for exchange in PROTOCOL_REGISTRY.values() for one in exchange.counters}
 
 
 def counters_of(protocol: str) -> tuple[RoundCounter, ...]:
     """What rounds of this protocol note; nothing of baselines and unknown ones."""
-    return EXCHANGES[protocol].counters if protocol in EXCHANGES else ()
+    return PROTOCOL_REGISTRY[protocol].counters if protocol in PROTOCOL_REGISTRY else ()
 
 
 def streams(protocol: str) -> bool:
     """Whether the target generates by itself, with or without hints, rather than by rounds."""
-    return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].streams)
+    return protocol == STREAM or (
+        protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].streams
+    )
 
 
 def lossless(protocol: str) -> bool:
@@ -104,16 +113,18 @@ def lossless(protocol: str) -> bool:
 
     Under all others the drafter's words may enter an answer, so they must be the asker's own.
     """
-    return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].lossless)
+    return protocol == STREAM or (
+        protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].lossless
+    )
 
 
-def exchange_named(name: str) -> Exchange[Any]:
+def get_protocol(name: str) -> SpeculationProtocol[Any]:
     """The drafting protocol of that name, or `UnsupportedError`."""
     try:
-        return EXCHANGES[name]
+        return PROTOCOL_REGISTRY[name]
     except KeyError:
         raise UnsupportedError(
-            f"There is no drafting protocol {name!r}; this end offers {', '.join(EXCHANGES)}."
+            f"There is no drafting protocol {name!r}; this end offers {', '.join(PROTOCOL_REGISTRY)}."
         ) from None
 
 

@@ -20,7 +20,7 @@ from pilotfish.base.settings import setting
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, Relaxation, verify
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
-from pilotfish.wire.protocols.exchange import Law, Place, Ruling, coins, follow
+from pilotfish.wire.protocols.exchange import Decision, DrawKey, SamplingParams, coins, sample_next
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
 
 # Where neither request nor edge say anything. A position deviates by 0.045 with it on the default
@@ -30,9 +30,9 @@ BUILT_IN = Relaxation(tau=0.2, lambda1=3.0, lambda2=0.3, lambda3=0.4)
 DEVIATION = RoundCounter(
     name="deviation",
     help="Total variation from the target's law, summed over the positions looked at.",
-    of="verified",
-    whole=False,
-    gained=True,
+    unit="verified",
+    counts_tokens=False,
+    is_lossy_gain=True,
     column_since=3,
 )
 
@@ -61,7 +61,7 @@ class RelaxationOptions(ProtocolOptions, frozen=True):
     ] = None
 
     @classmethod
-    def of(cls, relaxation: Relaxation) -> "RelaxationOptions":
+    def from_relaxation(cls, relaxation: Relaxation) -> "RelaxationOptions":
         """The options that ask for this relaxation."""
         lambdas = (relaxation.lambda1, relaxation.lambda2, relaxation.lambda3)
         return cls(tau=relaxation.tau, lambdas=lambdas)
@@ -85,8 +85,8 @@ class Adaptive(Tslt):
     Options = RelaxationOptions
     counters = (DEVIATION,)
     lossless = False
-    agreement = 1.04  # tslt's, and what `BUILT_IN` adds to it
-    strict_agreement = Tslt.agreement
+    relative_acceptance = 1.04  # tslt's, and what `BUILT_IN` adds to it
+    strict_relative_acceptance = Tslt.relative_acceptance
 
     def __init__(self, options: ProtocolOptions | None = None) -> None:
         super().__init__(options)
@@ -101,22 +101,22 @@ class Adaptive(Tslt):
                 "use greedy, or a temperature above 0."
             )
 
-    def rule(
+    def verify(
         self,
         draft: SparseDraft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling:
+    ) -> Decision:
         """Accept by the ratio, of p or of p̃; residual of p at the first rejection, else a bonus."""
         walk, deviation = verify(
             draft.ids.tolist(),
             draft.q.row,
-            lambda index: probabilities(logits[index : index + 1], law.sampling)[0],
-            coins(len(draft.ids), law, round_start),
+            lambda index: probabilities(logits[index : index + 1], params.sampling)[0],
+            coins(len(draft.ids), params, round_start),
             self.relaxation,
         )
-        token = follow(walk, law, Place(round_start, walk.node))
-        return Ruling(walk.node, token, notes=(deviation,))
+        token = sample_next(walk, params, DrawKey(round_start, walk.node))
+        return Decision(walk.node, token, notes=(deviation,))

@@ -23,11 +23,16 @@ from pilotfish.base.settings import setting
 from pilotfish.speculation.distributions import Floats, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, race
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import Committed, common_prefix
+from pilotfish.wire.committed import CommittedTokens, common_prefix
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.declared import ProtocolOptions
-from pilotfish.wire.protocols.exchange import Ids, Law, expect_frames, ids_in
+from pilotfish.wire.protocols.exchange import (
+    Ids,
+    SamplingParams,
+    check_frame_count,
+    count_window_ids,
+)
 
 MOST_DRAFTS = 15  # of a pass: with the committed token before them a TensorRT engine's 16 rows
 DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # of hints
@@ -71,7 +76,7 @@ class Ahead(Coupled):
         return self.options.hints
 
 
-class Met(NamedTuple):
+class DraftComparison(NamedTuple):
     """How drafts compared with committed tokens.
 
     depth: tokens committed since the last correction, those included that came before there was a
@@ -85,20 +90,20 @@ class Met(NamedTuple):
     margins: Sequence[float | None]
 
 
-class Lead:
+class DraftAhead:
     """The device's half: the committed tokens, and its drafts ahead of them.
 
     text: both, in one. committed: how many of them are committed.
     """
 
     def __init__(self) -> None:
-        self.text = Committed()
+        self.text = CommittedTokens()
         self.committed = 0
-        self._odds: list[float] = []  # of each draft, given those before it
+        self._acceptances: list[float] = []  # of each draft, given those before it
         self._margins: list[float | None] = []
         self._depth = 0
-        self._told = 0  # tokens before this one need not be sent
-        self._told_hash = self.text.hash
+        self._sent = 0  # tokens before this one need not be sent
+        self._sent_hash = self.text.hash
 
     def start(self, committed: Ids) -> None:
         """Begin behind these tokens, u32 [n]."""
@@ -110,13 +115,13 @@ class Lead:
 
     def _forget(self) -> None:
         """Note that nothing is drafted."""
-        self._odds.clear()
+        self._acceptances.clear()
         self._margins.clear()
-        self._told, self._told_hash = len(self.text), self.text.hash
+        self._sent, self._sent_hash = len(self.text), self.text.hash
 
     def __len__(self) -> int:
         """Return the number of drafts."""
-        return len(self._odds)
+        return len(self._acceptances)
 
     @property
     def drafts(self) -> Ids:
@@ -124,57 +129,59 @@ class Lead:
         return self.text.ids[self.committed :]
 
     @property
-    def odds(self) -> float:
+    def joint_acceptance(self) -> float:
         """The odds that all drafts come true."""
-        return float(np.prod(self._odds))
+        return float(np.prod(self._acceptances))
 
     @property
-    def chances(self) -> Sequence[float]:
+    def acceptances(self) -> Sequence[float]:
         """The odds of each draft, given those before it."""
-        return self._odds
+        return self._acceptances
 
     @property
-    def untold(self) -> int:
+    def unsent(self) -> int:
         """How many drafts have not been sent."""
-        return len(self.text) - max(self._told, self.committed)
+        return len(self.text) - max(self._sent, self.committed)
 
-    def grow(self, token: int, odds: float, margin: float | None) -> None:
+    def append(self, token: int, odds: float, margin: float | None) -> None:
         """Add a draft; margin: by which the odds were told, if they were."""
         self.text.extend([token])
-        self._odds.append(odds)
+        self._acceptances.append(odds)
         self._margins.append(margin)
 
-    def meet(self, ids: Sequence[int]) -> Met:
+    def compare(self, ids: Sequence[int]) -> DraftComparison:
         """Take in the next committed tokens; drops the drafts if one of them was wrong."""
         # [n] or fewer
         drafts = self.drafts[: len(ids)].tolist()
         agreed = next((at for at, id in enumerate(drafts) if id != ids[at]), len(drafts))
         right = agreed == len(drafts)
         compared = agreed if right else agreed + 1
-        met = Met(self._depth, compared, agreed, self._margins[:compared])
+        comparison = DraftComparison(self._depth, compared, agreed, self._margins[:compared])
         if right and len(drafts) == len(ids):
-            del self._odds[: len(ids)], self._margins[: len(ids)]
+            del self._acceptances[: len(ids)], self._margins[: len(ids)]
         else:
             self.text.truncate(self.committed + agreed)
             self.text.extend(ids[agreed:])
             self._forget()
         self._depth = self._depth + len(ids) if right else 0
         self.committed += len(ids)
-        return met
+        return comparison
 
-    def tell_again(self) -> None:
+    def resend_all(self) -> None:
         """Note that the edge has none of the drafts."""
-        self._told, self._told_hash = self.committed, self.text.hash_of(self.committed)
+        self._sent, self._sent_hash = self.committed, self.text.hash_at(self.committed)
 
-    def tell(self, vocab_size: int) -> tuple[int, bytes, list[Buffer]]:
+    def encode_hint(self, vocab_size: int) -> tuple[int, bytes, list[Buffer]]:
         """Return start, hash and frames of a hint of all drafts that have not been sent."""
-        if self._told < self.committed:
-            self.tell_again()
-        start, digest = self._told, self._told_hash
+        if self._sent < self.committed:
+            self.resend_all()
+        start, digest = self._sent, self._sent_hash
         ids = self.text.ids[start:]
         # [n], each in 1/255
-        odds = np.rint(np.array(self._odds[start - self.committed :]) * _BYTE).astype(np.uint8)
-        self._told, self._told_hash = len(self.text), self.text.hash
+        odds = np.rint(np.array(self._acceptances[start - self.committed :]) * _BYTE).astype(
+            np.uint8
+        )
+        self._sent, self._sent_hash = len(self.text), self.text.hash
         return start, digest, [encode_ids(ids, vocab_size), odds.tobytes()]
 
 
@@ -184,11 +191,11 @@ class HintChain:
     committed: the session's, which others extend. most: hints to keep; those beyond it are cut off.
     """
 
-    def __init__(self, committed: Committed, most: int) -> None:
+    def __init__(self, committed: CommittedTokens, most: int) -> None:
         self._committed = committed
         self._most = min(most, MAX_WINDOW)
         self.ids: list[int] = []
-        self.odds: list[float] = []  # of each, given those before it
+        self.acceptances: list[float] = []  # of each, given those before it
 
     def add(self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int) -> bool:
         """Take in a hint; returns whether it fits, else it is dropped.
@@ -196,8 +203,8 @@ class HintChain:
         Of a late one the rest is kept, if what is committed meanwhile agrees. The newest wins.
         `MalformedError` for frames that are no hint's.
         """
-        expect_frames(frames, 2)
-        if len(frames[1]) != ids_in(frames[0], vocab_size):
+        check_frame_count(frames, 2)
+        if len(frames[1]) != count_window_ids(frames[0], vocab_size):
             raise MalformedError("A hint has one byte of odds for each id.")
         length = len(self._committed)
         if start > length + len(self.ids):
@@ -213,32 +220,32 @@ class HintChain:
         new = ids[late:]
         if new != self.ids[kept : kept + len(new)]:  # else it says less than a newer one did
             self.ids[kept:] = new
-            self.odds[kept:] = odds[late:]
-            del self.ids[self._most :], self.odds[self._most :]
+            self.acceptances[kept:] = odds[late:]
+            del self.ids[self._most :], self.acceptances[self._most :]
         return True
 
     def _hash_of(self, start: int, kept: int) -> bytes:
         if start <= len(self._committed):
-            return self._committed.hash_of(start)
-        return self._committed.hash_behind(self.ids[:kept])
+            return self._committed.hash_at(start)
+        return self._committed.hash_after(self.ids[:kept])
 
-    def meet(self, ids: Sequence[int]) -> None:
+    def drop_committed(self, ids: Sequence[int]) -> None:
         """Drop what has been committed; all of it, if that differs."""
         agree = self.ids[: len(ids)] == list(ids)
-        del self.ids[: len(ids) if agree else None], self.odds[: len(ids) if agree else None]
+        del self.ids[: len(ids) if agree else None], self.acceptances[: len(ids) if agree else None]
 
 
-def drawn(logits: Floats, law: Law, position: int) -> tuple[int, float]:
+def draft_with_margin(logits: Floats, params: SamplingParams, position: int) -> tuple[int, float]:
     """Return the draft at a position by one row of logits [V], as `draw`, and its margin.
 
-    That is by how many logits it leads the next token (`Odds`). Under noise both have theirs added,
+    That is by how many logits it leads the next token (`AcceptanceEstimator`). Under noise both have theirs added,
     scaled by the temperature: so it says how far the target's logits must lie from these to make
     another choice, whatever the temperature.
     """
-    if law.sampling.greedy:
+    if params.sampling.greedy:
         token = int(logits.argmax())
         rest = (logits[:token].max(initial=-math.inf), logits[token + 1 :].max(initial=-math.inf))
         return token, float(logits[token] - max(rest))
-    q = probabilities(logits[None], law.sampling)[0]
-    token, ahead = race(q, noise(len(q), law.seed, Purpose.TARGET, position))
-    return token, law.sampling.temperature * ahead
+    q = probabilities(logits[None], params.sampling)[0]
+    token, ahead = race(q, noise(len(q), params.seed, Purpose.TARGET, position))
+    return token, params.sampling.temperature * ahead

@@ -8,15 +8,15 @@ law      the model's own: argmax at temperature 0, else its sample under the noi
 
 from pilotfish.speculation.distributions import Floats, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample
-from pilotfish.wire.protocols.exchange import Law
+from pilotfish.wire.protocols.exchange import SamplingParams
 
 STREAM = "stream"
 LOCAL = "local"
 
 
-def choose(logits: Floats, law: Law, position: int, purpose: Purpose) -> int:
+def choose(logits: Floats, params: SamplingParams, position: int, purpose: Purpose) -> int:
     """The token at ``position`` by one row of logits [V]."""
-    if law.sampling.greedy:
+    if params.sampling.greedy:
         return int(logits.argmax())
-    p = probabilities(logits[None], law.sampling)[0]
-    return sample(p, noise(len(p), law.seed, purpose, position))
+    p = probabilities(logits[None], params.sampling)[0]
+    return sample(p, noise(len(p), params.seed, purpose, position))

@@ -10,37 +10,43 @@ the target's choice decides, so drafter, its truncation, window and retries cann
 they change how often the two agree.
 """
 
-from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols.baselines import choose
-from pilotfish.wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
+from pilotfish.wire.protocols.exchange import (
+    Decision,
+    Draft,
+    DrawKey,
+    IdsOnlyProtocol,
+    SamplingParams,
+)
 
 
-class Coupled(IdsAlone):
+class Coupled(IdsOnlyProtocol):
     """Both halves of `coupled`."""
 
     name = "coupled"
-    determined = True
-    agreement = 0.94
+    deterministic = True
+    relative_acceptance = 0.94
 
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:
+    def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
         """The winner under q and the position's noise; nothing else is sent."""
-        return [choose(logits, law, place.position, Purpose.TARGET)], None
+        return [choose(logits, params, key.position, Purpose.TARGET)], None
 
-    def rule(
+    def verify(
         self,
         draft: Draft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling:
+    ) -> Decision:
         """Accept while the window equals the target's choices; noise is made for these only."""
-        return Ruling(
-            *agreed(
+        return Decision(
+            *count_agreed(
                 draft.ids.tolist(),
-                lambda index: choose(logits[index], law, round_start + index, Purpose.TARGET),
+                lambda index: choose(logits[index], params, round_start + index, Purpose.TARGET),
             )
         )

@@ -48,31 +48,31 @@ class ProtocolOptions(
     """
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "Self":
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Self":
         """The options that a caller or a message names; ValueError says what is wrong with them."""
         for setting in settings(cls):
             choices = get_args(setting.type) if get_origin(setting.type) is Literal else ()
-            if choices and (value := told.get(setting.name, choices[0])) not in choices:
+            if choices and (value := values.get(setting.name, choices[0])) not in choices:
                 raise ValueError(f"{setting.name} is one of {', '.join(choices)}, not {value!r}")
         try:
-            return msgspec.convert(told, cls)
+            return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise ValueError(str(error).replace("`$.", "`")) from error
 
-    def over(self, own: "Self | None") -> "Self":
+    def with_defaults(self, defaults: "Self | None") -> "Self":
         """The same with ``own`` in place of what is None."""
-        if own is None:
+        if defaults is None:
             return self
         missing = [name for name in self.__struct_fields__ if getattr(self, name) is None]
-        return msgspec.structs.replace(self, **{name: getattr(own, name) for name in missing})
+        return msgspec.structs.replace(self, **{name: getattr(defaults, name) for name in missing})
 
-    def given(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The options that differ from their defaults, as a message or JSON holds them."""
-        told: dict[str, Any] = msgspec.to_builtins(self)
-        return told
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
 
-class Counted(Protocol):
+class CountedRound(Protocol):
     """What of a round a counter needs: `device_runtime.record.Round` has it."""
 
     notes: dict[str, float]
@@ -96,51 +96,51 @@ class RoundCounter:
 
     name: str
     help: str
-    of: Literal["accepted", "verified"] = "accepted"
-    whole: bool = True
-    gained: bool = False
+    unit: Literal["accepted", "verified"] = "accepted"
+    counts_tokens: bool = True
+    is_lossy_gain: bool = False
     column_since: int | None = None
 
-    def bound(self, window: int, accepted: int) -> int:
+    def upper_bound(self, window: int, accepted: int) -> int:
         """The most that a round can note that had ``window`` levels and accepted so many."""
-        return accepted if self.of == "accepted" else min(window, accepted + 1)
+        return accepted if self.unit == "accepted" else min(window, accepted + 1)
 
-    def fits(self, value: float, window: int, accepted: int) -> bool:
+    def is_valid(self, value: float, window: int, accepted: int) -> bool:
         """Whether a round can note this; NaN never fits."""
-        kind = isinstance(value, int) if self.whole else True
-        return kind and 0 <= value <= self.bound(window, accepted)
+        kind = isinstance(value, int) if self.counts_tokens else True
+        return kind and 0 <= value <= self.upper_bound(window, accepted)
 
-    def total(self, rounds: Iterable[Counted]) -> float:
+    def total(self, rounds: Iterable[CountedRound]) -> float:
         """The sum over these rounds."""
         return sum(round_.notes.get(self.name, 0) for round_ in rounds)
 
-    def share(self, rounds: Sequence[Counted]) -> float | None:
+    def share(self, rounds: Sequence[CountedRound]) -> float | None:
         """The total over all that it is a part of; None where there is nothing of that."""
-        parts = self.parts(rounds)
-        return self.total(rounds) / parts if parts else None
+        units = self.count_units(rounds)
+        return self.total(rounds) / units if units else None
 
-    def parts(self, rounds: Iterable[Counted]) -> int:
+    def count_units(self, rounds: Iterable[CountedRound]) -> int:
         """How many accepted tokens, or positions, these rounds have in all."""
-        return sum(getattr(round_, self.of) for round_ in rounds)
+        return sum(getattr(round_, self.unit) for round_ in rounds)
 
-    def told(self, rounds: Sequence[Counted]) -> float | None:
+    def summarize(self, rounds: Sequence[CountedRound]) -> float | None:
         """What is said of an answer; see `of_total`."""
-        return self.of_total(self.total(rounds), self.parts(rounds))
+        return self.summarize_total(self.total(rounds), self.count_units(rounds))
 
-    def of_total(self, total: float, parts: int) -> float | None:
+    def summarize_total(self, total: float, units: int) -> float | None:
         """What is said of many rounds: the total of whole numbers, else the share of all parts."""
-        if self.whole:
+        if self.counts_tokens:
             return total
-        return total / parts if parts else None
+        return total / units if units else None
 
     @property
     def heading(self) -> str:
         """What a table calls `of_total`."""
-        if self.whole:
+        if self.counts_tokens:
             return f"{self.name} tokens"
-        return f"{self.name} a{' position' if self.of == 'verified' else 'n accepted token'}"
+        return f"{self.name} a{' position' if self.unit == 'verified' else 'n accepted token'}"
 
     @property
     def metric(self) -> str:
         """Its name in Prometheus, behind a prefix."""
-        return f"{self.name}_tokens" if self.whole else self.name
+        return f"{self.name}_tokens" if self.counts_tokens else self.name

@@ -19,19 +19,19 @@ from pilotfish.base.errors import BadDraftError, MalformedError
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import Expansion, Tree, chain
-from pilotfish.wire.messages import Buffer, frame
+from pilotfish.wire.messages import Buffer, as_frame
 from pilotfish.wire.protocols.exchange import (
+    Decision,
     Draft,
-    Exchange,
-    Freight,
+    DrawKey,
     Ids,
-    Law,
-    Place,
-    Ruling,
-    Sizes,
-    decide,
-    draw_from,
-    window_ids,
+    PairSizes,
+    RoundBytes,
+    SamplingParams,
+    SpeculationProtocol,
+    decode_window_ids,
+    sample_candidates,
+    verify_window,
 )
 
 _SUM_TOLERANCE = 1e-3  # float32 rounding of a softmax over any vocabulary stays far below it
@@ -44,36 +44,38 @@ class DenseDraft(Draft):
     q: NDArray[np.float32]
 
 
-class Dsd(Exchange[DenseDraft]):
+class Dsd(SpeculationProtocol[DenseDraft]):
     """Both halves of `dsd`."""
 
     name = "dsd"
     frames = 2
 
-    def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
-    ) -> Freight:
+    def estimate_bytes(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
+    ) -> RoundBytes:
         """Ids, and V float32 for each."""
-        up, down = super().freight(expansion, drafter, acceptance, sizes)
-        return Freight(up + 4 * sizes.vocabulary * len(expansion), down)
+        up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
+        return RoundBytes(up + 4 * sizes.vocabulary * len(expansion), down)
 
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.float32]]:
+    def draw(
+        self, logits: Floats, params: SamplingParams, key: DrawKey
+    ) -> tuple[list[int], NDArray[np.float32]]:
         """A sample of q and q itself."""
-        q = probabilities(logits[None], law.sampling)[0].astype(np.float32, copy=False)
-        return draw_from(Row(q), law, place), q
+        q = probabilities(logits[None], params.sampling)[0].astype(np.float32, copy=False)
+        return sample_candidates(Row(q), params, key), q
 
-    def pack(self, tree: Tree, rows: Sequence[NDArray[np.float32]]) -> DenseDraft:
+    def make_draft(self, tree: Tree, rows: Sequence[NDArray[np.float32]]) -> DenseDraft:
         """Ids and q."""
         return DenseDraft(tree.ids, np.stack(rows) if rows else np.empty((0, 0), np.float32))
 
-    def propose(self, draft: DenseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+    def encode_draft(self, draft: DenseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Ids and q."""
-        q = frame(np.asarray(draft.q, dtype="<f4"))
-        return [*super().propose(draft, pending, vocab_size), q]
+        q = as_frame(np.asarray(draft.q, dtype="<f4"))
+        return [*super().encode_draft(draft, pending, vocab_size), q]
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> DenseDraft:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> DenseDraft:
         """Check that q could have been sampled from, and that it allows the drafted tokens."""
-        ids = window_ids(frames[0], vocab_size)
+        ids = decode_window_ids(frames[0], vocab_size)
         if len(frames[1]) != len(ids) * vocab_size * 4:
             raise MalformedError(
                 f"The q frame has {len(frames[1])} bytes where {len(ids)} distributions over "
@@ -84,19 +86,24 @@ class Dsd(Exchange[DenseDraft]):
         check_distributions(ids, q)
         return DenseDraft(ids, q)
 
-    def rule(
+    def verify(
         self,
         draft: DenseDraft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling:
+    ) -> Decision:
         """Accept by the ratio; residual at the first rejection, bonus after the last token."""
         candidates = chain(len(draft.ids))
-        return decide(
-            draft, candidates, lambda node: Row(draft.q[node]), logits, law, round_start=round_start
+        return verify_window(
+            draft,
+            candidates,
+            lambda node: Row(draft.q[node]),
+            logits,
+            params,
+            round_start=round_start,
         )
 
 

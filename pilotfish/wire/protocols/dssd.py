@@ -28,21 +28,21 @@ from pilotfish.wire.codecs.counts import decode_counts, encode_counts
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.exchange import (
+    Decision,
     Draft,
-    Exchange,
-    Freight,
+    DrawKey,
     Ids,
-    Law,
-    Place,
-    Ruling,
-    Sizes,
+    PairSizes,
+    RoundBytes,
+    SamplingParams,
+    SpeculationProtocol,
     TokenCounts,
+    check_frame_count,
     coins,
-    draw_from,
-    expect_frames,
-    follow,
-    ids_in,
-    window_ids,
+    count_window_ids,
+    decode_window_ids,
+    sample_candidates,
+    sample_next,
 )
 
 P_BITS = 16  # of P̃; fewer bits: fewer bytes down, more acceptance lost, the same law
@@ -61,89 +61,97 @@ class SplitDraft(Draft):
     rows: Sequence[NDArray[np.int64]] | None = None
 
 
-class Dssd(Exchange[SplitDraft]):
+class Dssd(SpeculationProtocol[SplitDraft]):
     """Both halves of `dssd`."""
 
     name = "dssd"
     frames = 2
 
-    def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
-    ) -> Freight:
+    def estimate_bytes(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
+    ) -> RoundBytes:
         """Ids and 24 bits for each; P̃ with probability 1 − α^γ (dssd (9))."""
-        up, down = super().freight(expansion, drafter, acceptance, sizes)
+        up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         rejected = 1.0 - acceptance ** len(expansion)
-        return Freight(
+        return RoundBytes(
             up + rejected * id_bytes(sizes.vocabulary) + 3 * len(expansion),
             down + rejected * _P_BYTES,
         )
 
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.int64]]:
+    def draw(
+        self, logits: Floats, params: SamplingParams, key: DrawKey
+    ) -> tuple[list[int], NDArray[np.int64]]:
         """A sample of the rounded q, and the rounded q."""
-        q = systematic(probabilities(logits[None], law.sampling)[0], Q_BITS, 0.5)
-        return draw_from(Row(q), law, place), q
+        q = systematic(probabilities(logits[None], params.sampling)[0], Q_BITS, 0.5)
+        return sample_candidates(Row(q), params, key), q
 
-    def pack(self, tree: Tree, rows: Sequence[NDArray[np.int64]]) -> SplitDraft:
+    def make_draft(self, tree: Tree, rows: Sequence[NDArray[np.int64]]) -> SplitDraft:
         """Ids, the weights of the drafted tokens, and all weights, which stay here."""
         ids = tree.ids
         drawn = [row[token] for row, token in zip(rows, ids, strict=True)]
         return SplitDraft(ids, np.array(drawn, dtype=np.int64), rows)
 
-    def propose(self, draft: SplitDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+    def encode_draft(self, draft: SplitDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """The pending token and the window, and the window's weights."""
         ids = encode_ids(np.concatenate([pending, draft.ids]), vocab_size)
         # a drafted token weighs at least 1
         return [ids, encode_ids(draft.weights - 1, 2**Q_BITS)]
 
-    def extent(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
+    def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
         """Tell the pending token from the window by the number of weights."""
-        _, ids = super().extent(frames, vocab_size)
-        weights = ids_in(frames[1], 2**Q_BITS)
+        _, ids = super().count_tokens(frames, vocab_size)
+        weights = count_window_ids(frames[1], 2**Q_BITS)
         if ids - weights not in (0, 1):
             raise MalformedError(f"{weights} weights do not fit {ids} ids.")
         return TokenCounts(ids - weights, weights)
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> SplitDraft:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> SplitDraft:
         """Ids and weights."""
-        ids = window_ids(frames[0], vocab_size)
-        weights = window_ids(frames[1], 2**Q_BITS).astype(np.int64) + 1
+        ids = decode_window_ids(frames[0], vocab_size)
+        weights = decode_window_ids(frames[1], 2**Q_BITS).astype(np.int64) + 1
         pending = len(ids) - len(weights)
         return SplitDraft(ids[pending:], weights, pending=ids[:pending])
 
-    def rule(
+    def verify(
         self,
         draft: SplitDraft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling:
+    ) -> Decision:
         """Accept against P̃; send the P̃ of the first rejection, or the bonus from p."""
         gamma = len(draft.ids)
-        accepts = coins(gamma, law, round_start)
-        offsets = uniforms(gamma, law.seed, Purpose.DITHER, round_start, round_start=round_start)
+        accepts = coins(gamma, params, round_start)
+        offsets = uniforms(gamma, params.seed, Purpose.DITHER, round_start, round_start=round_start)
         for index, token in enumerate(draft.ids.tolist()):
-            p = probabilities(logits[index : index + 1], law.sampling)[0]
+            p = probabilities(logits[index : index + 1], params.sampling)[0]
             rounded = systematic(p, P_BITS, float(offsets[index]))
             ratio = float(rounded[token]) * 2.0 ** (Q_BITS - P_BITS) / float(draft.weights[index])
             if not accepts(index, ratio):
-                return Ruling(index, None, [encode_counts(rounded, P_BITS)])
-        walk = Walk(gamma, probabilities(logits[gamma:], law.sampling)[0], rejected=False)
-        return Ruling(gamma, follow(walk, law, Place(round_start, gamma)))
+                return Decision(index, None, [encode_counts(rounded, P_BITS)])
+        walk = Walk(gamma, probabilities(logits[gamma:], params.sampling)[0], rejected=False)
+        return Decision(gamma, sample_next(walk, params, DrawKey(round_start, gamma)))
 
-    def settle(
-        self, draft: SplitDraft, ruling: Ruling, law: Law, *, round_start: int, vocab_size: int
+    def finish_round(
+        self,
+        draft: SplitDraft,
+        decision: Decision,
+        params: SamplingParams,
+        *,
+        round_start: int,
+        vocab_size: int,
     ) -> int:
         """The edge's bonus, or a sample of the residual of P̃ and q."""
-        at = ruling.accepted
-        if ruling.token is not None or at == len(draft.ids) or draft.rows is None:
-            return super().settle(
-                draft, ruling, law, round_start=round_start, vocab_size=vocab_size
+        at = decision.accepted
+        if decision.token is not None or at == len(draft.ids) or draft.rows is None:
+            return super().finish_round(
+                draft, decision, params, round_start=round_start, vocab_size=vocab_size
             )
-        expect_frames(ruling.frames, 1)
-        rounded = decode_counts(ruling.frames[0], vocab_size, P_BITS)
+        check_frame_count(decision.frames, 1)
+        rounded = decode_counts(decision.frames[0], vocab_size, P_BITS)
         p = rounded / np.float64(2**P_BITS)
         rest = residual(p, Row(draft.rows[at]))
         walk = Walk(at, rest, rejected=True)
-        return follow(walk, law, Place(round_start, at))
+        return sample_next(walk, params, DrawKey(round_start, at))

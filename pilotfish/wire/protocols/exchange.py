@@ -1,6 +1,6 @@
 """What a drafting protocol is: two halves of one exchange, and the words they share.
 
-A protocol is one subclass of `Exchange` in a file of its own, with its options and counters
+A protocol is one subclass of `SpeculationProtocol` in a file of its own, with its options and counters
 (`wire.protocols.declared`). The device calls `draw` while it drafts, `pack` and `propose` with what
 it drew, and `settle` with the verdict; the edge calls `admit` on what arrived and `rule` on the
 target's logits. An exchange holds the options of one generation and no other state: what a round
@@ -22,7 +22,12 @@ from pilotfish.base.errors import BadDraftError, MalformedError, TooLargeError
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
-from pilotfish.speculation.shaping import AS_THEY_ARE, Constraint, Shaper, Shaping
+from pilotfish.speculation.shaping import (
+    NO_LOGITS_OPTIONS,
+    Constraint,
+    LogitsOptions,
+    LogitsProcessor,
+)
 from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
@@ -36,11 +41,11 @@ Ids = NDArray[np.uint32]
 NO_IDS: Ids = np.empty(0, np.uint32)
 
 # typical headers (docs/wire.md)
-WINDOW_BYTES, VERDICT_BYTES, INQUIRY_BYTES = 42, 58, 50
+WINDOW_BYTES, VERDICT_BYTES, STATES_REQUEST_BYTES = 42, 58, 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Law:
+class SamplingParams:
     """What one end samples by: the drafter from q, the target from p. The seed names the draws.
 
     shaping: of the logits, before; protocols see only shaped ones.
@@ -48,11 +53,17 @@ class Law:
 
     sampling: Sampling
     seed: int
-    shaping: Shaping = AS_THEY_ARE
+    logits_options: LogitsOptions = NO_LOGITS_OPTIONS
 
-    def shaper(self, since: int, constraint: Constraint | None = None) -> Shaper | None:
+    def logits_processor(
+        self, prompt_length: int, constraint: Constraint | None = None
+    ) -> LogitsProcessor | None:
         """Make what shapes the logits behind a prompt of so many tokens; None: nothing does."""
-        return None if self.shaping.neutral else Shaper(self.shaping, since, constraint)
+        return (
+            None
+            if self.logits_options.is_identity
+            else LogitsProcessor(self.logits_options, prompt_length, constraint)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +93,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Place:
+class DrawKey:
     """Where in a round a node's candidates are drawn; it names their draws.
 
     depth: of the candidates, 0 for the window's first token. candidates: their numbers among all
@@ -102,7 +113,7 @@ class Place:
 D = TypeVar("D", bound=Draft)
 
 
-class Ruling(NamedTuple):
+class Decision(NamedTuple):
     """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
 
     accepted: 0 where nothing was. token: None where the device samples it by the ``frames``.
@@ -116,7 +127,7 @@ class Ruling(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class StatesNeeded:
     """Instead of a decision: the drafter's states at these tokens are needed for one.
 
     at: i64 [m], m ≥ 1, numbered from 0 in the window, ascending. choices: i64 [n + 1], the target's
@@ -127,7 +138,7 @@ class Wanted:
     at: NDArray[np.int64]
     choices: NDArray[np.int64]
     target: Floats
-    barred: NDArray[np.bool_]
+    forbidden: NDArray[np.bool_]
     frames: Sequence[Buffer] = ()
 
 
@@ -135,7 +146,7 @@ States = Callable[[NDArray[np.int64]], Floats]
 """The drafter's hidden states f32 [m, d] at m tokens of a window, numbered from 0 (wisv §III-A)."""
 
 
-class Sizes(NamedTuple):
+class PairSizes(NamedTuple):
     """Of a pair: tokens of the target's vocabulary, d of the drafter's hidden states."""
 
     vocabulary: int
@@ -149,51 +160,59 @@ class TokenCounts(NamedTuple):
     drafted: int
 
 
-class Freight(NamedTuple):
+class RoundBytes(NamedTuple):
     """Bytes of a round: headers and frames as handed to ZeroMQ."""
 
     up: float
     down: float
 
 
-class Exchange(ABC, Generic[D]):
+class SpeculationProtocol(ABC, Generic[D]):
     """One protocol, both halves, with its options for one generation."""
 
     name: ClassVar[str]
     Options: ClassVar[type[ProtocolOptions]] = ProtocolOptions
     counters: ClassVar[tuple[RoundCounter, ...]] = ()
-    truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
+    default_top_k: ClassVar[int] = (
+        0  # top-K of the drafter where nobody asks for another truncation
+    )
     lossless: ClassVar[bool] = True  # the output's law is the target's
-    determined: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
+    deterministic: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
     streams: ClassVar[bool] = False  # the target generates by itself; drafts are hints, no windows
     # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
     # protocol on a pair that has not shown its own yet. At temperature 0 all lossless ones accept
     # alike.
-    agreement: ClassVar[float] = 1.0
-    strict_agreement: ClassVar[float] = 1.0  # of lossy ones: the same without what they gain
+    relative_acceptance: ClassVar[float] = 1.0
+    strict_relative_acceptance: ClassVar[float] = (
+        1.0  # of lossy ones: the same without what they gain
+    )
     family: ClassVar[str] = ""  # protocols of one family accept alike; its own name if ""
-    branches: ClassVar[bool] = False  # windows may be trees
-    needs: ClassVar[str] = ""  # what the edge must have for it (`edge_runtime.supplies`)
-    by_link: ClassVar[bool] = False  # the edge decides by the link, measured for each request
-    inquires: ClassVar[bool] = False  # the edge may ask for hidden states of a window
+    allows_trees: ClassVar[bool] = False  # windows may be trees
+    requires: ClassVar[str] = ""  # what the edge must have for it (`edge_runtime.supplies`)
+    decides_by_link: ClassVar[bool] = (
+        False  # the edge decides by the link, measured for each request
+    )
+    requests_states: ClassVar[bool] = False  # the edge may ask for hidden states of a window
     frames: ClassVar[int] = 1  # of a window, behind its header
-    reads_last: ClassVar[bool] = False  # a window's last token, too, is read before it is sent
+    reads_last_token: ClassVar[bool] = (
+        False  # a window's last token, too, is read before it is sent
+    )
 
     def __init__(self, options: ProtocolOptions | None = None) -> None:
         self.options = self.Options() if options is None else options
 
-    def asking(self, options: ProtocolOptions) -> "Self":
+    def with_options(self, options: ProtocolOptions) -> "Self":
         """The same for a generation with these options, which are of its own type."""
         return type(self)(options)
 
-    def asked(self, told: Mapping[str, Any]) -> ProtocolOptions:
+    def read_options(self, values: Mapping[str, Any]) -> ProtocolOptions:
         """Its options as a device tells them; `MalformedError` for what is none of them."""
         try:
-            return self.Options.read(told)
+            return self.Options.from_mapping(values)
         except ValueError as error:
             raise MalformedError(f"These are no options of {self.name}: {error}.") from error
 
-    def supplied(self, supply: Any) -> "Self":
+    def with_resource(self, resource: Any) -> "Self":
         """The same with what it ``needs`` of the edge, for one generation."""
         raise NotImplementedError(f"{self.name} needs nothing of the edge")
 
@@ -208,37 +227,37 @@ class Exchange(ABC, Generic[D]):
         """⟨k₁…k_L⟩ of a window of ``window`` levels when nobody asks for another one."""
         return (1,) * window
 
-    def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
-    ) -> Freight:
+    def estimate_bytes(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
+    ) -> RoundBytes:
         """Bytes that a round is expected to take, before there was one to count.
 
         drafter: how q is shaped; acceptance: α.
         """
-        return Freight(WINDOW_BYTES + id_bytes(sizes.vocabulary) * len(expansion), VERDICT_BYTES)
+        return RoundBytes(WINDOW_BYTES + id_bytes(sizes.vocabulary) * len(expansion), VERDICT_BYTES)
 
-    def exchanges(self, expansion: Expansion, acceptance: float) -> float:
+    def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
         """Round trips that a round is expected to take; acceptance: α."""
         return 1.0
 
     # The device's half
 
     @abstractmethod
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], Any]:
+    def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], Any]:
         """The tokens drawn after one row of logits [V], and the numbers they were sampled from."""
 
     @abstractmethod
-    def pack(self, tree: Tree, rows: Sequence[Any]) -> D:
+    def make_draft(self, tree: Tree, rows: Sequence[Any]) -> D:
         """The draft of these nodes; ``rows`` are those that `draw` returned, in order."""
 
-    def carry(self, draft: D, states: States) -> D:
+    def attach_states(self, draft: D, states: States) -> D:
         """The draft with what this protocol needs of the drafter's hidden states: mostly nothing.
 
         ``states`` may be called until the next window is drafted.
         """
         return draft
 
-    def propose(self, draft: D, pending: Ids, vocab_size: int) -> list[Buffer]:
+    def encode_draft(self, draft: D, pending: Ids, vocab_size: int) -> list[Buffer]:
         """The frames of a draft; ids come first in every protocol.
 
         Only under `dssd` can there be a pending token.
@@ -246,13 +265,19 @@ class Exchange(ABC, Generic[D]):
         assert not len(pending)
         return [encode_ids(draft.ids, vocab_size)]
 
-    def settle(
-        self, draft: D, ruling: Ruling, law: Law, *, round_start: int, vocab_size: int
+    def finish_round(
+        self,
+        draft: D,
+        decision: Decision,
+        params: SamplingParams,
+        *,
+        round_start: int,
+        vocab_size: int,
     ) -> int:
         """The token after the accepted ones; the edge has chosen it, but for `dssd`."""
-        if ruling.token is None or ruling.frames:
+        if decision.token is None or decision.frames:
             raise MalformedError("The edge's verdict lacks the token that follows.")
-        return ruling.token
+        return decision.token
 
     def check_notes(
         self, notes: Sequence[float], *, window: int, accepted: int
@@ -268,50 +293,52 @@ class Exchange(ABC, Generic[D]):
             raise MalformedError(f"Rounds of {self.name} do not note so much.")
         found = {}
         for counter, value in zip(self.counters, (*notes, *[0] * len(self.counters)), strict=False):
-            if not counter.fits(value, window, accepted):
+            if not counter.is_valid(value, window, accepted):
                 raise MalformedError(f"No window of {self.name} has {value} as its {counter.name}.")
             found[counter.name] = value
         return found
 
-    def supply(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
+    def encode_states(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
         """The frames of the answer to an inquiry."""
         raise MalformedError(f"The edge asks for hidden states, which {self.name} does not send.")
 
     # The edge's half
 
-    def extent(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
+    def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
         """How many tokens these frames bring; a typed error where no window has such frames.
 
         It costs next to nothing: whatever can be refused by it is refused before it is decoded.
         """
-        expect_frames(frames, self.frames)
-        return TokenCounts(0, ids_in(frames[0], vocab_size))
+        check_frame_count(frames, self.frames)
+        return TokenCounts(0, count_window_ids(frames[0], vocab_size))
 
     @abstractmethod
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> D:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> D:
         """The draft in frames that have an `extent`, checked; a typed error for what is none."""
 
     @abstractmethod
-    def rule(
+    def verify(
         self,
         draft: D,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling | Wanted:
+    ) -> Decision | StatesNeeded:
         """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's.
 
         hidden: its states [n + 1, d] there, where the target has them.
         """
 
-    def resolve(self, draft: D, wanted: Wanted, frames: Sequence[Buffer]) -> Ruling:
+    def verify_with_states(
+        self, draft: D, needed: StatesNeeded, frames: Sequence[Buffer]
+    ) -> Decision:
         """Decide by the answer to an inquiry; a typed error for anything that is not one."""
         raise MalformedError(f"Nobody asked for hidden states: {self.name} sends none.")
 
 
-def draw_from(row: Row, law: Law, place: Place) -> list[int]:
+def sample_candidates(row: Row, params: SamplingParams, key: DrawKey) -> list[int]:
     """Independent samples of q, one for each candidate."""
     return [
         row.token(
@@ -319,47 +346,49 @@ def draw_from(row: Row, law: Law, place: Place) -> list[int]:
                 row.weights,
                 noise(
                     len(row.weights),
-                    law.seed,
+                    params.seed,
                     Purpose.DRAFT,
-                    place.position,
-                    round_start=place.round_start,
+                    key.position,
+                    round_start=key.round_start,
                     candidate=candidate,
                 ),
             )
         )
-        for candidate in place.candidates
+        for candidate in key.candidates
     ]
 
 
-def coins(count: int, law: Law, round_start: int) -> Callable[[int, float], bool]:
+def coins(count: int, params: SamplingParams, round_start: int) -> Callable[[int, float], bool]:
     """The accept draws of a window: did what has this probability happen to candidate number i?"""
-    draws = uniforms(count, law.seed, Purpose.ACCEPT, round_start, round_start=round_start).tolist()
+    draws = uniforms(
+        count, params.seed, Purpose.ACCEPT, round_start, round_start=round_start
+    ).tolist()
     return lambda candidate, probability: bool(draws[candidate] < probability)
 
 
-def follow(walk: Walk, law: Law, place: Place) -> int:
+def sample_next(walk: Walk, params: SamplingParams, key: DrawKey) -> int:
     """The token after the accepted path: residual or bonus. place: that token's."""
     return sample(
         walk.weights,
         noise(
             len(walk.weights),
-            law.seed,
+            params.seed,
             Purpose.RESIDUAL if walk.rejected else Purpose.BONUS,
-            place.position,
-            round_start=place.round_start,
+            key.position,
+            round_start=key.round_start,
         ),
     )
 
 
-def decide(
+def verify_window(
     draft: Draft,
     candidates: Sequence[tuple[int, ...]],
     q: Callable[[int], Row],
     logits: Floats,
-    law: Law,
+    params: SamplingParams,
     *,
     round_start: int,
-) -> Ruling:
+) -> Decision:
     """The edge's decision where it knows q: the accepted path, then residual or bonus.
 
     candidates and q: of each inner node; logits: [n + 1, V], of which only the path's are used.
@@ -368,49 +397,49 @@ def decide(
         candidates,
         draft.ids,
         q,
-        lambda node: probabilities(logits[node : node + 1], law.sampling)[0],
-        coins(sum(map(len, candidates)), law, round_start),
+        lambda node: probabilities(logits[node : node + 1], params.sampling)[0],
+        coins(sum(map(len, candidates)), params, round_start),
     )
-    place = Place(round_start, len(draft.path(walk.node)))
-    return Ruling(walk.node, follow(walk, law, place))
+    key = DrawKey(round_start, len(draft.path(walk.node)))
+    return Decision(walk.node, sample_next(walk, params, key))
 
 
-def expect_frames(frames: Sequence[Buffer], count: int) -> None:
+def check_frame_count(frames: Sequence[Buffer], count: int) -> None:
     """Raise `MalformedError` unless there are ``count`` frames."""
     if len(frames) != count:
         raise MalformedError(f"This message has {len(frames)} array frames where {count} belong.")
 
 
-def expect_drawn(q: SparseRows, rows: NDArray[np.int64], tokens: Ids) -> None:
+def check_candidates(q: SparseRows, rows: NDArray[np.int64], tokens: Ids) -> None:
     """Raise `BadDraftError` if one of the tokens [n] cannot have been drawn from its row [n]."""
-    strange = tokens[~q.hold(rows, tokens)]
+    strange = tokens[~q.contains(rows, tokens)]
     if len(strange):
         raise BadDraftError(f"Token {strange[0]} cannot have been drawn: its q̂ is 0.")
 
 
-def ids_in(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> int:
+def count_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> int:
     """How many ids are in a frame; `TooLargeError` for many more than ``most``."""
     if len(frame) > 3 * most:  # an id has 3 bytes at most
         raise TooLargeError(f"An ids frame has {len(frame)} bytes; no window has so many tokens.")
     return count_ids(frame, vocab_size)
 
 
-def window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Ids:
+def decode_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Ids:
     """The ids of a frame; `TooLargeError` for many more than ``most``, which no window has.
 
     What the window's other frames cost to decode grows with the number of its tokens.
     """
-    ids_in(frame, vocab_size, most)
+    count_window_ids(frame, vocab_size, most)
     return decode_ids(frame, vocab_size)
 
 
-class IdsAlone(Exchange[Draft]):
+class IdsOnlyProtocol(SpeculationProtocol[Draft]):
     """What protocols share in which nothing but ids goes up."""
 
-    def pack(self, tree: Tree, rows: Sequence[None]) -> Draft:
+    def make_draft(self, tree: Tree, rows: Sequence[None]) -> Draft:
         """Ids alone."""
         return Draft(tree.ids)
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
         """Any ids will do; `extent` has looked at their number."""
         return Draft(decode_ids(frames[0], vocab_size))

@@ -9,16 +9,22 @@ first argmax that differs, or the one after the window, follows.
 """
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
+from pilotfish.wire.protocols.exchange import (
+    Decision,
+    Draft,
+    DrawKey,
+    IdsOnlyProtocol,
+    SamplingParams,
+)
 
 
-class Greedy(IdsAlone):
+class Greedy(IdsOnlyProtocol):
     """Both halves of `greedy`."""
 
     name = "greedy"
-    determined = True
+    deterministic = True
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Only temperature 0 can be served."""
@@ -29,18 +35,20 @@ class Greedy(IdsAlone):
                     "coupled, tslt, tree, dssd or dsd to sample."
                 )
 
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:
+    def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
         """The drafter's argmax; nothing else is sent."""
         return [int(logits.argmax())], None
 
-    def rule(
+    def verify(
         self,
         draft: Draft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling:
+    ) -> Decision:
         """Accept while the window equals the target's argmax."""
-        return Ruling(*agreed(draft.ids.tolist(), lambda index: int(logits[index].argmax())))
+        return Decision(
+            *count_agreed(draft.ids.tolist(), lambda index: int(logits[index].argmax()))
+        )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.speculation.judging import judged, mismatches
+from pilotfish.speculation.judging import accept_forgiven, mismatches
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.codecs.hidden import (
     HIDDEN_FORMATS,
@@ -29,7 +29,15 @@ from pilotfish.wire.codecs.hidden import (
 )
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
-from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
+from pilotfish.wire.protocols.exchange import (
+    Decision,
+    Draft,
+    DrawKey,
+    SamplingParams,
+    SpeculationProtocol,
+    States,
+    StatesNeeded,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +48,7 @@ MISMATCHED = 0.4
 FORGIVEN = RoundCounter(
     name="forgiven",
     help="Accepted tokens that the target would have said otherwise, by its decision head.",
-    gained=True,
+    is_lossy_gain=True,
     column_since=2,
 )
 
@@ -59,7 +67,7 @@ class JudgingOptions(ProtocolOptions, frozen=True):
     hidden: Annotated[HiddenFormat, setting("wisv: how hidden states are sent")] = HIDDEN_FORMATS[0]
 
 
-class Judge(Protocol):
+class BoundDecisionHead(Protocol):
     """A decision head, bound to one request's link and threshold (wisv (27))."""
 
     @property
@@ -82,7 +90,7 @@ class JudgedDraft(Draft):
     states: States | None = None
 
 
-class Judged(Exchange[JudgedDraft]):
+class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
     """Both halves, but for the way of the states. judge: the edge's decision head.
 
     How states are sent is the device's affair: the frame's length tells the edge.
@@ -91,21 +99,23 @@ class Judged(Exchange[JudgedDraft]):
     Options = JudgingOptions
     counters = (FORGIVEN,)
     lossless = False
-    agreement = 1.07  # over dsd's at temperature 0, by the head's own threshold, over four links
+    relative_acceptance = (
+        1.07  # over dsd's at temperature 0, by the head's own threshold, over four links
+    )
     family = "judged"
-    needs = "decision head"
-    by_link = True
+    requires = "decision head"
+    decides_by_link = True
 
     def __init__(self, options: ProtocolOptions | None = None) -> None:
         super().__init__(options)
         assert isinstance(self.options, JudgingOptions)
         self.form = self.options.hidden
-        self.judge: Judge | None = None
+        self.head: BoundDecisionHead | None = None
 
-    def supplied(self, supply: Judge) -> "Self":
+    def with_resource(self, resource: BoundDecisionHead) -> "Self":
         """The same with a decision head."""
-        other = self.asking(self.options)
-        other.judge = supply
+        other = self.with_options(self.options)
+        other.head = resource
         return other
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
@@ -118,19 +128,19 @@ class Judged(Exchange[JudgedDraft]):
 
     # The device's half
 
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:
+    def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
         """The drafter's argmax."""
         return [int(logits.argmax())], None
 
-    def pack(self, tree: Tree, rows: Sequence[None]) -> JudgedDraft:
+    def make_draft(self, tree: Tree, rows: Sequence[None]) -> JudgedDraft:
         """Ids; the states come by `carry`."""
         return JudgedDraft(tree.ids)
 
-    def carry(self, draft: JudgedDraft, states: States) -> JudgedDraft:
+    def attach_states(self, draft: JudgedDraft, states: States) -> JudgedDraft:
         """The draft with the drafter's states."""
         return JudgedDraft(draft.ids, states=states)
 
-    def encode(self, draft: JudgedDraft, at: NDArray[np.int64]) -> Buffer:
+    def encode_hidden_frame(self, draft: JudgedDraft, at: NDArray[np.int64]) -> Buffer:
         """The frame of the states at these tokens, numbered from 0.
 
         `UnsupportedError` for states that the format cannot hold.
@@ -145,10 +155,10 @@ class Judged(Exchange[JudgedDraft]):
 
     # The edge's half
 
-    def decode(self, frame: Buffer, count: int) -> Floats:
+    def decode_hidden_frame(self, frame: Buffer, count: int) -> Floats:
         """States f32 [count, d] of a frame; `MalformedError` for any other number or width."""
-        assert self.judge is not None
-        width = self.judge.width
+        assert self.head is not None
+        width = self.head.width
         for form in HIDDEN_FORMATS:
             if len(frame) == count * hidden_bytes(width, form):
                 return decode_hidden(frame, count, width, form)
@@ -156,35 +166,37 @@ class Judged(Exchange[JudgedDraft]):
             f"A frame of {len(frame)} bytes does not hold {count} hidden states of width {width}."
         )
 
-    def rule(
+    def verify(
         self,
         draft: JudgedDraft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling | Wanted:
+    ) -> Decision | StatesNeeded:
         """Accept a window without mismatches; else have them judged."""
         assert hidden is not None
         choices: NDArray[np.int64] = logits.argmax(1)
         at = mismatches(draft.ids, choices)
         if len(at) == 0:
-            return Ruling(len(draft.ids), int(choices[-1]), notes=(0,))
+            return Decision(len(draft.ids), int(choices[-1]), notes=(0,))
         barred = logits[at, draft.ids[at]] == -np.inf
         return self.decide(
-            draft, Wanted(at, choices, hidden[at + 1], barred)
+            draft, StatesNeeded(at, choices, hidden[at + 1], barred)
         )  # row 0 is the root's
 
     @abstractmethod
-    def decide(self, draft: JudgedDraft, wanted: Wanted) -> Ruling | Wanted:
+    def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision | StatesNeeded:
         """Decide, or say what is needed for it."""
 
-    def judged_by(self, draft: JudgedDraft, wanted: Wanted, states: Floats) -> Ruling:
+    def decide_by_states(
+        self, draft: JudgedDraft, needed: StatesNeeded, states: Floats
+    ) -> Decision:
         """The decision; ``states``: the drafter's f32 [m, d] at what was wanted."""
-        assert self.judge is not None
+        assert self.head is not None
         # i64 [m, 2]
-        tokens = np.stack([draft.ids[wanted.at].astype(np.int64), wanted.choices[wanted.at]], 1)
-        rejected = self.judge(states, wanted.target, tokens) | wanted.barred
-        accepted, token, forgiven = judged(draft.ids, wanted.choices, rejected)
-        return Ruling(accepted, token, notes=(forgiven,))
+        tokens = np.stack([draft.ids[needed.at].astype(np.int64), needed.choices[needed.at]], 1)
+        rejected = self.head(states, needed.target, tokens) | needed.forbidden
+        accepted, token, forgiven = accept_forgiven(draft.ids, needed.choices, rejected)
+        return Decision(accepted, token, notes=(forgiven,))

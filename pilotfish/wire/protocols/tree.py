@@ -29,21 +29,21 @@ from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.exchange import (
     VERDICT_BYTES,
     WINDOW_BYTES,
+    Decision,
     Draft,
-    Exchange,
-    Freight,
+    DrawKey,
     Ids,
-    Law,
-    Place,
-    Ruling,
-    Sizes,
+    PairSizes,
+    RoundBytes,
+    SamplingParams,
+    SpeculationProtocol,
     TokenCounts,
-    decide,
-    draw_from,
-    expect_drawn,
-    expect_frames,
-    ids_in,
-    window_ids,
+    check_candidates,
+    check_frame_count,
+    count_window_ids,
+    decode_window_ids,
+    sample_candidates,
+    verify_window,
 )
 
 _MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # equal ones share a node
@@ -72,38 +72,40 @@ class TreeDraft(Draft):
         return self.tree.path(node)
 
 
-class TokenTree(Exchange[TreeDraft]):
+class TokenTree(SpeculationProtocol[TreeDraft]):
     """Both halves of `tree`."""
 
     name = "tree"
-    truncates = 64
-    branches = True
+    default_top_k = 64
+    allows_trees = True
     frames = 3
-    agreement = 1.1
+    relative_acceptance = 1.1
 
-    def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
-    ) -> Freight:
+    def estimate_bytes(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
+    ) -> RoundBytes:
         """All candidates, and q̂ of each inner node: 1 + Σ_{l<L} Π_{i≤l} kᵢ at most (tslt (27))."""
         widths = list(accumulate(expansion, mul))
         nodes = WINDOW_BYTES + id_bytes(sizes.vocabulary) * sum(widths) + len(expansion)
         rows = typical_bytes(1 + sum(widths[:-1]), drafter.top_k) if widths else 0.0
-        return Freight(nodes + rows, VERDICT_BYTES)
+        return RoundBytes(nodes + rows, VERDICT_BYTES)
 
     def expansion(self, window: int) -> Expansion:
         """Two candidates in the first two levels, then one."""
         return (*_BRANCHING, *(1,) * window)[:window]
 
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], SparseRows]:
+    def draw(
+        self, logits: Floats, params: SamplingParams, key: DrawKey
+    ) -> tuple[list[int], SparseRows]:
         """Independent samples of q̂, and q̂ itself."""
-        q = truncate(logits, law.sampling, ROW_TOKENS)
-        return draw_from(q.row(0), law, place), q
+        q = truncate(logits, params.sampling, ROW_TOKENS)
+        return sample_candidates(q.row(0), params, key), q
 
-    def pack(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
+    def make_draft(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
         """The tree and its q̂."""
         return TreeDraft(tree.ids, tree, SparseRows.join(rows))
 
-    def propose(self, draft: TreeDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+    def encode_draft(self, draft: TreeDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Candidates, expansion, q̂."""
         assert not len(pending)
         tree = draft.tree
@@ -114,10 +116,10 @@ class TokenTree(Exchange[TreeDraft]):
             encode_sparse(draft.q, vocab_size),
         ]
 
-    def extent(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
+    def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
         """A node a level at least: how many share one shows when the candidates are read."""
-        expect_frames(frames, self.frames)
-        drawn = ids_in(frames[0], vocab_size, _MAX_CANDIDATES)
+        check_frame_count(frames, self.frames)
+        drawn = count_window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
         levels = len(frames[1])
         if levels > MAX_WINDOW:
             raise MalformedError(f"An expansion has {levels} levels; {MAX_WINDOW} are the most.")
@@ -127,27 +129,27 @@ class TokenTree(Exchange[TreeDraft]):
             raise MalformedError(f"{list(expansion)} with {drawn} candidates is no token tree.")
         return TokenCounts(0, levels)
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> TreeDraft:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> TreeDraft:
         """Rebuild the tree; check that each q̂ allows the candidates drawn from it."""
-        drawn = window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
+        drawn = decode_window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
         tree = _rebuild(drawn.tolist(), tuple(bytes(frames[1])))
         q = decode_sparse(frames[2], len(tree.candidates), vocab_size)
         counts = [len(nodes) for nodes in tree.candidates]
-        expect_drawn(q, np.arange(len(counts)).repeat(counts), drawn)
+        check_candidates(q, np.arange(len(counts)).repeat(counts), drawn)
         return TreeDraft(tree.ids, tree, q)
 
-    def rule(
+    def verify(
         self,
         draft: TreeDraft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling:
+    ) -> Decision:
         """Walk down from the root while a candidate is accepted."""
-        return decide(
-            draft, draft.tree.candidates, draft.q.row, logits, law, round_start=round_start
+        return verify_window(
+            draft, draft.tree.candidates, draft.q.row, logits, params, round_start=round_start
         )
 
 

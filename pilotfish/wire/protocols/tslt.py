@@ -21,18 +21,18 @@ from pilotfish.speculation.truncation import SparseRows, truncate
 from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.exchange import (
+    Decision,
     Draft,
-    Exchange,
-    Freight,
+    DrawKey,
     Ids,
-    Law,
-    Place,
-    Ruling,
-    Sizes,
-    decide,
-    draw_from,
-    expect_drawn,
-    window_ids,
+    PairSizes,
+    RoundBytes,
+    SamplingParams,
+    SpeculationProtocol,
+    check_candidates,
+    decode_window_ids,
+    sample_candidates,
+    verify_window,
 )
 
 
@@ -43,51 +43,55 @@ class SparseDraft(Draft):
     q: SparseRows
 
 
-class Tslt(Exchange[SparseDraft]):
+class Tslt(SpeculationProtocol[SparseDraft]):
     """Both halves of `tslt`."""
 
     name = "tslt"
-    truncates = 64
+    default_top_k = 64
     frames = 2
-    agreement = 0.97
+    relative_acceptance = 0.97
 
-    def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
-    ) -> Freight:
+    def estimate_bytes(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
+    ) -> RoundBytes:
         """Ids, and q̂ for each."""
-        up, down = super().freight(expansion, drafter, acceptance, sizes)
-        return Freight(up + typical_bytes(len(expansion), drafter.top_k), down)
+        up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
+        return RoundBytes(up + typical_bytes(len(expansion), drafter.top_k), down)
 
-    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], SparseRows]:
+    def draw(
+        self, logits: Floats, params: SamplingParams, key: DrawKey
+    ) -> tuple[list[int], SparseRows]:
         """A sample of q̂ and q̂ itself."""
-        q = truncate(logits, law.sampling, ROW_TOKENS)
-        return draw_from(q.row(0), law, place), q
+        q = truncate(logits, params.sampling, ROW_TOKENS)
+        return sample_candidates(q.row(0), params, key), q
 
-    def pack(self, tree: Tree, rows: Sequence[SparseRows]) -> SparseDraft:
+    def make_draft(self, tree: Tree, rows: Sequence[SparseRows]) -> SparseDraft:
         """Ids and q̂."""
         return SparseDraft(tree.ids, SparseRows.join(rows))
 
-    def propose(self, draft: SparseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+    def encode_draft(self, draft: SparseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Ids and q̂."""
-        ids = super().propose(draft, pending, vocab_size)
+        ids = super().encode_draft(draft, pending, vocab_size)
         return [*ids, encode_sparse(draft.q, vocab_size)]
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> SparseDraft:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> SparseDraft:
         """Check that q̂ allows the drafted tokens."""
-        ids = window_ids(frames[0], vocab_size)
+        ids = decode_window_ids(frames[0], vocab_size)
         draft = SparseDraft(ids, decode_sparse(frames[1], len(ids), vocab_size))
-        expect_drawn(draft.q, np.arange(len(ids)), ids)
+        check_candidates(draft.q, np.arange(len(ids)), ids)
         return draft
 
-    def rule(
+    def verify(
         self,
         draft: SparseDraft,
         logits: Floats,
-        law: Law,
+        params: SamplingParams,
         *,
         round_start: int,
         hidden: Floats | None = None,
-    ) -> Ruling:
+    ) -> Decision:
         """Accept by the ratio; residual at the first rejection, bonus after the last token."""
         candidates = chain(len(draft.ids))
-        return decide(draft, candidates, draft.q.row, logits, law, round_start=round_start)
+        return verify_window(
+            draft, candidates, draft.q.row, logits, params, round_start=round_start
+        )

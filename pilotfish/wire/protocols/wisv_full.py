@@ -16,47 +16,47 @@ from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.exchange import (
-    Freight,
+    Decision,
     Ids,
-    Ruling,
-    Sizes,
+    PairSizes,
+    RoundBytes,
     States,
-    Wanted,
-    window_ids,
+    StatesNeeded,
+    decode_window_ids,
 )
-from pilotfish.wire.protocols.judged import Judged, JudgedDraft
+from pilotfish.wire.protocols.judged import JudgedDraft, JudgedProtocol
 
 
-class WisvFull(Judged):
+class WisvFull(JudgedProtocol):
     """Both halves of `wisv-full`."""
 
     name = "wisv-full"
     frames = 2
-    reads_last = True
+    reads_last_token = True
 
-    def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
-    ) -> Freight:
+    def estimate_bytes(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
+    ) -> RoundBytes:
         """Ids and states: L(b_tok + d·b_h) (wisv (5))."""
-        up, down = super().freight(expansion, drafter, acceptance, sizes)
-        return Freight(up + hidden_bytes(sizes.hidden, self.form) * len(expansion), down)
+        up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
+        return RoundBytes(up + hidden_bytes(sizes.hidden, self.form) * len(expansion), down)
 
-    def carry(self, draft: JudgedDraft, states: States) -> JudgedDraft:
+    def attach_states(self, draft: JudgedDraft, states: States) -> JudgedDraft:
         """The draft with all states: the last one's pass is a part of drafting."""
         found = states(np.arange(len(draft.ids)))
-        return super().carry(draft, found.__getitem__)
+        return super().attach_states(draft, found.__getitem__)
 
-    def propose(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+    def encode_draft(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Ids, and the states at all of them."""
-        ids = super().propose(draft, pending, vocab_size)
-        return [*ids, self.encode(draft, np.arange(len(draft.ids)))]
+        ids = super().encode_draft(draft, pending, vocab_size)
+        return [*ids, self.encode_hidden_frame(draft, np.arange(len(draft.ids)))]
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
         """As many states as ids."""
-        ids = window_ids(frames[0], vocab_size)
-        return JudgedDraft(ids, states=self.decode(frames[1], len(ids)).__getitem__)
+        ids = decode_window_ids(frames[0], vocab_size)
+        return JudgedDraft(ids, states=self.decode_hidden_frame(frames[1], len(ids)).__getitem__)
 
-    def decide(self, draft: JudgedDraft, wanted: Wanted) -> Ruling:
+    def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision:
         """All states are there."""
         assert draft.states is not None
-        return self.judged_by(draft, wanted, draft.states(wanted.at))
+        return self.decide_by_states(draft, needed, draft.states(needed.at))

@@ -22,59 +22,65 @@ from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.exchange import (
-    INQUIRY_BYTES,
+    STATES_REQUEST_BYTES,
     WINDOW_BYTES,
-    Freight,
-    Ruling,
-    Sizes,
-    Wanted,
-    expect_frames,
-    window_ids,
+    Decision,
+    PairSizes,
+    RoundBytes,
+    StatesNeeded,
+    check_frame_count,
+    decode_window_ids,
 )
-from pilotfish.wire.protocols.judged import MISMATCHED, Judged, JudgedDraft
+from pilotfish.wire.protocols.judged import MISMATCHED, JudgedDraft, JudgedProtocol
 
 
-class WisvSelective(Judged):
+class WisvSelective(JudgedProtocol):
     """Both halves of `wisv-selective`."""
 
     name = "wisv-selective"
-    inquires = True
+    requests_states = True
 
-    def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
-    ) -> Freight:
+    def estimate_bytes(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
+    ) -> RoundBytes:
         """Ids; and where the edge asks, m positions down and m states up (wisv (7)–(9))."""
-        up, down = super().freight(expansion, drafter, acceptance, sizes)
-        again = self.exchanges(expansion, acceptance) - 1.0
+        up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
+        again = self.estimate_round_trips(expansion, acceptance) - 1.0
         positions = MISMATCHED * len(expansion)
         states = positions * hidden_bytes(sizes.hidden, self.form)
-        return Freight(up + again * WINDOW_BYTES + states, down + again * INQUIRY_BYTES + positions)
+        return RoundBytes(
+            up + again * WINDOW_BYTES + states, down + again * STATES_REQUEST_BYTES + positions
+        )
 
-    def exchanges(self, expansion: Expansion, acceptance: float) -> float:
+    def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
         """Two where there is a mismatch."""
         return 2.0 - (1.0 - MISMATCHED) ** len(expansion)
 
     # The device's half
 
-    def supply(self, draft: JudgedDraft, frames: Sequence[Buffer]) -> list[Buffer]:
+    def encode_states(self, draft: JudgedDraft, frames: Sequence[Buffer]) -> list[Buffer]:
         """The states that the edge asks for; `MalformedError` for tokens that there are not."""
-        expect_frames(frames, 1)
+        check_frame_count(frames, 1)
         at: NDArray[np.int64] = np.frombuffer(frames[0], np.uint8).astype(np.int64)
         if not 0 < len(at) <= len(draft.ids) or at[-1] >= len(draft.ids) or (np.diff(at) < 1).any():
             raise MalformedError("The edge asks for hidden states of tokens that it was not sent.")
-        return [self.encode(draft, at)]
+        return [self.encode_hidden_frame(draft, at)]
 
     # The edge's half
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
+    def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
         """Any ids will do."""
-        return JudgedDraft(window_ids(frames[0], vocab_size))
+        return JudgedDraft(decode_window_ids(frames[0], vocab_size))
 
-    def decide(self, draft: JudgedDraft, wanted: Wanted) -> Wanted:
+    def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> StatesNeeded:
         """The states are needed first: which, a byte each."""
-        return replace(wanted, frames=[wanted.at.astype(np.uint8).tobytes()])
+        return replace(needed, frames=[needed.at.astype(np.uint8).tobytes()])
 
-    def resolve(self, draft: JudgedDraft, wanted: Wanted, frames: Sequence[Buffer]) -> Ruling:
+    def verify_with_states(
+        self, draft: JudgedDraft, needed: StatesNeeded, frames: Sequence[Buffer]
+    ) -> Decision:
         """The decision by the states that came; exactly those that were asked for."""
-        expect_frames(frames, 1)
-        return self.judged_by(draft, wanted, self.decode(frames[0], len(wanted.at)))
+        check_frame_count(frames, 1)
+        return self.decide_by_states(
+            draft, needed, self.decode_hidden_frame(frames[0], len(needed.at))
+        )

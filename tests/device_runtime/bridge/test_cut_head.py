@@ -225,7 +225,7 @@ def test_alone_it_never_says_what_was_cut(opened: Any) -> None:
 
 def test_grammars_force_what_it_cannot_say(tmp_path: Path) -> None:
     """A constrained answer needs tokens that were cut; the edge says them."""
-    only = Grammar.of_choices(["hello", "help"])
+    only = Grammar.from_choices(["hello", "help"])
     tiny_artifact(tmp_path / "target", vocab=128, seed=1)
     draft = tiny_artifact(tmp_path / "draft", vocab=128, seed=2, kept=[0, 1, 127])
     with (

@@ -16,7 +16,7 @@ from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import EXCHANGES, Law
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from tests.support.tiny import tiny_artifact
 
 # "abc" is one token of the drafter's; of the target's it is "a", "bc".
@@ -24,8 +24,8 @@ OWN = [*"abcdx", "Ġ", "ab", "cd", "abc", "abcd", "Ġa"]
 THEIRS = [*"abcdez", "Ġ", "bc", "da", "Ġb", "za"]
 PROMPT = "ab cd abcd a"
 ANSWER = "abcda zbc abed bcd ab da"
-LAW = Law(sampling=Sampling(temperature=1.5), seed=1)
-COLD = Law(sampling=Sampling(), seed=1)
+LAW = SamplingParams(sampling=Sampling(temperature=1.5), seed=1)
+COLD = SamplingParams(sampling=Sampling(), seed=1)
 CONTEXT = 96
 
 
@@ -91,7 +91,7 @@ def logits_alone(
 def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
     artifact: Artifact, pair: Pair, expansion: tuple[int, ...]
 ) -> None:
-    drafter, exchange = fresh(artifact, pair), EXCHANGES["tree"]
+    drafter, exchange = fresh(artifact, pair), PROTOCOL_REGISTRY["tree"]
     prompt = pair.prompt(PROMPT, chat=False)
     nodes = len(draft_of(drafter, prompt, expansion).ids)
     tokens = range(pair.target.vocab_size)
@@ -114,7 +114,7 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
 
 def draft_of(drafter: ModelDrafter, prompt: Any, expansion: tuple[int, ...]) -> Any:
     drafter.start(prompt)
-    return drafter.draft(prompt.ids, expansion, EXCHANGES["tree"], LAW, ends=())
+    return drafter.draft(prompt.ids, expansion, PROTOCOL_REGISTRY["tree"], LAW, ends=())
 
 
 @pytest.mark.parametrize("protocol", ["greedy", "coupled", "dsd", "tslt", "dssd", "tree"])
@@ -124,7 +124,7 @@ def test_a_long_answer_is_read_as_it_comes(
 ) -> None:
     """Rounds as a session plays them, with verdicts of all kinds."""
     random = np.random.default_rng(seed)
-    drafter, exchange = fresh(artifact, pair), EXCHANGES[protocol]
+    drafter, exchange = fresh(artifact, pair), PROTOCOL_REGISTRY[protocol]
     prompt = pair.prompt(PROMPT, chat=False)
     drafter.start(prompt)
     ids = prompt.ids
@@ -219,10 +219,10 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
         for after in (prompt, other):
             drafter = fresh(artifact, pair)
             drafter.start(prompt)
-            drafter.draft(prompt.ids, expansion, EXCHANGES["tree"], LAW, ends=())
+            drafter.draft(prompt.ids, expansion, PROTOCOL_REGISTRY["tree"], LAW, ends=())
             drafter.start(after)
             # nor does an empty window bring it back
-            draft = drafter.draft(after.ids, (), EXCHANGES["tree"], LAW, ends=())
+            draft = drafter.draft(after.ids, (), PROTOCOL_REGISTRY["tree"], LAW, ends=())
             assert len(draft.ids) == 0
             drafter.keep_path(())
             assert drafter._chain_length <= drafter._held
@@ -261,7 +261,7 @@ def test_two_lanes_do_not_disturb_each_other(artifact: Artifact, pair: Pair) -> 
         drafter.start(prompt)
     for at in range(10):
         for lane, drafter in enumerate(drafters):
-            draft = drafter.draft(ids[lane], (2, 1, 2), EXCHANGES["tree"], LAW, ends=())
+            draft = drafter.draft(ids[lane], (2, 1, 2), PROTOCOL_REGISTRY["tree"], LAW, ends=())
             ids[lane] = np.concatenate([ids[lane], [(at * 3 + lane) % len(THEIRS)]])
             ids[lane] = ids[lane].astype(np.uint32)
             drafter.keep_path(draft.path(0))
@@ -272,7 +272,7 @@ def test_two_lanes_do_not_disturb_each_other(artifact: Artifact, pair: Pair) -> 
 
 
 def test_a_full_context_drafts_nothing_and_forgets_nothing(artifact: Artifact, pair: Pair) -> None:
-    drafter, exchange = fresh(artifact, pair), EXCHANGES["greedy"]
+    drafter, exchange = fresh(artifact, pair), PROTOCOL_REGISTRY["greedy"]
     first = committed(pair, "d")
     ids, prompt = first, long_prompt(pair, CONTEXT - 8, first)
     windows = []
@@ -314,7 +314,7 @@ def test_a_prompt_that_is_too_long_for_the_drafter_is_not_read(
         drafter.start(long_prompt(pair, length, ids))
         drafter.read(ids)
         assert drafter.room(ids) == CONTEXT - length
-        draft = drafter.draft(ids, (2, 2), EXCHANGES["tree"], LAW, ends=())
+        draft = drafter.draft(ids, (2, 2), PROTOCOL_REGISTRY["tree"], LAW, ends=())
         drafter.keep_path(draft.path(0))
         assert len(draft.ids) == 0
         assert passes.take() == (CONTEXT - 1 if length == CONTEXT else 0)
@@ -349,7 +349,7 @@ def test_a_narrow_bridge_carries_a_wide_tree(tmp_path: Path) -> None:
         expansion = (8, 2) if protocol == "tree" else (1, 1, 1)
         for auto in (False, True):
             draft = drafter.draft(
-                prompt.ids, expansion, EXCHANGES[protocol], LAW, ends=(), auto=auto
+                prompt.ids, expansion, PROTOCOL_REGISTRY[protocol], LAW, ends=(), auto=auto
             )
             assert len(draft.ids)
             assert {*draft.ids.tolist()} <= {*shared}

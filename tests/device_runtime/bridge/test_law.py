@@ -19,7 +19,7 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.tree import Tree
-from pilotfish.wire.protocols import EXCHANGES, Law, Place, choose
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, DrawKey, SamplingParams, choose
 from tests.support.bridged import END, WORDS, drafter_of, drafting_across, ids, pair_of
 from tests.support.enumeration import kinds, samplings
 from tests.support.examples import examples
@@ -61,7 +61,7 @@ def settings_across(draw, name):
     words, kind = draw(st.sampled_from(sorted(WORDS))), draw(kinds)
     pair = pair_of(words)
     size = pair.target.vocab_size
-    trees = [(2,), (2, 1), (1, 2)] if EXCHANGES[name].branches else []
+    trees = [(2,), (2, 1), (1, 2)] if PROTOCOL_REGISTRY[name].allows_trees else []
     chains = [(1,)] if name == "dssd" and size > 4 else [(1,), (1, 1)]  # it rounds p in many ways
     more_than_are_shared = st.just(Sampling(temperature=1.0, top_k=64))
     setting = Setting(
@@ -131,7 +131,7 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
 
 def tokens(setting, pair, seed, length):
     """The first tokens after the prompt, by as many rounds across a bridge as it takes."""
-    exchange = EXCHANGES[setting.exchange]
+    exchange = PROTOCOL_REGISTRY[setting.exchange]
     window = drafting_across(pair, drafter_of(pair, setting.seed))
     committed, at_edge = PROMPT, len(PROMPT)
     while len(committed) < len(PROMPT) + length:
@@ -141,7 +141,7 @@ def tokens(setting, pair, seed, length):
 
 def own_tokens(setting, seed, length):
     """The target's own, one by one."""
-    law, known = Law(sampling=setting.sampling, seed=seed), PROMPT
+    law, known = SamplingParams(sampling=setting.sampling, seed=seed), PROMPT
     while len(known) < len(PROMPT) + length:
         row = logits(setting.models[0], known)
         known = (*known, choose(row, law, len(known), Purpose.TARGET))
@@ -196,25 +196,25 @@ def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
         target_size=size,
     )
     project = Projection(shared.places(), shared.target_size)
-    exchange = EXCHANGES[name]
+    exchange = PROTOCOL_REGISTRY[name]
     for spread, away, sampling in product((0.0, 2.0, 1e4), (0.0, 1e4), SHAPES):
-        law, tree, rows = Law(sampling=sampling, seed=7), Tree(), []
+        law, tree, rows = SamplingParams(sampling=sampling, seed=7), Tree(), []
         with np.errstate(all="raise", under="ignore"):
-            for depth, candidates in enumerate((2, 2) if exchange.branches else (1, 1)):
+            for depth, candidates in enumerate((2, 2) if exchange.allows_trees else (1, 1)):
                 drawn = []
                 for at, _ in enumerate(tree.level):
                     own = (spread * rng.standard_normal(300)).astype(np.float32)
                     own[shared.own] -= np.float32(away)
                     row = project(own[None])[0]
-                    place = Place(4, depth, range(at * candidates, (at + 1) * candidates))
+                    place = DrawKey(4, depth, range(at * candidates, (at + 1) * candidates))
                     found, q = exchange.draw(row, law, place)
                     drawn.append(found)
                     rows.append(q)
                     assert 0.5 <= predicted_acceptance(row) <= 1.0
                 tree.grow(drawn)
-            draft = exchange.pack(tree, rows)
-            frames = [bytes(part) for part in exchange.propose(draft, ids([]), size)]
-            admitted = exchange.admit(frames, size)
+            draft = exchange.make_draft(tree, rows)
+            frames = [bytes(part) for part in exchange.encode_draft(draft, ids([]), size)]
+            admitted = exchange.decode_draft(frames, size)
         assert np.isin(admitted.ids, shared.target).all()
         assert np.isin(support(name, admitted, draft), shared.target).all()
 
@@ -235,7 +235,9 @@ def test_q_is_the_drafters_own_over_the_shared_tokens():
     pair = pair_of("partial")
     row = drafter_of(pair, 1).logits((2,))
     projected = pair.bridge().project(row[None])[0]
-    _, q = EXCHANGES["dsd"].draw(projected, Law(sampling=ONE, seed=1), Place(2, 0))
+    _, q = PROTOCOL_REGISTRY["dsd"].draw(
+        projected, SamplingParams(sampling=ONE, seed=1), DrawKey(2, 0)
+    )
     weights = np.exp(row.astype(np.float64))[pair.shared.own]
     np.testing.assert_allclose(q[pair.shared.target], weights / weights.sum(), rtol=1e-6)
     assert q.sum() == pytest.approx(1.0, abs=1e-6)

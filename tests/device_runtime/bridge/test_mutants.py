@@ -19,7 +19,7 @@ from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.truncation import truncate
-from pilotfish.wire.protocols import EXCHANGES, Law
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from tests.support.bridged import END, WORDS, ids, pair_of
 from tests.support.enumeration import Ended, draw
 from tests.support.rounds import ONE, PROMPT
@@ -125,7 +125,7 @@ def test_what_is_drawn_is_not_what_is_sent(mutant):
 
 # What q follows from
 
-LAW = Law(sampling=ONE, seed=3)
+LAW = SamplingParams(sampling=ONE, seed=3)
 ROUNDS = 10
 
 
@@ -183,7 +183,7 @@ def furthest_off(words, artifact, expansion, drafter=ModelDrafter, bridge=None):
     """How far the logits after committed tokens are from those of a drafter that has read these
     alone, at most, in rounds that are accepted in part.
     """
-    pair, exchange = pair_of(words), EXCHANGES["tree"]
+    pair, exchange = pair_of(words), PROTOCOL_REGISTRY["tree"]
     opened = drafter(artifact, provider="cpu", threads=1, context=None)
     opened.cross(pair.bridge() if bridge is None else bridge(pair.shared, pair._context()))
     opened.start(pair.prompt(PROMPT))

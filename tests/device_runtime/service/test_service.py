@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from pilotfish import Device
-from pilotfish.speculation.randomness import seed_of
+from pilotfish.speculation.randomness import derive_seed
 from tests.conftest import Pair
 from tests.support.serving import Serving, chat, said, serving
 
@@ -196,7 +196,7 @@ def test_several_choices_share_a_prompt_and_differ_in_their_seeds(
     client: openai.OpenAI, device: Device
 ) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 12}
-    seeds = [seed_of(3, choice) for choice in range(3)]
+    seeds = [derive_seed(3, choice) for choice in range(3)]
     assert seeds[0] == 3
     wanted = [device.generate("hello", protocol="stream", **{**options, "seed": s}) for s in seeds]
     assert len({one.text for one in wanted}) == 3

@@ -68,12 +68,12 @@ def test_strings_that_are_no_utf8(client: RawClient, session: RawSession) -> Non
         {"top_k": -1},
         {"min_p": -0.1},
         {"min_p": float("nan")},
-        {"shape": m.Shape(since=2**20)},
-        {"shape": m.Shape(since=0, repetition_penalty=0.0)},
-        {"shape": m.Shape(since=0, repetition_penalty=float("inf"))},
-        {"shape": m.Shape(since=0, frequency_penalty=float("nan"))},
-        {"shape": m.Shape(since=0, presence_penalty=-2.5)},
-        {"shape": m.Shape(since=0, logit_bias=[(1, float("-inf"))])},
+        {"shape": m.LogitsOptionsMsg(since=2**20)},
+        {"shape": m.LogitsOptionsMsg(since=0, repetition_penalty=0.0)},
+        {"shape": m.LogitsOptionsMsg(since=0, repetition_penalty=float("inf"))},
+        {"shape": m.LogitsOptionsMsg(since=0, frequency_penalty=float("nan"))},
+        {"shape": m.LogitsOptionsMsg(since=0, presence_penalty=-2.5)},
+        {"shape": m.LogitsOptionsMsg(since=0, logit_bias=[(1, float("-inf"))])},
         {"shape": [0, [[token, 1.0] for token in range(513)]]},
         {"shape": [0, [[1, 1.0], [2, 0.0], [1, 1.0]]]},
         {"shape": []},
@@ -93,7 +93,7 @@ def test_sampling_that_makes_no_sense(
 
 
 def test_a_bias_of_a_token_that_there_is_not(client: RawClient, session: RawSession) -> None:
-    shape = m.Shape(since=1, logit_bias=[(0, 1.0), (VOCAB, 1.0)])
+    shape = m.LogitsOptionsMsg(since=1, logit_bias=[(0, 1.0), (VOCAB, 1.0)])
     client.send(*session.begin(PROMPT, "stream", shape=shape))
     client.fails("token-out-of-range")
 
@@ -104,9 +104,9 @@ def test_smallest_and_largest_sampling_that_makes_sense(client: RawClient) -> No
         {"temperature": 100.0, "top_p": 1.0, "top_k": 1, "min_p": 1.0},
         {
             "temperature": 1.0,
-            "shape": m.Shape(since=len(PROMPT), logit_bias=[(0, 100.0), (1, -100.0)]),
+            "shape": m.LogitsOptionsMsg(since=len(PROMPT), logit_bias=[(0, 100.0), (1, -100.0)]),
         },
-        {"shape": m.Shape(since=0, repetition_penalty=1e3, frequency_penalty=2.0)},
+        {"shape": m.LogitsOptionsMsg(since=0, repetition_penalty=1e3, frequency_penalty=2.0)},
     ):
         session = RawSession()
         client.send(*session.begin(PROMPT, "stream", **changes))

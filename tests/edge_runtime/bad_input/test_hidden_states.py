@@ -41,7 +41,7 @@ def inquired(client: RawClient, session: RawSession) -> list[bytes]:
     """Of a window that was sent, what the edge asks for."""
     client.send(*session.propose(SELECTIVE, drafted(SELECTIVE, SHAPE)))
     reply, frames = client.receive_all()
-    assert isinstance(reply, m.Inquiry), reply
+    assert isinstance(reply, m.StatesRequest), reply
     assert reply.start == len(session.committed)
     (asked,) = frames
     assert 0 < len(asked) <= len(SHAPE)

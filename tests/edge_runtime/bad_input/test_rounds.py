@@ -8,7 +8,7 @@ import pytest
 
 from pilotfish import EdgeServer
 from pilotfish.wire import messages as m
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import CommittedTokens
 from tests.conftest import CONTEXT, VOCAB
 from tests.support.hostile import PROMPT, RawClient, RawSession, take_tokens
 from tests.support.socketless import SocketlessEdge
@@ -22,7 +22,7 @@ from tests.support.socketless import SocketlessEdge
         {"start": len(PROMPT) + 1},
         {"start": 2**31 - 1},
         {"hash": b"12345678"},
-        {"hash": Committed().hash},
+        {"hash": CommittedTokens().hash},
         {"generation": 1},
         {"generation": 2**31 - 1},
     ],

@@ -102,7 +102,7 @@ def spoken(session: RawSession, start: int, digest: bytes, *frames: bytes) -> li
 
 def test_two_pending_tokens(client: RawClient, session: RawSession) -> None:
     until(client, session, rejected=True)
-    start, digest = len(session.committed), session.committed.hash_of(len(session.committed) - 1)
+    start, digest = len(session.committed), session.committed.hash_at(len(session.committed) - 1)
     client.send(*spoken(session, start, digest, ids_bytes([7, 8, 1]), weights(5)))
     client.fails("malformed")
     client.send(*spoken(session, start + 1, digest, ids_bytes([7, 8]), b""))
@@ -131,7 +131,7 @@ def test_a_pending_token_that_is_not_due(
     both = ids_bytes([7, 1]), weights(5)
     client.send(*spoken(session, start + 1, committed.hash, *both))  # one more
     client.fails("diverged")
-    client.send(*spoken(session, start, committed.hash_of(start - 1), *both))  # another
+    client.send(*spoken(session, start, committed.hash_at(start - 1), *both))  # another
     client.fails("diverged")
     client.send(*spoken(session, start, committed.hash, *both))
     client.fails("diverged")
@@ -148,7 +148,7 @@ def test_a_pending_token_that_is_withheld(client: RawClient, session: RawSession
         accepted = until(client, session, rejected=True)[2].accepted
         seen.add(accepted)
         start = len(session.committed)
-        digest = session.committed.hash_of(start - 1)
+        digest = session.committed.hash_at(start - 1)
         client.send(*spoken(session, start - 1, digest, ids_bytes([1]), weights(5)))
         reply = client.receive()
         assert isinstance(reply, m.Failure)
@@ -173,7 +173,7 @@ def test_a_new_beginning_takes_the_pending_token_along(
     until(client, session, rejected=True)
     everything = session.committed.ids.tolist()
     client.send(*session.begin(everything, "dssd"))
-    digest = session.committed.hash_of(len(everything) - 1)
+    digest = session.committed.hash_at(len(everything) - 1)
     both = ids_bytes([everything[-1], 1]), weights(5)
     client.send(*spoken(session, len(everything), digest, *both))  # not pending any more
     client.fails("diverged")

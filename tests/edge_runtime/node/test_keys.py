@@ -16,13 +16,13 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import TargetLostError
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import keys
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from tests.support.daemons import Systemd, await_sample, free_port, running, scrape
 from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, worker, write_list
 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": 40}
-LAW = Law(sampling=Sampling(temperature=1.0), seed=2)
+LAW = SamplingParams(sampling=Sampling(temperature=1.0), seed=2)
 DENIED = "b: it does not let this edge in: put edge.pub on its allow-list"
 
 

@@ -181,4 +181,4 @@ def test_a_worker_tells_no_more_than_it_has(lone: EdgeServer) -> None:
         edge.order(attach)
         said, frames = held.step([item()], ids(1), b"")
         assert isinstance(said, Scored)
-        assert decode_topk(frames[0], 1, 2**31 - 1, VOCAB).kept == VOCAB
+        assert decode_topk(frames[0], 1, 2**31 - 1, VOCAB).k == VOCAB

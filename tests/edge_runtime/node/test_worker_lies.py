@@ -21,7 +21,7 @@ from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets import peer
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.nodes import Ready, Refused, Scored
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import VOCAB
 from tests.support.daemons import await_sample, exposition, free_port, scrape
 from tests.support.federating import (
@@ -249,7 +249,7 @@ def test_a_constant_liar_is_asked_ever_more_rarely(
 def test_an_edge_over_a_liar(cast: Cast, tmp_path: Path, policy: str) -> None:
     """Sessions live on, and everything is counted."""
     options = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": 30}
-    law = Law(sampling=Sampling(temperature=1.0), seed=2)
+    law = SamplingParams(sampling=Sampling(temperature=1.0), seed=2)
     both = Ensemble([cast.a, cast.b], kept=KEPT).decode([3, 1, 4], 30, law)
     first = Ensemble([cast.a], kept=KEPT).decode([3, 1, 4], 30, law)
     port = free_port()

@@ -12,7 +12,7 @@ import pytest
 
 from pilotfish import Device
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import VOCAB
 from tests.support.averaging import tokens_of
 from tests.support.enumeration import p_value
@@ -51,7 +51,7 @@ class Pairing:
     def check(self, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
         """The answer, which is the ensemble's own."""
         shape = {k: options[k] for k in ("temperature", "top_k", "top_p") if k in options}
-        law = Law(sampling=Sampling(**shape), seed=options.get("seed", 0))
+        law = SamplingParams(sampling=Sampling(**shape), seed=options.get("seed", 0))
         wanted = self.ensemble.decode(prompt, count, law)
         got = self.device.generate(prompt, max_tokens=count, **options).tokens
         self.ensemble.assert_same(prompt, law, got, wanted)
@@ -82,7 +82,9 @@ def test_greedy_is_the_ensembles_own_decoding(pairing: Pairing) -> None:
     for seed, window in enumerate([0, 1, 2, 3, 5, 8]):
         prompt = tokens_of(seed, 6).tolist()
         got = pairing.check(prompt, 50, protocol="greedy", window=window)
-        alike.append(got == pairing.alone.decode(prompt, 50, Law(sampling=Sampling(), seed=0)))
+        alike.append(
+            got == pairing.alone.decode(prompt, 50, SamplingParams(sampling=Sampling(), seed=0))
+        )
     assert not all(alike)  # it is not that of one worker
 
 
@@ -146,7 +148,7 @@ def test_several_devices_at_once(pairing: Pairing, cast: Cast) -> None:
     for key, got in answers.items():
         seed, turn = divmod(key, 10)
         prompt = tokens_of(key, 5 + 30 * turn).tolist()
-        law = Law(sampling=Sampling(temperature=1.0), seed=seed)
+        law = SamplingParams(sampling=Sampling(temperature=1.0), seed=seed)
         wanted = pairing.ensemble.decode(prompt, 40, law)
         pairing.ensemble.assert_same(prompt, law, got, wanted)
 

@@ -15,7 +15,7 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import CONTEXT
 from tests.support.averaging import tokens_of
 from tests.support.federating import (
@@ -105,7 +105,7 @@ def test_workers_that_die_and_freeze_all_the_while_change_no_text(
     answers = [answer for talker in talkers for answer in talker.answers]
     assert len(answers) > 6
     for prompt, seed, got in answers:
-        law = Law(sampling=Sampling(temperature=float(seed % 3 != 0)), seed=seed)
+        law = SamplingParams(sampling=Sampling(temperature=float(seed % 3 != 0)), seed=seed)
         ensemble.assert_same(prompt, law, got, ensemble.decode(prompt, 40, law))
 
 
@@ -142,7 +142,7 @@ def test_protocols_choose_and_deviate_as_over_any_target(cast: Cast, running: Ru
     """`auto` and `adaptive`; without a head for an ensemble there is no `wisv`."""
     with Device(cast.draft, running.endpoint, threads=1) as device:
         ensemble = Ensemble([cast.a, cast.b], kept=KEPT)
-        wanted = ensemble.decode([3, 1, 4], 40, Law(sampling=Sampling(), seed=0))
+        wanted = ensemble.decode([3, 1, 4], 40, SamplingParams(sampling=Sampling(), seed=0))
         assert device.generate([3, 1, 4], max_tokens=40, protocol="auto").tokens == wanted
         options = {"protocol": "adaptive", "temperature": 1.0, "seed": 1, "max_tokens": 40}
         strict = device.generate([3, 1, 4], tau=0.0, **options)

@@ -15,7 +15,7 @@ from pilotfish import Device
 from pilotfish.base.errors import TargetLostError
 from pilotfish.device_runtime.record import Piece
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from tests.support.daemons import await_sample, free_port, scrape
 from tests.support.federating import (
     Cast,
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timing
 PROMPT = [3, 1, 4, 1, 5]
 LENGTH = 60
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": LENGTH}
-LAW = Law(sampling=Sampling(temperature=1.0), seed=2)
+LAW = SamplingParams(sampling=Sampling(temperature=1.0), seed=2)
 KEPT = 16
 LATE_S, GIVE_UP_S = 1.5, 4.5  # more than anything takes on a busy machine
 SLACK_S = 4.0

@@ -15,13 +15,13 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import TargetLostError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols import SamplingParams
 from tests.support.commands import await_end, children, patience_s, refusal
 from tests.support.daemons import Daemon, Systemd, free_port, running
 from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, kill, worker, write_list
 
 PROMPT = [3, 1, 4, 1, 5]
-GREEDY = Law(sampling=Sampling(), seed=0)
+GREEDY = SamplingParams(sampling=Sampling(), seed=0)
 
 
 @pytest.fixture(scope="module")

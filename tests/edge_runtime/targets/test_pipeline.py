@@ -18,7 +18,7 @@ from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.protocols import Ruling
+from pilotfish.wire.protocols import Decision
 from tests.conftest import Pair
 from tests.support.hostile import drafted
 from tests.support.judging import random_head, saved
@@ -218,11 +218,11 @@ class Talk:
         accept, node = (int(self._random.integers(0, len(draft.ids) + 1)) for _ in range(2))
         text = list(self._text)
 
-        def rule(logits: Floats, hidden: Floats) -> Ruling:
+        def rule(logits: Floats, hidden: Floats) -> Decision:
             path = [int(draft.ids[place - 1]) for place in draft.path(node)]
             wanted = whole_logits(self._fresh, [*text, *path], 1)[0]
             np.testing.assert_allclose(logits[node], wanted, atol=1e-4)
-            return Ruling(accept, 0)
+            return Decision(accept, 0)
 
         self._text += [int(draft.ids[place - 1]) for place in draft.path(accept)]
         self._text += self._tokens(1)

@@ -18,7 +18,7 @@ from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.emulation.emulator import Emulator
-from pilotfish.wire.protocols import Ruling
+from pilotfish.wire.protocols import Decision
 from tests.support.passes import collect, run
 from tests.support.pipelines import Row, cut, made_pair, opened, row
 
@@ -61,7 +61,7 @@ def job(slot: int, length: int, rows: int = 5) -> Job:
     """A window behind a text, or a prompt."""
     tokens = np.full(length, slot + 1, np.uint32)
     name = bytes([slot]) * 16
-    return Job(name, slot, tokens, rows, (lambda *_: Ruling(0, 0)) if rows else None, owner=name)
+    return Job(name, slot, tokens, rows, (lambda *_: Decision(0, 0)) if rows else None, owner=name)
 
 
 def done(scheduler: Scheduler, target: PipelineTarget, count: int) -> dict[int, float]:

@@ -144,7 +144,7 @@ def test_properties_that_are_not_named(more: dict[str, Any], wanted: bool) -> No
 @every_family
 def test_a_form_beside_calls(family: ModelFamily) -> None:
     assert family.calls is not None
-    form = Grammar.of_schema({"type": "array", "items": {"type": "integer"}})
+    form = Grammar.from_schema({"type": "array", "items": {"type": "integer"}})
     may = outline(family, content=form)
     assert allowed(may, "[1, 2]")
     assert allowed(may, thought(family) + "[1]")
@@ -158,7 +158,7 @@ def test_a_form_beside_calls(family: ModelFamily) -> None:
     [
         Grammar("lark", 'start: x | "no"\nx: "ye" /s+/'),
         Grammar("regex", "yes+|no"),
-        Grammar.of_choices(["yes", "no"]),
+        Grammar.from_choices(["yes", "no"]),
     ],
 )
 def test_forms_of_every_kind(family: ModelFamily, form: Grammar) -> None:
