@@ -30,7 +30,7 @@ from pilotfish.wire.codecs.logprobs import TokenLogprob
 Body = dict[str, Any]
 
 
-class AnswerFormat:
+class CompletionFormat:
     """Formats one answer for its route, chat or text.
 
     echo: tells the prompt, with which each choice of a text begins; None: they do not. marked: that

@@ -21,7 +21,7 @@ from pilotfish.base.errors import PilotfishError
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import page
 from pilotfish.device_runtime.service.access import Client
-from pilotfish.device_runtime.service.answers import AnswerFormat, Body
+from pilotfish.device_runtime.service.answers import Body, CompletionFormat
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
 from pilotfish.device_runtime.service.metrics import CONTENT_TYPE
@@ -84,7 +84,7 @@ def _completions(service: DeviceService) -> list[Route]:
         words = service.device.tokenizer if wanted.logprobs else None
         model = service.config.model
         usage = wanted.include_usage
-        answer = AnswerFormat(
+        answer = CompletionFormat(
             chat=wanted.chat,
             model=model,
             echo=echo,
