@@ -21,11 +21,11 @@ from _parting import TIE, scores_at
 
 from pilotfish import Auto, Device, EdgeServer, Generation
 from pilotfish.cli.cores import kept_to
-from pilotfish.device_runtime.drafting.memory import OFF
-from pilotfish.device_runtime.drafting.text import TEXT
+from pilotfish.device_runtime.drafting.text_drafter import TEXT
+from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Round
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire.protocols import STREAM
 
 WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16)

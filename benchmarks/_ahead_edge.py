@@ -17,8 +17,8 @@ import numpy as np
 from _ahead_replayed import Pace, Recorded, load
 
 from pilotfish import EdgeServer
-from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.edge_runtime.targets.target import Scores, Span, Target, TargetOptions
+from pilotfish.engines.onnx_decoder import Output
 
 WORDS = 3
 
@@ -55,7 +55,7 @@ class BenchEdge(EdgeServer):
 class ReplayedTarget(Target):
     """Knows the texts: the next token of each has all of the probability."""
 
-    def __init__(self, opening: Opening, recording: Sequence[Recorded], pace: Pace) -> None:
+    def __init__(self, opening: TargetOptions, recording: Sequence[Recorded], pace: Pace) -> None:
         manifest = opening.artifact.manifest
         limits = opening.config.limits
         self._recording, self._pace = recording, pace
@@ -101,7 +101,7 @@ class ReplayedTarget(Target):
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """There is nothing to keep."""
 
-    def finished(self) -> Sequence[Scores]:
+    def collect_scores(self) -> Sequence[Scores]:
         done, self._done = self._done, []
         return done
 
@@ -123,13 +123,13 @@ def counted(target: Target, counts: Any) -> Target:
 
 def main() -> int:
     from pilotfish.cli import main as pilotfish
-    from pilotfish.edge_runtime import daemon
+    from pilotfish.edge_runtime import edge_daemon as daemon
 
     recording, pace, counts, *words = sys.argv[1:]
     real = daemon.open_target
     shared = np.memmap(counts, np.float64, "r+", shape=WORDS)
 
-    def opened(opening: Opening) -> Target:
+    def opened(opening: TargetOptions) -> Target:
         if recording == "-":
             return counted(real(opening), shared)
         base_s, slope_s = map(float, pace.split(":"))

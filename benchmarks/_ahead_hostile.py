@@ -27,7 +27,7 @@ from _ahead_replayed import load
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 
 _WIDTHS = (15, 64, 128, 1)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 
 BEST = 8  # of the drafter's scores at each position
 _LOW = -1e4  # all others
@@ -174,5 +174,5 @@ def replayed_drafters(recording: Sequence[Recorded], pace: Pace) -> Iterator[Non
     def opened(artifact: Artifact, *, slots: int, **_: object) -> ReplayedDecoder:
         return ReplayedDecoder(recording, pace, artifact, slots)
 
-    with patch("pilotfish.device_runtime.drafting.model.open_model", opened):
+    with patch("pilotfish.device_runtime.drafting.model_drafter.open_model", opened):
         yield

@@ -20,13 +20,13 @@ from _common import PROMPTS, Rows, Steps
 
 from pilotfish import Device
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, PairSizes
+from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES, PairSizes
 
 PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft
@@ -206,7 +206,7 @@ def _pick(
         up=Reading(value=link.up_bps, age_s=0.0, samples=5),
         down=Reading(value=link.down_bps, age_s=0.0, samples=5),
     )
-    policy, plans, picked = Predictive(), [choice.plan for choice in allowed], []
+    policy, plans, picked = PredictivePolicy(), [choice.plan for choice in allowed], []
     for turn in range(6):
         chosen, _ = policy.choose(Auto(), plans, state, evidence)
         choice = allowed[plans.index(chosen)]

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.speculation.tree import Tree
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.protocols.tree import TokenTree, TreeDraft
 

@@ -14,9 +14,9 @@ from _daemons import memory_mib
 from structured import schemas
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 
 LARGE, LONGEST = 151_936, 200  # tokens: of a vocabulary, of an answer
 
@@ -61,7 +61,7 @@ def synthetic(vocabulary: Vocabulary, size: int) -> Vocabulary:
 
 def masks_of(place: Path, size: int, rows: int) -> Rows:
     """The rows of one vocabulary; size: make it so large, 0: as it is. For a fresh process."""
-    vocabulary = Vocabulary.of(Artifact.open(place))
+    vocabulary = Vocabulary.from_artifact(Artifact.open(place))
     name = str(vocabulary.model)
     if size:
         vocabulary, name = synthetic(vocabulary, size), "synthetic"

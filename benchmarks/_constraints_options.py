@@ -7,8 +7,13 @@ from statistics import median
 import numpy as np
 from _common import Rows
 
-from pilotfish.edge_runtime.logprobs import Logprobs
-from pilotfish.speculation.shaping import MOST_BIASED, LogitsOptions, LogitsProcessor, node_paths
+from pilotfish.edge_runtime.reply_logprobs import Logprobs
+from pilotfish.speculation.logits_options import (
+    MOST_BIASED,
+    LogitsOptions,
+    LogitsProcessor,
+    node_paths,
+)
 from pilotfish.wire.messages import MAX_LOGPROBS
 from pilotfish.wire.protocols import Decision, Draft
 
@@ -42,7 +47,7 @@ def options_of(text: int, windows: int) -> Rows:
             begun_s = time.thread_time()
             shaper.process(logits, ids, node_paths(drafts.tolist(), parents))
             shaped_s = time.thread_time()
-            log.note(Draft(drafts), logits, Decision(DRAFTS, 0))
+            log.record(Draft(drafts), logits, Decision(DRAFTS, 0))
             log.commit()
             spent.append((shaped_s - begun_s, time.thread_time() - shaped_s))
             if at < 0:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.ensemble import aggregate, top_rows
 from pilotfish.speculation.randomness import Purpose, noise, sample
@@ -47,7 +47,7 @@ class Authors:
         self._weights = federation.weights
         self._workers = [Decoder(path, context=CONTEXT) for path in federation.workers]
         self._drafter = Decoder(drafter, context=CONTEXT)
-        self._vocabulary = Vocabulary.of(Artifact.open(federation.workers[0]))
+        self._vocabulary = Vocabulary.from_artifact(Artifact.open(federation.workers[0]))
         self.vocab = self._vocabulary.vocab_size
 
     def write(

@@ -15,7 +15,7 @@ import numpy as np
 from _pair_runs import ALONE, Line, Run
 from numpy.typing import NDArray
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.randomness import Purpose, exponentials, noise
 
 TIE = 1e-3  # in logits

@@ -7,9 +7,9 @@ import numpy as np
 
 from pilotfish import Device
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.edge_runtime.head_file import End, HeadCard, Training
+from pilotfish.edge_runtime.head_file import HeadCard, ModelIdentity, Training
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.randomness import Purpose, exponentials, noise
 
 TIE = 1e-3  # in logits
@@ -71,7 +71,7 @@ def random_head(drafter: Path, target: Path) -> DecisionHead:
     random, ends = np.random.default_rng(0), {}
     for role, path in (("drafter", drafter), ("target", target)):
         manifest = Artifact.open(path).manifest
-        ends[role] = End(
+        ends[role] = ModelIdentity(
             model=manifest.model,
             origin=manifest.origin,
             hidden=manifest.dimensions.hidden,

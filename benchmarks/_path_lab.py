@@ -1,7 +1,7 @@
 """An edge and devices at the two ends of a kernel path, tiny models, and what crosses the path.
 
 `Lab` runs commands of this or of another release's interpreter, and counts what their connections
-sent; `Service` is a device service at the device's end, whose answers are streamed.
+sent; `MessageHandler` is a device service at the device's end, whose answers are streamed.
 """
 
 import http.client

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import plain_rope
 from pilotfish.export.sources import WeightSource
 

@@ -13,7 +13,7 @@ from _common import PROMPTS, Steps
 from numpy.typing import NDArray
 
 from pilotfish import Device
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling, probabilities
 
 SAMPLING = Sampling(temperature=1.0)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from pilotfish import PilotfishError
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Begin, Buffer, Close, Request, Verdict, Window
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Decision, SamplingParams

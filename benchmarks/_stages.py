@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from _common import free_port, pair
 
 from pilotfish import Device, EdgeServer
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget, open_target
-from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.emulation.emulator import Emulator
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.split import split_artifact
@@ -115,7 +115,7 @@ class Pipeline:
             limits=EdgeLimits(sessions=self.sessions, context=self.context),
         )
         artifact = Artifact.open(config.target, stage=True)
-        opening = Opening(config, artifact, EdgeKeys.load(self._folder), Tally())
+        opening = TargetOptions(config, artifact, EdgeKeys.load(self._folder), EdgeMetrics())
         with closing(open_target(opening)) as target:
             yield target
 

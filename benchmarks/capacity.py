@@ -39,7 +39,7 @@ from _replay import Recording, Replay, Tally, record, replay
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire.keys import DeviceKeys
 
 WINDOWS = (1, 4)  # γ

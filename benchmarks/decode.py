@@ -23,8 +23,8 @@ import numpy as np
 from _common import Goal, Rows, Steps, at_most, conclude, options
 from _peers import GenAI, LlamaCpp, Step, Tokens
 
-from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.manifest import Precision
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import WeightSource, open_source
 

@@ -20,7 +20,7 @@ from _parting import TIE, scores_at
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.plan import Options
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 
 WINDOWS = (1, 4, 8, 16)
 MORE = (

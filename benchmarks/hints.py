@@ -17,7 +17,7 @@ from exactness import MORE, PROMPTS, _verdict
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.edge_session import EdgeSession
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire.messages import Buffer
 
 Hint = tuple[int, bytes, Sequence[Buffer]]

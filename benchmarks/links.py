@@ -33,7 +33,7 @@ from _common import (
 )
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.choice.costs import link_known, plan_costs, predicted_round_s
+from pilotfish.device_runtime.choice.costs import plan_costs, predicted_round_s, with_defaults
 from pilotfish.device_runtime.plan import Options, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.emulation.emulator import Conditions, Emulator
@@ -77,15 +77,15 @@ def row(device: Device, wanted: Options, *, answers: int, tokens: int) -> dict[s
     state = device.probe(rates=True)
     planned = plan(**wanted)
     if planned.streams:
-        predicted_s = plan_costs(planned, link_known(state), device.evidence).token_s
+        predicted_s = plan_costs(planned, with_defaults(state), device.evidence).token_s
     else:
-        predicted_s = predicted_round_s(planned, link_known(state), device.evidence)
+        predicted_s = predicted_round_s(planned, with_defaults(state), device.evidence)
     rounds: list[Round] = []
     for seed in range(answers):
         request: Options = {**wanted, "seed": seed, "max_tokens": tokens}
         rounds += device.generate(PROMPTS[seed], **request).rounds[1:-1]
     measured_s = median(one.timings.total for one in rounds)
-    modelled_s = modelled(rounds, link_known(state))
+    modelled_s = modelled(rounds, with_defaults(state))
     assert state.rtt is not None
     assert state.up is not None
     assert state.down is not None

@@ -21,17 +21,17 @@ import numpy as np
 from _common import Rows, at_most, conclude, options, pair, pair_options
 
 from pilotfish.edge_runtime import admission
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
+from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.codecs.sparse import encode_sparse
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.transfer import pack
 from pilotfish.wire.transport import Envelope
 
@@ -60,8 +60,13 @@ class Edge:
         self.manifest = artifact.manifest
         self.scheduler = Scheduler(held)
         self.sent, self.reply = 0, None  # since the last request, and the last of it
-        self.service = Service(
-            artifact, held, limits, self.scheduler.submit, self._send, price=self.scheduler.price
+        self.service = MessageHandler(
+            artifact,
+            held,
+            limits,
+            self.scheduler.submit,
+            self._send,
+            draft_cost=self.scheduler.draft_cost,
         )
         self.id, self.generation, self.committed = secrets.token_bytes(16), -1, CommittedTokens()
 
@@ -76,14 +81,14 @@ class Edge:
 
     def work(self) -> None:
         """Make all passes."""
-        self.service.deliver()
+        self.service.start_compiled()
         while self.scheduler.wait_s() is not None:
             batch = self.scheduler.next_batch()
             if batch is not None:
                 self.scheduler.target.start(batch.number, batch.spans)
-            for scores in self.scheduler.target.finished():
-                for job in self.scheduler.rule(scores):
-                    self.service.answer(job)
+            for scores in self.scheduler.target.collect_scores():
+                for job in self.scheduler.finish_pass(scores):
+                    self.service.finish_job(job)
 
     def begin(self, protocol: str, length: int = 8, **more: Any) -> list[bytes]:
         """A generation on new tokens; ``grammar``: frame 1."""
@@ -139,7 +144,7 @@ def cases(edge: Edge) -> list[Case]:
         version=m.VERSION, tokenizer=edge.manifest.tokenizer_fingerprint, vocab_size=vocab,
         padded_vocab_size=edge.manifest.padded_vocab_size, hidden_size=576,
     )  # fmt: skip
-    digest = edge.service._lexicon.digest
+    digest = edge.service._vocabulary_server.digest
     one = bytes(encode_ids(np.array([5], np.uint32), vocab))
     split = [one, bytes(encode_ids(np.array([2**24 - 1], np.uint32), 2**24))]  # q(x) = 1
 
@@ -158,7 +163,7 @@ def cases(edge: Edge) -> list[Case]:
     def sliced() -> None:
         deliver([m.encode(msgspec.structs.replace(hello, reply_bytes=1024))])
         deliver(ping)
-        edge.service._downloads.met(ME, ME, 0)
+        edge.service._downloads.set_slice_limit(ME, ME, 0)
 
     def split_window(**more: Any) -> None:
         worked(edge.begin("dssd", **more))
@@ -214,7 +219,7 @@ def measure(edge: Edge, case: Case, times: int) -> dict[str, Any]:
         if case.passes:
             edge.work()
         out.append(edge.sent)
-        edge.service.compiler.deliver()
+        edge.service.compiler.run_callbacks()
     return {
         "request": case.name, "in": size, "out": max(out), "ratio": max(out) / size,
         "ms": 1e3 * median(spent_s), "passes": case.passes,

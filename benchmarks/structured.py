@@ -25,7 +25,7 @@ from _common import PROMPTS, Goal, Rows, Steps, at_least, at_most, options, pair
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.options import write_json
-from pilotfish.device_runtime.advice import Advice
+from pilotfish.device_runtime.draft_advice import DraftAdvice
 from pilotfish.device_runtime.record import Generation
 from pilotfish.emulation.emulator import Conditions, Emulator
 
@@ -159,15 +159,15 @@ WAYS = {"free": _Way(False, False), "masked": _Way(True, False), "forced, too": 
 @contextmanager
 def _only(way: _Way) -> Iterator[None]:
     """Have the device's constraint do only so much."""
-    forbid, forced = Advice.forbid, Advice.forced
+    forbid, forced = DraftAdvice.forbid, DraftAdvice.forced
     if not way.masks:
-        Advice.forbid = lambda *told: ()  # type: ignore[method-assign]  # to measure without
+        DraftAdvice.forbid = lambda *told: ()  # type: ignore[method-assign]  # to measure without
     if not way.forces:
-        Advice.forced = lambda *told: ()  # type: ignore[method-assign]  # as above
+        DraftAdvice.forced = lambda *told: ()  # type: ignore[method-assign]  # as above
     try:
         yield
     finally:
-        Advice.forbid, Advice.forced = forbid, forced  # type: ignore[method-assign]  # put back
+        DraftAdvice.forbid, DraftAdvice.forced = forbid, forced  # type: ignore[method-assign]  # put back
 
 
 def speed(args: argparse.Namespace) -> tuple[Rows, list[Goal]]:

@@ -42,7 +42,7 @@ from _pair_prompts import CHATS
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.cores import halves, kept_to
-from pilotfish.device_runtime.drafting.memory import OFF
+from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Generation
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.speculation.corpus import MOST_TOKENS, Corpus

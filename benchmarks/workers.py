@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
 from pilotfish.device_runtime.record import Generation
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
-from pilotfish.edge_runtime.targets.target import Opening, Span
+from pilotfish.edge_runtime.targets.target import Span, TargetOptions
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire.keys import EdgeKeys, allow
 
@@ -135,14 +135,14 @@ class Bench:
 
     def _uploads(self, case: Case, listed: Path) -> dict[str, Any]:
         """The texts in windows, by the target that an edge would have."""
-        tally = Tally()
+        tally = EdgeMetrics()
         config = EdgeConfig(
             target=self.models[0],
             federate=listed,
             limits=EdgeLimits(sessions=SESSIONS, context=CONTEXT),
         )
         keys = EdgeKeys.load(self._folder)
-        target = open_target(Opening(config, Artifact.open(self.models[0]), keys, tally))
+        target = open_target(TargetOptions(config, Artifact.open(self.models[0]), keys, tally))
         try:
             seen = [each for text in self._texts for each in passes(target, tally, text)]
         finally:
@@ -169,7 +169,7 @@ class Bench:
 
 
 def passes(
-    target: FederatedTarget, tally: Tally, text: Text
+    target: FederatedTarget, tally: EdgeMetrics, text: Text
 ) -> Iterator[tuple[float, float, float, float]]:
     """Of each window: seconds, those of the slowest worker, bytes from a worker and to one."""
     number = text.begin
@@ -185,7 +185,7 @@ def passes(
         yield took_s, max(compute_s), float(np.mean(up)), float(np.mean(down))
 
 
-def counted(tally: Tally) -> NDArray[np.float64]:
+def counted(tally: EdgeMetrics) -> NDArray[np.float64]:
     """Seconds computed, bytes received and bytes sent, of each worker; f64 [3, workers]."""
     names = sorted(tally.node_bytes_out)
     counts = (tally.node_compute_s, tally.node_bytes_in, tally.node_bytes_out)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
     from pilotfish.device_runtime.turn import AnswerStream
     from pilotfish.edge_runtime.process import EdgeServer
-    from pilotfish.engines.errors import EngineError
-    from pilotfish.engines.families.reader import ToolCall, Turn
-    from pilotfish.speculation.shaping import Grammar
+    from pilotfish.engines.chat_formats.reader import ToolCall, Turn
+    from pilotfish.engines.engine_errors import EngineError
+    from pilotfish.speculation.logits_options import Grammar
     from pilotfish.wire.link.state import LinkState
 
 __version__: str
@@ -46,9 +46,9 @@ _HOME = {
     "EdgeLostError": "pilotfish.base.errors",
     "EdgeServer": "pilotfish.edge_runtime.process",
     "EdgeUnreachableError": "pilotfish.base.errors",
-    "EngineError": "pilotfish.engines.errors",
+    "EngineError": "pilotfish.engines.engine_errors",
     "Generation": "pilotfish.device_runtime.record",
-    "Grammar": "pilotfish.speculation.shaping",
+    "Grammar": "pilotfish.speculation.logits_options",
     "InterruptedGenerationError": "pilotfish.base.errors",
     "LinkState": "pilotfish.wire.link.state",
     "PairMismatchError": "pilotfish.base.errors",
@@ -59,8 +59,8 @@ _HOME = {
     "Round": "pilotfish.device_runtime.record",
     "Talk": "pilotfish.device_runtime.bridge",
     "Timings": "pilotfish.device_runtime.record",
-    "ToolCall": "pilotfish.engines.families.reader",
-    "Turn": "pilotfish.engines.families.reader",
+    "ToolCall": "pilotfish.engines.chat_formats.reader",
+    "Turn": "pilotfish.engines.chat_formats.reader",
     "UnsupportedError": "pilotfish.base.errors",
 }
 

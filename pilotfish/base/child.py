@@ -15,7 +15,7 @@ from pilotfish.base.errors import PilotfishError, from_code
 STOP_S = 5.0
 
 
-class Tie:
+class ChildPipe:
     """One end of the socket pair."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -36,20 +36,20 @@ class Tie:
         said: dict[str, Any] = json.loads(line)
         return said
 
-    def tell(self, said: dict[str, Any]) -> None:
+    def send(self, said: dict[str, Any]) -> None:
         """Say this to the other end."""
         self._end.sendall(json.dumps(said, default=os.fspath).encode() + b"\n")
 
-    def refuse(self, error: PilotfishError) -> None:
-        """Tell the parent of an error, which `TiedProcess.receive` raises there."""
-        self.tell({"code": error.code, "message": str(error)})
+    def send_error(self, error: PilotfishError) -> None:
+        """Tell the parent of an error, which `ChildProcess.receive` raises there."""
+        self.send({"code": error.code, "message": str(error)})
 
     def close(self) -> None:
         """Let go of it."""
         self._end.close()
 
 
-class TiedProcess:
+class ChildProcess:
     """The child; its command gets one more argument, the descriptor of its end of the tie."""
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
@@ -63,18 +63,18 @@ class TiedProcess:
                 start_new_session=True,
             )
         ours.settimeout(timeout_s)
-        self.tie = Tie(ours)
+        self.pipe = ChildPipe(ours)
 
     def receive(self) -> dict[str, Any] | None:
         """What the child says next; None if it has ended. Raises the typed error that it tells."""
-        said = self.tie.receive()
+        said = self.pipe.receive()
         if said is not None and "code" in said:
             raise from_code(said["code"], said["message"])
         return said
 
     def stop(self, *, terminate: bool = False) -> None:
         """Close the tie (and send SIGTERM); kills a child that does not end by itself."""
-        self.tie.close()
+        self.pipe.close()
         if terminate:
             self.process.terminate()
         try:

@@ -24,15 +24,15 @@ def raised_limit(wanted: int) -> int | None:
     return None if soft < 0 else soft
 
 
-def room(connections: int, own: int) -> int:
+def connection_room(connections: int, reserved: int) -> int:
     """Return how many of so many connections there can be beside ``own`` open files.
 
     A limit that is too small for both is shared: most of it is the process's own.
     """
-    limit = raised_limit(connections + own)
-    if limit is None or limit >= connections + own:
+    limit = raised_limit(connections + reserved)
+    if limit is None or limit >= connections + reserved:
         return connections
-    return max(2, min(connections, limit - min(own, max(_LEAST_OWN, limit * 3 // 4))))
+    return max(2, min(connections, limit - min(reserved, max(_LEAST_OWN, limit * 3 // 4))))
 
 
 def open_files() -> int:

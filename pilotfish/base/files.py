@@ -20,7 +20,7 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
     group: whose it becomes; None: the writer's. One writer at a time. Raises `OSError`; then the
     old content is intact, and nothing is left beside it.
     """
-    partial = beside(path)
+    partial = partial_path(path)
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -30,13 +30,13 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
                 os.fchown(descriptor, -1, group)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
-        take_place(partial, path)
+        move_into_place(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def beside(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """Return where the next content of ``path`` is written; remove what a kill left there."""
     partial = path.with_name(f".{path.name}{_PARTIAL}")
     partial.unlink(missing_ok=True)
@@ -53,13 +53,13 @@ def private_folder(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
 
 
-def tidy(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove what kills left in a folder of files that were made `beside` others."""
     for partial in folder.glob(f".*{_PARTIAL}"):
         partial.unlink(missing_ok=True)
 
 
-def take_place(partial: Path, path: Path) -> None:
+def move_into_place(partial: Path, path: Path) -> None:
     """Rename the file made `beside` into its place, durably."""
     os.replace(partial, path)
     sync(path.parent)

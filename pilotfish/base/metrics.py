@@ -95,14 +95,14 @@ def notes(kinds: Callable[[], Mapping[str, _Described]], name: Callable[[_Descri
     return field(default_factory=lambda: defaultdict(float), metadata=about)
 
 
-def families(own: Any, prefix: str, *, without: str = "") -> Iterator["Metric"]:
+def metric_families(counts: Any, prefix: str, *, without: str = "") -> Iterator["Metric"]:
     """Yield everything that the dataclass of ``own`` declares, as it stands now.
 
     without: a label; what has it is left out.
     """
-    for one in fields(own):
+    for one in fields(counts):
         if one.metadata and without not in one.metadata["labels"]:
-            yield from one.metadata["metrics"](prefix, getattr(own, one.name))
+            yield from one.metadata["metrics"](prefix, getattr(counts, one.name))
 
 
 def metric(

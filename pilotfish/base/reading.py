@@ -19,7 +19,7 @@ _LEAST_READ = 1 << 16  # also of files whose size the kernel does not tell
 
 
 @contextmanager
-def reading(told: Callable[[str], Exception]) -> Iterator[None]:
+def reading_file(make_error: Callable[[str], Exception]) -> Iterator[None]:
     """Raise ``told(problem)`` for whatever is wrong with a file that is read or decoded here.
 
     told: makes the error of half a sentence, such as "Permission denied". A file that is not there
@@ -29,21 +29,23 @@ def reading(told: Callable[[str], Exception]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise told(error.strerror or str(error)) from error
+        raise make_error(error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
         found = error.object[error.start]
-        raise told(f"it is not UTF-8 text, by its byte {error.start}, 0x{found:02x}") from error
+        raise make_error(
+            f"it is not UTF-8 text, by its byte {error.start}, 0x{found:02x}"
+        ) from error
     except RecursionError as error:
-        raise told("what it holds is nested too deeply") from error
+        raise make_error("what it holds is nested too deeply") from error
     except MemoryError as error:
-        raise told("it is too large for this machine's memory") from error
+        raise make_error("it is too large for this machine's memory") from error
     except ValueError as error:  # json's, msgspec's and tomllib's, and int's for endless digits
         problem = str(error).partition("; use sys.set_int_max_str_digits")[0]
-        raise told(problem) from error
+        raise make_error(problem) from error
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """Put a file's name into an `OSError` that lacks it, as that of a full disk does."""
     try:
         yield
@@ -53,7 +55,7 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def content(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
     """Read a file's bytes; `OSError` says why not, `ValueError` for what is no file or too large.
 
     To be called within `reading`.
@@ -87,16 +89,21 @@ def utf8_path(path: Path) -> str:
     return os.fsencode(path).decode("utf-8")
 
 
-def unmarked(data: bytes) -> bytes:
+def without_bom(data: bytes) -> bytes:
     """Return UTF-8 text without the byte order mark that some editors and shells put first."""
     return data.removeprefix(codecs.BOM_UTF8)
 
 
-def text(path: Path, most: int = MOST_BYTES) -> str:
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
     """Read a file of UTF-8 text, whose lines end in ``\\n`` whatever they end in there.
 
     A byte order mark, which some editors put first, is no part of the text.
 
     To be called within `reading`; errors are those of `content`, and `UnicodeDecodeError`.
     """
-    return unmarked(content(path, most)).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return (
+        without_bom(read_content(path, most))
+        .decode("utf-8")
+        .replace("\r\n", "\n")
+        .replace("\r", "\n")
+    )

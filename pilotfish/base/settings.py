@@ -87,7 +87,7 @@ def settings(struct: type[Struct]) -> Iterator[Setting]:
     for owner in struct.__mro__:
         for name in owner.__annotations__ if issubclass(owner, Struct) else ():
             if name in defaults:
-                kind, meta = plain(hints[name])
+                kind, meta = plain_type(hints[name])
                 yield Setting(name, kind, defaults.pop(name), meta)
 
 
@@ -103,7 +103,7 @@ def fixed_changes(old: Struct, new: Struct) -> list[str]:
     return found
 
 
-def adopted(old: _Settings, new: _Settings) -> _Settings:
+def with_live_changes(old: _Settings, new: _Settings) -> _Settings:
     """The old settings with those of the new ones that a running daemon can change."""
     live = [one.name for one in settings(type(old)) if one.extra.get("live")]
     return structs.replace(old, **{name: getattr(new, name) for name in live})
@@ -113,7 +113,7 @@ def _default(field: structs.FieldInfo) -> Any:
     return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
-def plain(hint: Any) -> tuple[Any, Meta]:
+def plain_type(hint: Any) -> tuple[Any, Meta]:
     """A type without None and ``Annotated``, and all that these said of it."""
     said: dict[str, Any] = {}
     while (origin := get_origin(hint)) is Annotated or NoneType in get_args(hint):

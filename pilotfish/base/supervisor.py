@@ -132,7 +132,7 @@ def inherited_socket() -> int | None:
     return _FIRST_DESCRIPTOR
 
 
-def in_brief(troubles: Sequence[str]) -> str:
+def summarize(troubles: Sequence[str]) -> str:
     """Shorten sentences to the first and the number of the others; "" for none."""
     more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
     return troubles[0] + more if troubles else ""

@@ -12,7 +12,7 @@ from pilotfish.base.shortage import shortage
 from pilotfish.cli import logs
 from pilotfish.cli.options import choices_of
 from pilotfish.cli.streams import abandon_unread, complain, repair
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 
 # each is a module of that name here
 _COMMANDS = (
@@ -51,13 +51,13 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=wire.SOFTWARE)
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = choices_of(top, "command")
-    for name in named(_COMMANDS, arguments):
+    for name in named_in(_COMMANDS, arguments):
         told = (arguments,) if name in _PACKAGES else ()
         import_module(f"pilotfish.cli.{name}").add_to(commands, *told)
     return top
 
 
-def named(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
+def named_in(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
     """Return the names that the arguments hold; all names if they hold no name."""
     return [name for name in names if name in arguments] or names
 

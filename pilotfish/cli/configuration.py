@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pilotfish.base.errors import ConfigError
-from pilotfish.base.reading import reading, unmarked
+from pilotfish.base.reading import reading_file, without_bom
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -68,7 +68,7 @@ def config_option(parser: ConfiguredParser, example: str) -> None:
     )
 
 
-def again(args: argparse.Namespace) -> argparse.Namespace:
+def reread_args(args: argparse.Namespace) -> argparse.Namespace:
     """The same command line with its file as it is now; `ConfigError` if that is broken."""
     reread = getattr(args, "again", None)
     found: argparse.Namespace = args if reread is None else reread()
@@ -110,7 +110,7 @@ def _flags(path: Path) -> Iterator[str]:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Read a configuration file as a table; `ConfigError` says why it is none."""
-    with reading(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
+    with reading_file(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         with path.open("rb") as file:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
@@ -122,6 +122,6 @@ def read_settings(path: Path) -> dict[str, Any]:
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise ConfigError(f"{path} is longer than {_MAX_BYTES:,} bytes.")
-    with reading(lambda problem: ConfigError(f"{path} is not valid TOML: {problem}.")):
-        table: dict[str, Any] = tomllib.loads(unmarked(text).decode())
+    with reading_file(lambda problem: ConfigError(f"{path} is not valid TOML: {problem}.")):
+        table: dict[str, Any] = tomllib.loads(without_bom(text).decode())
     return table

@@ -42,7 +42,7 @@ class Countdown:
         self._begun_s = time.monotonic()
         self._line_s = self._begun_s - _LINE_EVERY_S + _QUIET_S
 
-    def at(self, done: int, left_s: float | None = None) -> None:
+    def update(self, done: int, left_s: float | None = None) -> None:
         """So many steps are done; the rest takes ``left_s``, where the caller knows better."""
         now_s, made = time.monotonic(), done - self._begun
         if left_s is None and made >= self._wave:
@@ -51,9 +51,11 @@ class Countdown:
         self._progress.update(self._task, completed=done, total=self.total, left=left)
         if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:
             self._line_s = now_s
-            self.tell(", ".join(filter(None, (f"{self._label}: {done} of {self.total}", left))))
+            self.print_above(
+                ", ".join(filter(None, (f"{self._label}: {done} of {self.total}", left)))
+            )
 
-    def tell(self, line: str) -> None:
+    def print_above(self, line: str) -> None:
         """A line above the bar."""
         self._progress.console.print(line, markup=False)
 

@@ -16,7 +16,7 @@ from pilotfish.cli.cores import halves
 from pilotfish.cli.export import default_pair
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.cli.screen import Screen
+from pilotfish.cli.screen import AnswerScreen
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
 from pilotfish.edge_runtime.process import EdgeServer
@@ -56,7 +56,7 @@ def add_to(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     told = from_args(args, DemoSettings)
     drafter, target = default_pair()
-    screen = Screen(quiet=args.json == "-")
+    screen = AnswerScreen(quiet=args.json == "-")
     with tempfile.TemporaryDirectory(prefix="pilotfish-demo-") as folder:
         key_folder = Path(folder)
         keys.create(key_folder, keys.EDGE)
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _generate(
-    device: Device, screen: Screen, told: DemoSettings, protocol: str, temperature: float
+    device: Device, screen: AnswerScreen, told: DemoSettings, protocol: str, temperature: float
 ) -> Generation:
     screen.notes.rule(f"{protocol}, temperature {temperature:g}")
     for piece in device.stream(

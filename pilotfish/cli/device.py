@@ -15,15 +15,15 @@ from msgspec.structs import asdict
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import installing
-from pilotfish.cli.configuration import ConfiguredParser, again, config_option
+from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
-from pilotfish.cli.screen import Screen
-from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
+from pilotfish.cli.screen import AnswerScreen
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.link.family import LINK_LOG
+from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
+from pilotfish.device_runtime.link.link_group import LINK_LOG
 from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
 from pilotfish.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
         )
     options: TalkOptions = {**generation_of(args), **talk_of(args)}
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    screen = Screen(quiet=args.json == "-")
+    screen = AnswerScreen(quiet=args.json == "-")
     with Bars() as bars:
         config = asdict(from_args(args, DeviceConfig))
         opened = Device(**config, on_fetch=partial(bars.show, FETCHING))
@@ -154,7 +154,7 @@ def _serve(args: argparse.Namespace) -> int:
     def config_of(args: argparse.Namespace) -> ServiceConfig:
         return from_args(args, ServiceConfig, options=_options_of(args))
 
-    return serve(config_of(args), reread=lambda: config_of(again(args)), announce=_announce)
+    return serve(config_of(args), reread=lambda: config_of(reread_args(args)), announce=_announce)
 
 
 def _options_of(args: argparse.Namespace) -> Options:

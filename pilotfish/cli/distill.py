@@ -12,9 +12,9 @@ from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.distill.distill_settings import DistillSettings
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.outcome import DEPTH, Distilled
-from pilotfish.distill.settings import DistillSettings
 from pilotfish.distill.stages import ANSWERS
 
 _DESCRIPTION = """\
@@ -55,13 +55,13 @@ def add_to(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     told = from_args(args, DistillSettings)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    from pilotfish.distill.report import write  # first: without matplotlib nothing is begun
+    from pilotfish.distill.distill_report import write  # first: without matplotlib nothing is begun
 
     with export_tools():
         from pilotfish.distill.running import distill
 
     with _Stages({ANSWERS: told.sessions}) as stages:
-        found = distill(told, stages.at)
+        found = distill(told, stages.update)
     page = write(told.folder, found)
     console.print(_table(found))
     console.print(f"{found.learnt} answers learnt from; the report is {page}", markup=False)
@@ -79,7 +79,7 @@ class _Stages:
         self._label, self._waves = "", waves
         self._countdown: Countdown | None = None
 
-    def at(self, label: str, done: int, total: int, left_s: float | None) -> None:
+    def update(self, label: str, done: int, total: int, left_s: float | None) -> None:
         """So many steps of this stage are done."""
         if self._countdown is None or self._label != label:
             self._end()
@@ -88,7 +88,7 @@ class _Stages:
             self._countdown = Countdown(label, total, begun=done, wave=wave)
             self._countdown.__enter__()
         self._countdown.total = total  # of training it is settled on the way
-        self._countdown.at(done, left_s)
+        self._countdown.update(done, left_s)
 
     def _end(self) -> None:
         if self._countdown is not None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pilotfish.cli import edge_worker
-from pilotfish.cli.configuration import ConfiguredParser, again, config_option
+from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_as
-from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.daemon import serve
+from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_daemon import serve
 from pilotfish.engines.artifact import Artifact
 
 _DESCRIPTION = """\
@@ -50,7 +50,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     def reread() -> EdgeConfig:
         """The configuration as it is now; the target's folder is not looked for again."""
-        now = from_args(again(args), EdgeConfig)
+        now = from_args(reread_args(args), EdgeConfig)
         same = (now.target, now.cluster.stages) == (asked.target, asked.cluster.stages)
         return replace(now, target=config.target) if same else now
 

@@ -3,9 +3,9 @@
 import socket
 from collections.abc import Callable
 
-from pilotfish.base.child import Tie
+from pilotfish.base.child import ChildPipe
 from pilotfish.base.errors import ListenError, PilotfishError
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 
 
 def for_parent(daemon: Callable[..., int], descriptor: int) -> int:
@@ -15,14 +15,14 @@ def for_parent(daemon: Callable[..., int], descriptor: int) -> int:
     its other end when the parent is gone.
     """
     with socket.socket(fileno=descriptor) as end:
-        tie = Tie(end)
+        tie = ChildPipe(end)
         try:
             return daemon(
-                announce=lambda endpoint: tie.tell({"endpoint": endpoint}), lifeline=descriptor
+                announce=lambda endpoint: tie.send({"endpoint": endpoint}), lifeline=descriptor
             )
         except EngineError as error:
-            tie.refuse(ListenError(str(error)))
+            tie.send_error(ListenError(str(error)))
             return error.exit_code
         except PilotfishError as error:
-            tie.refuse(error)
+            tie.send_error(error)
             return error.exit_code

@@ -7,8 +7,8 @@ from functools import partial
 from pilotfish.cli.configuration import ConfiguredParser, config_option
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.edge_runtime.config import NodeConfig
-from pilotfish.edge_runtime.node.daemon import serve_node
+from pilotfish.edge_runtime.edge_config import NodeConfig
+from pilotfish.edge_runtime.node.node_daemon import serve_node
 
 _DESCRIPTION = """\
 Holds a part of some edge's target, and computes what that edge asks for: as a worker of a

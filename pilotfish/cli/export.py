@@ -23,7 +23,7 @@ from pilotfish.cli.options import Commands, choices_of, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, HEADS, LLAMACPP, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 
@@ -270,12 +270,12 @@ def export_model(
 
 def _model(args: argparse.Namespace) -> int:
     told = from_args(args, ModelSettings)
-    if wrong := told.trial.wrong(told.precision):
+    if wrong := told.trial.problem(told.precision):
         args.usage(wrong)
     if told.dialect in {LLAMACPP, GENAI} and told.precision != "fp32":
         args.usage(f"--dialect {told.dialect} keeps the source's precision: leave --precision out")
 
-    if wrong := told.keep.wrong:
+    if wrong := told.keep.problem:
         args.usage(wrong)
     source: str | WeightSource = told.source
     kept = None
@@ -283,9 +283,9 @@ def _model(args: argparse.Namespace) -> int:
         if told.dialect in {LLAMACPP, GENAI}:
             args.usage(f"--dialect {told.dialect} keeps the source's head: leave --keep-tokens out")
         source = _opened(told)
-        kept = export_keep.choose(source, told.keep)
+        kept = export_keep.choose_kept_tokens(source, told.keep)
 
-    tried = told.precision == export_auto.AUTO and told.trial.given  # which tells it, too
+    tried = told.precision == export_auto.AUTO and told.trial.requested  # which tells it, too
 
     def export(precision: Precision, out: Path) -> None:
         export_model(
@@ -302,10 +302,10 @@ def _model(args: argparse.Namespace) -> int:
 
     if told.precision != export_auto.AUTO:
         export(told.precision, told.out)
-    elif told.trial.given:
+    elif told.trial.requested:
         export_auto.export_fastest(told.out, told.dialect, told.trial, export)
     else:
-        export(export_auto.untried(), told.out)
+        export(export_auto.default_choice(), told.out)
     print(told.out)
     return 0
 
@@ -320,7 +320,7 @@ def _opened(told: ModelSettings) -> "WeightSource":
 
 def _engine(args: argparse.Namespace) -> int:
     from pilotfish.engines.cudart import Cuda
-    from pilotfish.engines.tensorrt.build import Order, ensure_engine
+    from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
     from pilotfish.engines.tensorrt.gates import tensorrt_version
 
     told = from_args(args, EngineBuildSettings)
@@ -338,7 +338,7 @@ def _engine(args: argparse.Namespace) -> int:
     cuda = Cuda()
     report = []
     for artifact in artifacts:
-        order = Order.here(cuda, artifact, slots, context)
+        order = EngineRequest.for_this_machine(cuda, artifact, slots, context)
         with Bars() as bars:
             built, new = ensure_engine(order, bars.show)
         if args.json != "-":

@@ -14,12 +14,12 @@ from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import STORED, Precision
 from pilotfish.speculation.speeds import pick_drafter
 
 if TYPE_CHECKING:
-    from pilotfish.device_runtime.trial import DrafterTrial
+    from pilotfish.device_runtime.drafter_trial import DrafterTrial
 
 AUTO: Final = "auto"
 _UNTRIED: Precision = "int8"
@@ -66,7 +66,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
     ) = None
 
     @property
-    def given(self) -> bool:
+    def requested(self) -> bool:
         """Whether there is anything to try drafters against."""
         return self.target is not None or self.target_ms is not None
 
@@ -75,7 +75,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
         """The round trip of the link."""
         return _RTT_S if self.rtt_s is None else self.rtt_s
 
-    def wrong(self, precision: str) -> str:
+    def problem(self, precision: str) -> str:
         """Say what makes no sense with this precision; "" if all does."""
         told = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
         named = [name for name, value in told.items() if value is not None]
@@ -86,7 +86,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
         return ""
 
 
-def untried() -> Precision:
+def default_choice() -> Precision:
     """What is taken where there is nothing to try drafters against; says so."""
     print(
         f"pilotfish: took {_UNTRIED}, which is accepted nearly as fp32 is, whatever the weights: "
@@ -100,7 +100,9 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     """Export the candidates, try them, say what was found, and leave the fastest one at `out`."""
     with export_tools():
         from pilotfish.export.atomic import replacing
-    from pilotfish.device_runtime.trial import try_drafters  # with it comes what runs a model
+    from pilotfish.device_runtime.drafter_trial import (
+        try_drafters,  # with it comes what runs a model
+    )
     from pilotfish.field.prompts import BUILT_IN
 
     target = None if pair.target is None else Artifact.open(pair.target)

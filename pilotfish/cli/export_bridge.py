@@ -17,11 +17,11 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.manifest import Manifest
-from pilotfish.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from pilotfish.device_runtime.bridge.report import Report
+    from pilotfish.device_runtime.bridge.pair_report import PairReport
 
 _DESCRIPTION = """\
 A drafter can draft for a target of another vocabulary: it proposes tokens that both have, from its
@@ -97,14 +97,14 @@ def _run(args: argparse.Namespace) -> int:
             args, {"trivial": True, "hopeless": False, "shared": own.vocab_size}, _same(own, other)
         )
         return 0
-    from pilotfish.device_runtime.bridge.report import (  # with it comes what runs a model
+    from pilotfish.device_runtime.bridge.pair_report import (  # with it comes what runs a model
         SAMPLE,
-        report,
+        compare_vocabularies,
     )
 
     text = SAMPLE if told.text is None else _read(told.text, args.usage)
     with Bars() as bars:
-        found = report(
+        found = compare_vocabularies(
             drafter,
             target,
             text,
@@ -153,7 +153,7 @@ def _same(own: Manifest, other: Manifest) -> str:
     )
 
 
-def _table(found: "Report") -> Table:
+def _table(found: "PairReport") -> Table:
     table = Table("", "", "", show_header=False)
     add = table.add_row
     add("drafter", f"{found.own_size:,} tokens", escape(found.drafter))
@@ -180,12 +180,12 @@ def _table(found: "Report") -> Table:
     return table
 
 
-def _names(found: "Report") -> str:
+def _names(found: "PairReport") -> str:
     names = list(found.specials)
     return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
 
 
-def _turn_end(found: "Report") -> tuple[str, str]:
+def _turn_end(found: "PairReport") -> tuple[str, str]:
     """The token, and what is drafted for it."""
     end = found.turn_end
     if end is None:
@@ -196,7 +196,7 @@ def _turn_end(found: "Report") -> tuple[str, str]:
     return end, "both call it so" if own == end else f"the drafter's {own} is drafted for it"
 
 
-def _verdict(found: "Report") -> str:
+def _verdict(found: "PairReport") -> str:
     left = f"coverage × mass = {found.coverage * found.mass:.2f}"
     if found.hopeless:
         return (

@@ -78,7 +78,7 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
     ) = None
 
     @property
-    def wrong(self) -> str:
+    def problem(self) -> str:
         """What makes no sense together; "" if all does."""
         if self.keep_tokens is not None and not self.texts:
             return "--keep-tokens needs to know what the target writes: --for TEXT|DIR|ADDRESS"
@@ -90,27 +90,29 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
         return "" if asked or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
 
 
-class _Told(NamedTuple):
+class _TargetTexts(NamedTuple):
     """Texts of a target; which of the own tokens it has, bool [V]: None where it has all."""
 
     texts: list[str]
     shared: NDArray[np.bool_] | None
 
 
-def choose(source: "WeightSource", told: KeepSettings) -> NDArray[np.int64]:
+def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArray[np.int64]:
     """The tokens to keep of a source's, ascending, i64 [N]; says how much of the texts they are."""
     with export_tools():
         from pilotfish.export.chat_check import vocabulary_of
-        from pilotfish.export.kept_tokens import choose_tokens, count_tokens, read_texts
-    assert told.keep_tokens is not None
+        from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
+    assert settings.keep_tokens is not None
     own = vocabulary_of(source)
     counts = np.zeros(source.vocab_size, np.int64)
-    choose_tokens(source, told.keep_tokens, counts)  # raises for a wrong number, before any work
+    choose_tokens(
+        source, settings.keep_tokens, counts
+    )  # raises for a wrong number, before any work
     targets: list[NDArray[np.bool_] | None] = []  # what each has
     with Bars() as bars:
-        for text in told.texts:
+        for text in settings.texts:
             if _is_target(text):
-                said = _asked(source, own, text, told, bars.show)
+                said = _asked(source, own, text, settings, bars.show)
                 targets.append(said.shared)
                 texts: Iterator[str] = iter(said.texts)
             else:
@@ -120,7 +122,7 @@ def choose(source: "WeightSource", told: KeepSettings) -> NDArray[np.int64]:
     some = [shared for shared in targets if shared is not None]
     # where one target has all tokens, each of them can be drafted
     useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
-    kept = choose_tokens(source, told.keep_tokens, counts, useful)
+    kept = choose_tokens(source, settings.keep_tokens, counts, useful)
     _say(counts, kept, useful, source.vocab_size)
     return kept
 
@@ -170,7 +172,7 @@ def _shared(own: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
     if shared is None:
         return None
     has = np.zeros(own.vocab_size, np.bool_)
-    has[shared.own] = True
+    has[shared.draft_ids] = True
     return has
 
 
@@ -179,7 +181,7 @@ def _shared(own: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
 
 def _asked(
     source: "WeightSource", own: Vocabulary, target: str, told: KeepSettings, show: _Show
-) -> _Told:
+) -> _TargetTexts:
     """Ask a target, on an edge or here."""
     from pilotfish.field.prompts import BUILT_IN, read_prompts
     from pilotfish.wire.protocols import LOCAL, STREAM
@@ -188,7 +190,7 @@ def _asked(
     away = "://" in target
     with _device(source, target, told.keys, show) if away else _alone(target) as device:
         shared = _shared(own, device.vocabulary)  # what has none in common is not asked
-        return _Told(_answers(device, prompts, STREAM if away else LOCAL, show), shared)
+        return _TargetTexts(_answers(device, prompts, STREAM if away else LOCAL, show), shared)
 
 
 def _answers(device: "Device", prompts: Sequence[str], protocol: str, show: _Show) -> list[str]:

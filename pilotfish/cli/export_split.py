@@ -13,7 +13,7 @@ from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.cache import cache_directory
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 
 _DESCRIPTION = """\
 Cuts an artifact at the borders of its layers into stages, each a folder of its own: stage-1 with

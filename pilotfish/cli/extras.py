@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pilotfish.base.extras import installing
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 
 
 @contextmanager

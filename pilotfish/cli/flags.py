@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta, Struct
 
-from pilotfish.base.settings import REQUIRED, Setting, plain, settings
+from pilotfish.base.settings import REQUIRED, Setting, plain_type, settings
 from pilotfish.cli.quantities import duration, rate, share
 from pilotfish.wire.keys import default_directory
 
@@ -132,7 +132,7 @@ def _reading(setting: Setting) -> dict[str, Any]:
         return {"choices": tuple(choices)}
     if form is not None or get_origin(kind) is not tuple:
         return {"type": _scalar(kind, setting.meta) if form is None else _written(form)}
-    item = _scalar(*plain(get_args(kind)[0]))
+    item = _scalar(*plain_type(get_args(kind)[0]))
     if extra.get("repeat") or extra.get("positional"):
         return {"type": item} | ({"action": "append"} if extra.get("repeat") else {})
     return {"type": partial(_items, item, setting.metavar)}
@@ -143,7 +143,7 @@ def _scalar(kind: Any, meta: Meta) -> _Read:
     if get_origin(kind) not in (Union, UnionType):
         return bounded(kind, meta) if kind in (int, float) else kind
     number, words = get_args(kind)
-    read = _scalar(*plain(number))
+    read = _scalar(*plain_type(number))
     return lambda text: text if text in get_args(words) else read(text)
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.cli.options import Commands, between
+from pilotfish.cli.options import Commands, int_between
 from pilotfish.cli.progress import Bars
 from pilotfish.deploy import admission, install
 from pilotfish.deploy.ssh import Board
@@ -44,7 +44,7 @@ def add_to(commands: Commands) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--rootfs", type=Path, metavar="DIR", help="a root file system; / is this")
     where.add_argument("--ssh", metavar="USER@HOST", help="a board that runs")
-    add("--port", type=between(1, 65535), help="--ssh: its port")
+    add("--port", type=int_between(1, 65535), help="--ssh: its port")
     add(
         "--ssh-option",
         action="append",
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UnsupportedError("Name a bundle, or one of --check, --rollback and --uninstall.")
     if args.purge and not args.uninstall:
         raise UnsupportedError("--purge goes with --uninstall.")
-    demands = admission.demanded(args)
+    demands = admission.policy_from_args(args)
     if bare and (args.digest or args.unsigned or args.downgrade):
         raise UnsupportedError("--digest, --unsigned and --downgrade go with a bundle.")
     if args.rootfs is not None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from pilotfish.base.errors import ConfigError, UnsupportedError
-from pilotfish.base.reading import reading, text
+from pilotfish.base.reading import read_text, reading_file
 from pilotfish.base.settings import settings
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
-from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_taken
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_effective
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.protocols import names, option_types
 
 
@@ -166,8 +166,8 @@ def talk_of(args: argparse.Namespace) -> TalkOptions:
     options = TalkOptions(tool_choice=args.tool_choice, thinking=args.think)
     if args.tools is None:
         return options
-    with reading(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
-        told = json.loads(text(args.tools))
+    with reading_file(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
+        told = json.loads(read_text(args.tools))
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
     options["tools"] = told
@@ -178,8 +178,8 @@ def constraint_of(args: argparse.Namespace) -> Grammar | None:
     """What the answer must be; `ConfigError` for a file that cannot be read."""
     file = args.schema or args.lark
     if file:
-        with reading(lambda problem: ConfigError(f"{file} cannot be read: {problem}.")):
-            wanted = text(file)
+        with reading_file(lambda problem: ConfigError(f"{file} cannot be read: {problem}.")):
+            wanted = read_text(file)
         return Grammar.from_schema(wanted) if args.schema else Grammar("lark", wanted)
     if args.choice:
         return Grammar.from_choices(args.choice)
@@ -242,7 +242,7 @@ def generation_of(args: argparse.Namespace) -> Options:
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
     """The protocol, with what goes with it; `UnsupportedError` for what goes with nothing."""
     if args.protocol != AUTO:
-        expect_taken(args.protocol, protocol_options_of(args), _flag)
+        expect_effective(args.protocol, protocol_options_of(args), _flag)
     if args.protocol == AUTO:
         return Auto(
             among=args.among,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Meta
 
-from pilotfish.base.reading import naming
+from pilotfish.base.reading import naming_file
 from pilotfish.base.settings import Setting, setting
 from pilotfish.cli.flags import add_flag, bounded
 
@@ -40,7 +40,7 @@ def choices_as(
     return parser.add_subparsers(title=f"{what}s", metavar=what.upper(), parser_class=parser_class)
 
 
-def between(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+def int_between(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     """An argparse type: a whole number within these bounds."""
     return bounded(int, Meta(ge=low, le=high))
 
@@ -66,5 +66,5 @@ def write_json(path: str, value: Any) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        with naming(Path(path)):
+        with naming_file(Path(path)):
             Path(path).write_text(text, encoding="utf-8")

@@ -10,11 +10,18 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotfish.base.errors import EdgeLostError, EdgeUnreachableError, UnsupportedError
-from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
+from pilotfish.cli.options import (
+    Commands,
+    int_between,
+    json_option,
+    keys_option,
+    positive,
+    write_json,
+)
 from pilotfish.device_runtime.device import connect
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import CONNECT_S, SILENT_S
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
+from pilotfish.device_runtime.link.retry import CONNECT_S, SILENT_S
 from pilotfish.wire.link.state import LinkState, Reading
 
 _SMALL_PINGS = 10
@@ -34,7 +41,7 @@ def add_to(commands: Commands) -> None:
     keys_option(parser, "the folder with device.key and edge.pub; needed beyond loopback")
     parser.add_argument(
         "--pings",
-        type=between(1),
+        type=int_between(1),
         default=_SMALL_PINGS,
         metavar="N",
         help="small pings (%(default)s)",
@@ -72,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
             _measure(link, 0, 0 if args.no_rates else _LARGE_PINGS)
         except EdgeLostError as error:
             small_only = error
-        state, probing = link.state(), link.gauge.probing
+        state, probing = link.state(), link.estimator.probing
     finally:
         link.close()
     if args.json:

@@ -15,7 +15,7 @@ STYLES = {
 }
 
 
-class Screen:
+class AnswerScreen:
     """Writes text to stdout and notes to stderr; colours only where a person looks."""
 
     def __init__(self, *, quiet: bool = False) -> None:

@@ -89,9 +89,9 @@ def _run(args: argparse.Namespace) -> int:
     with export_tools():
         import pilotfish.export.model  # noqa: F401  # said now, not after a minute
     from pilotfish.engines.backends import PROVIDERS
-    from pilotfish.selftest.page import show
     from pilotfish.selftest.providers import ORDER
     from pilotfish.selftest.running import Runner
+    from pilotfish.selftest.selftest_page import show
 
     assert set(ORDER) == set(PROVIDERS)
     out = args.out or (None if args.json else Path(_FILE))

@@ -1,6 +1,6 @@
 """Verify a bundle before anything of it is unpacked or run.
 
-In: a bundle's folder, the demands on it, the signers that a root trusts. Out: an `Admitted`, whose
+In: a bundle's folder, the demands on it, the signers that a root trusts. Out: an `AdmittedBundle`, whose
 manifest every later step uses, or an error.
 
 Manifest and signature are read once, and the signature is verified before the manifest is parsed.
@@ -29,7 +29,7 @@ from pilotfish.deploy.signatures import Signers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demands:
+class AdmissionPolicy:
     """What is demanded of a bundle.
 
     digest: of its manifest, 64 hex digits, noted when it was made; None: any. signers: folder of
@@ -50,7 +50,7 @@ class Demands:
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmittedBundle:
     """A bundle that may be installed.
 
     raw, signature: the bytes of its manifest and of its signature, if it has one. signer: name of
@@ -65,8 +65,8 @@ class Admitted:
 
 
 def admit(
-    bundle: Path, demands: Demands, say: Callable[[str], None], own: Path | None = None
-) -> Admitted:
+    bundle: Path, demands: AdmissionPolicy, say: Callable[[str], None], own: Path | None = None
+) -> AdmittedBundle:
     """Admit a bundle, or raise `SignatureError`, `KeysError` or `BundleError`.
 
     own: the root's folder of signers, if it has one. say: called with a sentence for each file that
@@ -88,14 +88,14 @@ def admit(
     held = manifest.decode(raw)
     if demands.digest is not None and held.digest != demands.digest.lower():
         raise BundleError(f"The bundle's digest is {held.digest}, not {demands.digest}.")
-    return Admitted(raw, signature, held, signer, signers)
+    return AdmittedBundle(raw, signature, held, signer, signers)
 
 
 def _signature(bundle: Path) -> bytes | None:
     path = bundle / signatures.NAME
     if not os.path.lexists(path):
         return None
-    with manifest.opened(path) as file:
+    with manifest.open_file(path) as file:
         content = file.read(signatures.MAX_BYTES + 1)
     if len(content) > signatures.MAX_BYTES:
         raise SignatureError(f"{path} is too large to be a signature.")
@@ -118,9 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--downgrade", action="store_true", help="install a version older than the installed one")
 
 
-def demanded(args: argparse.Namespace) -> Demands:
+def policy_from_args(args: argparse.Namespace) -> AdmissionPolicy:
     """Read the demands from such flags."""
-    return Demands(
+    return AdmissionPolicy(
         digest=args.digest,
         signers=args.signers,
         unsigned=args.unsigned,

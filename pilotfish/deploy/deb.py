@@ -69,7 +69,7 @@ def build(
 def _program(home: Path, wheels: Path, python: str, machine: str) -> None:
     """Install Pilotfish and its requirements as an installation from a bundle does."""
     for path in sorted(wheels.iterdir()):
-        wheel = Wheel.of(path)
+        wheel = Wheel.from_path(path)
         if not wheel.fits(python, machine):
             raise BundleError(f"{path} is not for Python {python} on {machine}.")
         wheel.unpack(home, f"/usr/bin/python{python}")

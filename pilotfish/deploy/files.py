@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from pilotfish.base.files import beside, sync, take_place, write_whole
+from pilotfish.base.files import move_into_place, partial_path, sync, write_whole
 
 
 def put(path: Path, content: bytes, mode: int = 0o644) -> bool:
@@ -29,9 +29,9 @@ def link(path: Path, target: str) -> bool:
     if path.is_symlink() and os.readlink(path) == target:
         return False
     folder(path.parent)
-    partial = beside(path)
+    partial = partial_path(path)
     os.symlink(target, partial)
-    take_place(partial, path)
+    move_into_place(partial, path)
     return True
 
 

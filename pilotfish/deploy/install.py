@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pilotfish.base.errors import KeysError, PilotfishError
 from pilotfish.deploy import admission, files, manifest, precedence, settings, system
-from pilotfish.deploy.admission import Admitted, Demands
+from pilotfish.deploy.admission import AdmissionPolicy, AdmittedBundle
 from pilotfish.deploy.bytecode import compile_modules
 from pilotfish.deploy.errors import BundleError, InstallError, PrivilegeError, ServiceError
 from pilotfish.deploy.manifest import BundleManifest, Progress
@@ -80,7 +80,7 @@ class Installation:
         # a board may have it on another disk, by a link
         self.versions = Versions(resolve(self.root.root, HOME))
 
-    def verify(self, bundle: Path, demands: Demands) -> Admitted:
+    def verify(self, bundle: Path, demands: AdmissionPolicy) -> AdmittedBundle:
         """Check in full whether a bundle may be installed here; change nothing."""
         own = resolve(self.root.root, settings.SIGNERS)
         link = self.root.path(settings.SIGNERS)
@@ -96,7 +96,7 @@ class Installation:
         _require_fitting(bundle, held)
         return admitted
 
-    def install(self, bundle: Path, demands: Demands) -> None:
+    def install(self, bundle: Path, demands: AdmissionPolicy) -> None:
         """Install a bundle and make it current; on the running system, start it as well."""
         admitted = self.verify(bundle, demands)
         held = admitted.held
@@ -127,7 +127,7 @@ class Installation:
         """Make the previous version current again; on the running system, start it."""
         os.umask(0o022)
         with self.versions.locked():
-            name = self.versions.back()
+            name = self.versions.roll_back()
             self.say(f"version {name} is current again")
             self._settle(name)
             trouble = self._start()
@@ -167,7 +167,7 @@ class Installation:
         self.say(f"version {name} (role {held.role}) is current")
         if self.versions.previous not in (None, name):
             self.say(f"version {self.versions.previous} is kept to go back to")
-        for edited in settings.edited(self.root, self.versions, name):
+        for edited in settings.edited_files(self.root, self.versions, name):
             self.say(f"/{settings.FOLDER}/{edited} was edited")
         packaged = system.packaged(self.root)
         for source, place in system.targets(self.versions.folder(name) / "systemd").items():
@@ -193,7 +193,7 @@ class Installation:
                 f"{self.root.root}: say --downgrade to install an older version."
             )
 
-    def _stage(self, bundle: Path, admitted: Admitted) -> None:
+    def _stage(self, bundle: Path, admitted: AdmittedBundle) -> None:
         """Make the version's folder under a hidden name, then rename it."""
         held = admitted.held
         made = self.versions.incoming(held.name)
@@ -220,7 +220,7 @@ class Installation:
             with tempfile.TemporaryFile(dir=made) as copy:
                 with manifest.reading(bundle, path, held.files[path]) as source:
                     shutil.copyfileobj(source, copy)
-                Wheel.of(bundle / path).unpack(made, python, copy)
+                Wheel.from_path(bundle / path).unpack(made, python, copy)
         self.progress("unpacking wheels", len(wheels), len(wheels))
         for path, entry in held.files.items():
             if path.split("/")[0] in ("artifacts", "systemd", "config"):
@@ -238,7 +238,7 @@ class Installation:
         """Bring everything outside the version's folder to what the version needs."""
         role = self._manifest(name).role
         self._tell(settings.bring_configuration(self.root, self.versions, name))
-        self._tell(system.bring(self.root, self.versions, name))
+        self._tell(system.apply_version(self.root, self.versions, name))
         state = self.root.path(f"{STATE[0]}/target")
         if role == "edge" and not os.path.lexists(state):
             files.link(state, f"/{HOME}/current/target")
@@ -267,7 +267,7 @@ class Installation:
 
 def _require_fitting(bundle: Path, held: BundleManifest) -> None:
     """Raise `BundleError` if a wheel does not fit, or pilotfish's own is missing."""
-    wheels = [Wheel.of(bundle / path) for path in held.files if path.startswith("wheels/")]
+    wheels = [Wheel.from_path(bundle / path) for path in held.files if path.startswith("wheels/")]
     for wheel in wheels:
         if not wheel.fits(held.python, held.machine):
             board = f"Python {held.python} on {held.machine}"
@@ -303,7 +303,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
     """Execute the arguments; return the exit code. Raises `PilotfishError`."""
-    root = Rootfs.at(args.root)
+    root = Rootfs.inspect(args.root)
     if root.release is not None:
         say(f"{root.root}: {root.release}")
     here = Installation(root, say, progress)
@@ -319,9 +319,9 @@ def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
     elif args.bundle is None:
         raise InstallError("Name a bundle, or one of --rollback, --uninstall and --check.")
     elif args.verify:
-        here.verify(args.bundle, admission.demanded(args))
+        here.verify(args.bundle, admission.policy_from_args(args))
     else:
-        here.install(args.bundle, admission.demanded(args))
+        here.install(args.bundle, admission.policy_from_args(args))
     return 0
 
 

@@ -124,7 +124,7 @@ def read_bytes(folder: Path) -> bytes:
     """Read the bytes of a bundle's manifest, unchecked."""
     path = folder / NAME
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             raw = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise BundleError(
@@ -164,7 +164,7 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def opened(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     """Open a file of a bundle without blocking; `BundleError` for anything but a file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -213,7 +213,7 @@ def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
 
     What was read must not be used before this ends without an error: only then is it verified.
     """
-    with opened(folder / path) as file:
+    with open_file(folder / path) as file:
         reader = CheckedReader(file, path, entry)
         yield reader
         reader.finish()

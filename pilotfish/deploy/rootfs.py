@@ -33,7 +33,7 @@ class Rootfs:
     release: str | None
 
     @classmethod
-    def at(cls, root: Path) -> "Rootfs":
+    def inspect(cls, root: Path) -> "Rootfs":
         """Inspect a folder."""
         root = root.resolve()
         if (root / "rootfs").is_dir() and (root / "apply_binaries.sh").exists():

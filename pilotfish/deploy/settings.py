@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pilotfish.deploy import files, manifest, signatures
-from pilotfish.deploy.admission import Admitted
+from pilotfish.deploy.admission import AdmittedBundle
 from pilotfish.deploy.manifest import BundleManifest, Entry
 from pilotfish.deploy.rootfs import Rootfs, resolve
 from pilotfish.deploy.signatures import Signers
@@ -59,7 +59,7 @@ def bring_keys(root: Rootfs, bundle: Path, held: BundleManifest) -> Iterator[str
             yield f"{target} is another key than the bundle's, and stays"
 
 
-def bring_signers(root: Rootfs, bundle: Path, admitted: Admitted) -> Iterator[str]:
+def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Iterator[str]:
     """Add the signers that the root shall trust; yield a sentence for each new one.
 
     A root without signers of its own takes over those that admitted the bundle. Others take the
@@ -97,7 +97,7 @@ def _found(folder: Path, signers: Signers) -> None:
     files.move(made, folder)
 
 
-def edited(root: Rootfs, versions: Versions, name: str) -> list[str]:
+def edited_files(root: Rootfs, versions: Versions, name: str) -> list[str]:
     """List the configuration files of a version that were edited since."""
     ours = _shipped(versions)
     found = []

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.base.errors import KeysError
-from pilotfish.base.reading import unmarked
+from pilotfish.base.reading import without_bom
 from pilotfish.deploy import files
 from pilotfish.deploy.errors import SignatureError
 
@@ -202,7 +202,7 @@ def read_public(path: Path) -> bytes:
 
 def parse_public(content: bytes, what: str) -> bytes:
     """Parse the raw key out of such a file's bytes; errors call the file ``what``."""
-    lines = unmarked(content).strip().splitlines()
+    lines = without_bom(content).strip().splitlines()
     words = lines[0].split() if len(lines) == 1 and len(content) <= MAX_BYTES else []
     if len(words) >= 2 and words[0] == _KIND:
         try:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.deploy import admission, manifest, signatures, wheelhouse
-from pilotfish.deploy.admission import Admitted, Demands
+from pilotfish.deploy.admission import AdmissionPolicy, AdmittedBundle
 from pilotfish.deploy.errors import BundleError, InstallError, RemoteError
 from pilotfish.deploy.manifest import BundleManifest, CheckedReader, Entry, Progress
 from pilotfish.deploy.rootfs import ELF_MACHINES
@@ -81,7 +81,7 @@ class Board:
     def install(
         self,
         bundle: Path,
-        demands: Demands,
+        demands: AdmissionPolicy,
         arguments: Sequence[str],
         say: Callable[[str], None],
         progress: Progress,
@@ -192,7 +192,7 @@ class Board:
                     info = tarfile.TarInfo(name)
                     info.size, info.mode = _size(source), 0o600
                     with _opened(source) as file:
-                        archive.addfile(info, _Counted(file, count))
+                        archive.addfile(info, _CountingFile(file, count))
             with suppress(BrokenPipeError):
                 process.stdin.close()
         if process.returncode != 0:
@@ -210,7 +210,7 @@ class Board:
         ]
 
 
-def _sources(bundle: Path, admitted: Admitted) -> Sources:
+def _sources(bundle: Path, admitted: AdmittedBundle) -> Sources:
     """Return the files of an admitted bundle, and the signers trusted here."""
     files: dict[str, Source] = {f"bundle/{manifest.NAME}": admitted.raw}
     if admitted.signers and admitted.signature:
@@ -228,7 +228,7 @@ def _own() -> dict[str, Source]:
 
 
 def _is_ours(path: str) -> bool:
-    return Wheel.of(Path(path)).name == wheelhouse.NAME
+    return Wheel.from_path(Path(path)).name == wheelhouse.NAME
 
 
 def _size(source: Source) -> int:
@@ -249,7 +249,7 @@ def _python(place: str) -> str:
     return shlex.join(["python3", "-I", "-B", "-c", _RUN, place])
 
 
-class _Counted:
+class _CountingFile:
     """A file that counts what was read from it."""
 
     def __init__(self, file: io.BytesIO | CheckedReader, tell: Callable[[int], None]) -> None:

@@ -68,7 +68,7 @@ def packaged(root: Rootfs) -> set[str]:
     return {line.strip("/") for line in listed.splitlines()}
 
 
-def bring(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
+def apply_version(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
     """Apply a version to systemd; yield a sentence for each change."""
     wanted = targets(versions.folder(name) / "systemd")
     others = packaged(root)

@@ -115,7 +115,7 @@ class Versions:
         else:
             files.link(self.home / "previous", f"versions/{earlier}")
 
-    def back(self) -> str:
+    def roll_back(self) -> str:
         """Make the previous version current; return its name.
 
         The current one becomes the previous. A run that was cut between the two links left both

@@ -55,7 +55,7 @@ def gather(
         fetch(Path(scratch), pins, out, python, machine, progress)
     for wheel in replacing:
         shutil.copyfile(wheel.path, out / wheel.path.name)
-    wheels = [Wheel.of(path) for path in sorted(out.iterdir())]
+    wheels = [Wheel.from_path(path) for path in sorted(out.iterdir())]
     for count, wheel in enumerate(wheels):
         progress("checking wheels", count, len(wheels))
         wheel.verify()
@@ -183,7 +183,7 @@ def pack(out: Path) -> Wheel:
             member.external_attr = 0o100644 << 16
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, content)
-    return Wheel.of(path)
+    return Wheel.from_path(path)
 
 
 def _modules(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
@@ -207,7 +207,7 @@ def _given(path: Path, python: str, machine: str) -> Wheel:
     """Check a wheel that was named on the command line for the board."""
     if not path.is_file():
         raise BundleError(f"{path} is no file.")
-    wheel = Wheel.of(path)
+    wheel = Wheel.from_path(path)
     if not wheel.fits(python, machine):
         raise BundleError(f"{path.name} is not for Python {python} on {machine}.")
     return wheel

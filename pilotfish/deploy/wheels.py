@@ -65,7 +65,7 @@ class Wheel:
     platform: str
 
     @classmethod
-    def of(cls, path: Path) -> "Wheel":
+    def from_path(cls, path: Path) -> "Wheel":
         """Parse a wheel's path; `BundleError` if the file is not named like one."""
         match = _FILE.fullmatch(path.name)
         if match is None:

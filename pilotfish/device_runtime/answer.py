@@ -11,15 +11,15 @@ from pilotfish.base.errors import BadGrammarError, UnsupportedError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Piece, Round
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.reader import TurnPart, TurnReader
+from pilotfish.engines.chat_formats.outline import Outline
+from pilotfish.engines.chat_formats.reader import TurnPart, TurnReader
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import Grammars
-from pilotfish.engines.relaxation import obstacle, with_relaxed_tools
+from pilotfish.engines.relaxation import find_obstacle, with_relaxed_tools
 from pilotfish.engines.schemas import assertions
 from pilotfish.engines.tokenizer import TextStream
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
 _TAIL = 16  # tokens of a prompt, in which a thought may begin
@@ -31,13 +31,13 @@ def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> O
     `UnsupportedError` if it cannot call the prompt's tools.
     """
     content = _plain(content)
-    if not prompt.talks or target.chat_template is None:
+    if not prompt.is_chat_turn or target.chat_template is None:
         return Outline(content=content)
-    family = target.family
+    family = target.chat_format
     tail = target.tokenizer.decode(prompt.ids[-_TAIL:].tolist(), special=True)
     tools = prompt.tools
     try:
-        outline = Outline.of(
+        outline = Outline.for_chat_format(
             family,
             target.chat_template,
             tools=tools,
@@ -89,12 +89,12 @@ def _fits(outline: Outline, grammars: Grammars) -> bool:
     return True
 
 
-def explained(error: BadGrammarError, outline: Outline) -> BadGrammarError:
+def explain_grammar_error(error: BadGrammarError, outline: Outline) -> BadGrammarError:
     """Return a refusal of an answer's grammar that names the schema and the keyword at fault.
 
     It is the same error where nothing is wrong with any schema by itself.
     """
-    if (fault := obstacle(outline)) is None:
+    if (fault := find_obstacle(outline)) is None:
         if outline.content is not None and not outline.tools:
             error.part = ""
         return error
@@ -123,7 +123,7 @@ class AnswerBuffer:
         self.finish_reason: str | None = None
         shown = target.tokenizer.controls_in(outline.marks)
         self._stream = TextStream(target.tokenizer, shown=shown)
-        self._reader = TurnReader(outline, target.family.call_id)
+        self._reader = TurnReader(outline, target.chat_format.call_id)
         self._eos = frozenset(ends)
         self._stop = tuple(plan.stop)
         self._max_tokens = plan.max_tokens

@@ -14,16 +14,16 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.advice import advice
-from pilotfish.device_runtime.answer import AnswerBuffer, explained, outline_of
+from pilotfish.device_runtime.answer import AnswerBuffer, explain_grammar_error, outline_of
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
+from pilotfish.device_runtime.draft_advice import draft_advice
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.owners import OWN, Owner
-from pilotfish.device_runtime.learned import Learned
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import AWAY, Interrupt, LossLog, Patience
 from pilotfish.device_runtime.link.probing import refresh
+from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OutageLog, RetryPolicy
+from pilotfish.device_runtime.pair_statistics import PairStatistics
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
 from pilotfish.device_runtime.session import Session
@@ -40,7 +40,7 @@ _ALONE: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
 
 
 @dataclass(frozen=True)
-class Choosable:
+class AutoRequest:
     """Protocol "auto" and the other options, from which a plan is chosen once the edge is known."""
 
     auto: Auto
@@ -58,21 +58,21 @@ class Conversation:
         drafter: Drafter,
         target: Vocabulary,
         link: EdgeLink | None,
-        learned: Learned,
-        patience: Patience,
-        interrupt: Interrupt,
+        statistics: PairStatistics,
+        retry_policy: RetryPolicy,
+        cancel_token: CancelToken,
         on_round: Callable[[Round], None] | None,
         *,
         shares: bool = False,
     ) -> None:
         self._target = target
-        self._trees, self._speaks = not drafter.unbranched, drafter.alone
+        self._trees, self._speaks = not drafter.no_tree_reason, drafter.standalone
         self._link = link
-        self._learned = learned
-        self._patience = patience
-        self._interrupt = interrupt
+        self._learned = statistics
+        self._patience = retry_policy
+        self._interrupt = cancel_token
         self._on_round = on_round
-        self.session = Session(drafter, link, interrupt, shares=shares)
+        self.session = Session(drafter, link, cancel_token, shares=shares)
         self.last: Generation | None = None
 
     @property
@@ -84,8 +84,8 @@ class Conversation:
     def answer(
         self,
         prompt: Prompt,
-        wish: Plan | Choosable,
-        owner: Owner = OWN,
+        request: Plan | AutoRequest,
+        owner: Owner = DEFAULT_OWNER,
         *,
         alone: bool = True,
     ) -> Generator[Piece, None, None]:
@@ -96,22 +96,22 @@ class Conversation:
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()
-        before = link.gauge.probing if link else Probing()
-        plan, choice, state = self._prepare(wish)
+        before = link.estimator.probing if link else Probing()
+        plan, choice, state = self._prepare(request)
         target = self._target.with_tools if prompt.tools is not None else self._target
-        outline = outline_of(prompt, target, plan.law.logits_options.grammar)
-        plan = plan.constrained(outline.grammar)
+        outline = outline_of(prompt, target, plan.sampling.logits_options.grammar)
+        plan = plan.with_grammar(outline.grammar)
         answer = AnswerBuffer(target, outline, plan, self._ends)
         rounds: list[Round] = []
-        losses = LossLog()
+        losses = OutageLog()
         first_token_s = 0.0
         finished = False
         try:
-            session.start(prompt, plan, _channel(state), advice(plan, self._target), owner)
+            session.start(prompt, plan, _channel(state), draft_advice(plan, self._target), owner)
             for record in self._rounds(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
                 if link is not None and losses.add(record, link.lost_ns, settled_ns):
-                    link.verified()
+                    link.on_verified()
                 pieces = answer.take(record)
                 record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
                 rounds.append(record)
@@ -125,7 +125,7 @@ class Conversation:
             yield from answer.end("length")  # unless it has ended, the context is full
             finished = True
         except BadGrammarError as error:
-            raise explained(error, outline) from error.__cause__
+            raise explain_grammar_error(error, outline) from error.__cause__
         finally:
             if plan.streams or not finished:
                 session.edge.cancel()
@@ -133,7 +133,7 @@ class Conversation:
             session.end()
             self._learned.add(plan, rounds, state)
         losses.end(time.monotonic_ns())
-        after = link.gauge.probing if link else Probing()
+        after = link.estimator.probing if link else Probing()
         self.last = Generation(
             protocol=plan.protocol,
             prompt_tokens=len(prompt),
@@ -154,49 +154,53 @@ class Conversation:
 
     # Before the first round
 
-    def _prepare(self, wish: Plan | Choosable) -> tuple[Plan, Choice | None, LinkState | None]:
+    def _prepare(self, wish: Plan | AutoRequest) -> tuple[Plan, Choice | None, LinkState | None]:
         """Greet the edge and settle on a plan; returns it, the choice and the link's state."""
         link = self._link
         here = False
         if link is not None:
             here = self._meet(link, wish)
         if isinstance(wish, Plan):
-            if link is not None and here and wish.by_link:
+            if link is not None and here and wish.depends_on_link:
                 self._measure(link, [wish])
             plan, choice, state = wish, None, link.state() if link else None
         else:
             plan, choice, state = self._choose(wish, here)
         if link is not None:
-            link.gauge.next_answer()
+            link.estimator.next_answer()
         return plan, choice, state
 
-    def _meet(self, link: EdgeLink, wish: Plan | Choosable) -> bool:
+    def _meet(self, link: EdgeLink, wish: Plan | AutoRequest) -> bool:
         """Greet the edge, waiting for it if the policy says so; returns whether it is there."""
         if self._patience.policy == "local":
-            here = link.look()
+            here = link.poll()
         elif isinstance(wish, Plan) and wish.protocol == LOCAL:
-            here = link.up()
+            here = link.is_up()
         else:
-            link.greet()
+            link.handshake()
             here = True
-        self._learned.meet(link.welcome)
+        self._learned.on_welcome(link.welcome)
         return here
 
-    def plans(self, wish: Choosable) -> list[Plan]:
+    def plans(self, request: AutoRequest) -> list[Plan]:
         """List the plans that "auto" may choose from."""
         link = self._link
         if link is None:
-            return alternatives(wish.auto, wish.options, offered=self._drafted([LOCAL]))
+            return alternatives(request.auto, request.options, offered=self._drafted([LOCAL]))
         if link.welcome is None:  # not greeted yet: it may have a decision head or not
             plans = alternatives(
-                wish.auto, wish.options, offered=self._drafted([*PROTOCOL_REGISTRY, STREAM, LOCAL])
+                request.auto,
+                request.options,
+                offered=self._drafted([*PROTOCOL_REGISTRY, STREAM, LOCAL]),
             )
-            sure = [one for one in plans if not one.needs]
-            return plans if POLICIES[wish.auto.policy].wants_supplied else sure or plans
+            sure = [one for one in plans if not one.requires]
+            return plans if POLICIES[request.auto.policy].wants_resources else sure or plans
         limits = link.welcome.limits
         offered = self._drafted([*link.welcome.protocols, LOCAL])
-        plans = alternatives(wish.auto, wish.options, offered=offered, most=limits.window)
-        fitting = [one for one in plans if self._learned.freight(one) <= limits.message_bytes // 2]
+        plans = alternatives(request.auto, request.options, offered=offered, most=limits.window)
+        fitting = [
+            one for one in plans if self._learned.message_bytes(one) <= limits.message_bytes // 2
+        ]
         return fitting or plans[:1]
 
     def _drafted(self, protocols: Sequence[str]) -> list[str]:
@@ -206,7 +210,7 @@ class Conversation:
             beyond |= {name for name, one in PROTOCOL_REGISTRY.items() if one.allows_trees}
         return [name for name in protocols if name not in beyond]
 
-    def _choose(self, wish: Choosable, here: bool) -> tuple[Plan, Choice, LinkState | None]:
+    def _choose(self, wish: AutoRequest, here: bool) -> tuple[Plan, Choice, LinkState | None]:
         """Choose a plan by the link's state, measuring it first if needed."""
         plans = self.plans(wish)
         state = None
@@ -219,12 +223,12 @@ class Conversation:
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
         # an edge may decide by the link as measured for this request (wisv §VII-B)
-        by_link = any(plan.by_link for plan in plans)
-        matter = by_link or any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
+        by_link = any(plan.depends_on_link for plan in plans)
+        matter = by_link or any(self._learned.message_bytes(plan) > SMALL_BYTES for plan in plans)
         try:
             refresh(link, rates=matter, anew=by_link)
         except AWAY:
-            if not self._patience.starts_alone:
+            if not self._patience.starts_without_edge:
                 raise  # else the first round meets the same loss, and handles it
 
     # Round by round
@@ -233,7 +237,7 @@ class Conversation:
         """Run rounds; under policy "local", with the drafter alone while the edge is away."""
         session = self.session
         if plan.protocol == LOCAL:
-            yield from session.local(plan.law, answer.remaining)
+            yield from session.local(plan.sampling, answer.remaining)
             return
         while self._goes_on(answer):
             try:
@@ -248,7 +252,7 @@ class Conversation:
                     raise
                 _log.info("going on without the edge: %s", error)
                 assert self._link is not None
-                self._link.lost()
+                self._link.on_lost()
                 back = yield from self._alone(plan, answer)
                 if not back and self._goes_on(answer):
                     raise  # the drafter's context is full
@@ -276,9 +280,9 @@ class Conversation:
     def _alone(self, plan: Plan, answer: AnswerBuffer) -> Generator[Round, None, bool]:
         """Run rounds of the drafter alone until the edge is back; returns whether it is."""
         assert self._link is not None
-        for record in self.session.local(plan.law, answer.remaining):
+        for record in self.session.local(plan.sampling, answer.remaining):
             yield record
-            if self._link.look() and self._offered(plan):
+            if self._link.poll() and self._offered(plan):
                 _log.info("the edge is back")
                 return True
         return False

@@ -10,22 +10,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
-from pilotfish.device_runtime.bridge import Asked, Pair, Prompt
+from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.conversation import Choosable, Conversation
+from pilotfish.device_runtime.conversation import AutoRequest, Conversation
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.owners import OWN, Owner
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.family import Family, load_keys
-from pilotfish.device_runtime.link.loss import AWAY, FAIL, Interrupt, OnLinkLoss, Patience
+from pilotfish.device_runtime.link.link_group import LinkGroup, load_keys
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
-from pilotfish.device_runtime.partners import Partners
+from pilotfish.device_runtime.link.retry import AWAY, FAIL, CancelToken, OnLinkLoss, RetryPolicy
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.talk_options import read_talk
-from pilotfish.device_runtime.turn import AnswerStream, DeviceTurns, Turn
+from pilotfish.device_runtime.turn import AnswerStream, DeviceTurn, DeviceTurns
+from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
@@ -90,13 +90,13 @@ class Device:
     ) -> None:
         if lanes < 1:
             raise UnsupportedError(f"A device has at least one lane, not {lanes}.")
-        self._patience = Patience.under(on_link_loss, patience_s)
+        self._patience = RetryPolicy.from_policy(on_link_loss, patience_s)
         self._on_round = on_round
-        self._interrupt = Interrupt()
+        self._interrupt = CancelToken()
         self._link: EdgeLink | None = None
         self._turns = DeviceTurns()
         self._shares = share_texts
-        source = DraftSource.of(draft, text=draft_text, kept=texts, shared=share_texts)
+        source = DraftSource.open(draft, text=draft_text, text_location=texts, shared=share_texts)
         if source.artifact is None and (edge is None or on_link_loss == "local"):
             raise UnsupportedError(
                 "The drafter text repeats what was said, and can say nothing by itself: give it an "
@@ -105,34 +105,34 @@ class Device:
         self._hello = source.hello
         # the edge first: its absence shows at once, while loading a model takes long
         if edge is not None:
-            self._family = Family(edge, load_keys(edge, keys))
+            self._family = LinkGroup(edge, load_keys(edge, keys))
             self._link = self._dial(self._interrupt)
         try:
             drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
-            self._partners = Partners(
+            self._partners = VocabularyPairs(
                 source.vocabulary,
-                source.kept,
-                drafter.pace,
-                drafter.hope,
+                source.vocabulary_subset,
+                drafter.pass_times,
+                drafter.prior_acceptance,
                 self._hello.hidden_size,
                 on_fetch,
             )
-            if self._link is not None and self._patience.starts_alone:
-                self._link.look_out()
+            if self._link is not None and self._patience.starts_without_edge:
+                self._link.wait_briefly()
             self._occupy(drafter)
         except BaseException:
             if self._link is not None:
                 self._link.close()
             raise
 
-    def _dial(self, interrupt: Interrupt) -> EdgeLink:
+    def _dial(self, interrupt: CancelToken) -> EdgeLink:
         """Open a link and, unless the policy allows a later edge, wait for the connection."""
         link = self._family.open(self._patience, interrupt)
         try:
-            link.introduce(self._hello)
-            if not self._patience.starts_alone:
-                link.reach()
-                link.greet()
+            link.set_hello(self._hello)
+            if not self._patience.starts_without_edge:
+                link.connect()
+                link.handshake()
         except BaseException:
             self._family.remove(link)
             link.close()
@@ -149,7 +149,7 @@ class Device:
     def _start_conversation(self) -> None:
         """Start a conversation in the partner's vocabulary."""
         _, pair, learned = self._partner
-        self._drafter.cross(pair.bridge(), pair.fingerprint)
+        self._drafter.set_bridge(pair.bridge(), pair.fingerprint)
         if self._link is not None:
             self._link.require_vocabulary(pair.fingerprint)
         self._conversation = Conversation(
@@ -166,14 +166,14 @@ class Device:
     def _match_vocabulary(self) -> bool:
         """Switch to the vocabulary of the edge greeted last; returns whether it changed."""
         link = self._link
-        if link is None or link.met is None:
+        if link is None or link.welcomed is None:
             return False
-        met = link.met
+        met = link.welcomed
         if self._partners.expect(met) == self._partner.vocabulary:
             return False
         link.require_vocabulary(link.vocabulary)
         try:
-            self._partner = self._partners.meet(link, met)
+            self._partner = self._partners.get(link, met)
         except BaseException as error:
             link.require_vocabulary(self._partner.pair.fingerprint)
             if isinstance(error, PairMismatchError):
@@ -194,13 +194,13 @@ class Device:
         """
         self._turns.check()
         other = copy(self)
-        other._interrupt, other._turns = Interrupt(), DeviceTurns()
-        drafter = self._drafter.beside()
+        other._interrupt, other._turns = CancelToken(), DeviceTurns()
+        drafter = self._drafter.fork()
         try:
             if self._link is not None:
                 other._link = self._dial(other._interrupt)
-                if other._link.met is None:  # not greeted yet: assume the same edge
-                    other._link.meet(self._link.met)
+                if other._link.welcomed is None:  # not greeted yet: assume the same edge
+                    other._link.on_welcome(self._link.welcomed)
             other._occupy(drafter)
         except BaseException:
             if other._link is not None and other._link is not self._link:
@@ -213,7 +213,11 @@ class Device:
     # Answers
 
     def generate(
-        self, prompt: Asked | Prompt, *, owner: Owner = OWN, **options: Unpack[TalkOptions]
+        self,
+        prompt: PromptInput | Prompt,
+        *,
+        owner: Owner = DEFAULT_OWNER,
+        **options: Unpack[TalkOptions],
     ) -> Generation:
         """Generate an answer and return it whole. The options are those of `stream`."""
         with self.stream(prompt, owner=owner, **options) as pieces:
@@ -223,7 +227,11 @@ class Device:
         return pieces.generation
 
     def stream(
-        self, prompt: Asked | Prompt, *, owner: Owner = OWN, **options: Unpack[TalkOptions]
+        self,
+        prompt: PromptInput | Prompt,
+        *,
+        owner: Owner = DEFAULT_OWNER,
+        **options: Unpack[TalkOptions],
     ) -> AnswerStream:
         """Begin an answer, and return its pieces, the whole behind them as ``generation``.
 
@@ -237,11 +245,11 @@ class Device:
         default the device has one user. None keeps nothing.
         """
         asked, how = read_talk(prompt, options)
-        turn = Turn()
+        turn = DeviceTurn()
         try:
             self._turns.take(turn)
             with self._turns.running(turn):
-                self._interrupt.arm()
+                self._interrupt.reset()
                 turn.pieces = self._answer(asked, how, owner)
             return AnswerStream(self._turns, turn, self._finished)
         except BaseException:
@@ -249,7 +257,7 @@ class Device:
             raise
 
     def _answer(
-        self, asked: Asked | Prompt, options: Options, owner: Owner
+        self, asked: PromptInput | Prompt, options: Options, owner: Owner
     ) -> Generator[Piece, None, None]:
         """Greet the edge if need be, check the options, and make the pieces of an answer."""
         wish = self._wanted_plan(options)
@@ -263,7 +271,7 @@ class Device:
         assert self.last is not None
         return self.last
 
-    def _wanted_plan(self, options: Options) -> Plan | Choosable:
+    def _wanted_plan(self, options: Options) -> Plan | AutoRequest:
         """Check the options; returns the plan, or what "auto" chooses from.
 
         The default is "auto"; without an edge it is "local", as there is no other.
@@ -274,30 +282,30 @@ class Device:
             auto = Auto()
         if not isinstance(auto, Auto):
             return plan(**options)
-        self._partner.learned.check(auto.policy)
-        wish = Choosable(auto, options)
+        self._partner.statistics.check(auto.policy)
+        wish = AutoRequest(auto, options)
         self._conversation.plans(wish)
         return wish
 
-    def _meet_edge(self, wish: Plan | Choosable) -> None:
+    def _meet_edge(self, wish: Plan | AutoRequest) -> None:
         """Greet an edge not met before: the prompt's vocabulary depends on it."""
         link = self._link
         if link is None:
             return
         link.lost_ns = None  # ignore an earlier answer's loss
-        if link.met is not None:
+        if link.welcomed is not None:
             return
         if self._patience.policy == "local":
-            link.look()
-        elif isinstance(wish, Choosable) or wish.protocol != LOCAL:
+            link.poll()
+        elif isinstance(wish, AutoRequest) or wish.protocol != LOCAL:
             with suppress(PairMismatchError):  # an edge of another vocabulary has been met, too
-                link.greet()
+                link.handshake()
 
     def _restarted(
         self,
         pieces: Generator[Piece, None, None],
         made: Prompt,
-        wish: Plan | Choosable,
+        wish: Plan | AutoRequest,
         owner: Owner,
     ) -> Generator[Piece, None, None]:
         """Yield the pieces; restarts the answer if the edge's vocabulary is not the prompt's."""
@@ -314,15 +322,15 @@ class Device:
                 return
         yield from self._conversation.answer(self._translated(made), wish, owner)
 
-    def _translated(self, prompt: Asked | Prompt) -> Prompt:
+    def _translated(self, prompt: PromptInput | Prompt) -> Prompt:
         """Translate the prompt to the vocabularies of this pair."""
         pair = self._partner.pair
         if not isinstance(prompt, Prompt):
             return pair.prompt(prompt, most=self.context - 1)
         if prompt.pair == pair.digests:
             return prompt
-        if prompt.in_words or prompt.vocabulary in ("", pair.fingerprint):
-            return pair.prompt(prompt.asked, chat=prompt.chat, most=self.context - 1)
+        if prompt.can_reencode or prompt.vocabulary in ("", pair.fingerprint):
+            return pair.prompt(prompt.source, chat=prompt.chat, most=self.context - 1)
         raise PairMismatchError(
             f"These token ids are of another vocabulary than that of {pair.target.model}, which "
             "the edge serves now: make the prompt again."
@@ -338,18 +346,18 @@ class Device:
 
         Ends its waits for the edge, too; calls that wait for their turn go on.
         """
-        self._interrupt.strike()
+        self._interrupt.cancel()
 
     @property
-    def looked_s(self) -> float:
+    def last_checked_s(self) -> float:
         """When the answer's thread last checked for an interruption (monotonic).
 
         It also checks while it waits for the edge or reads a prompt: a thread that has not checked
         for long hangs, and cannot be interrupted.
         """
-        return self._interrupt.looked_s
+        return self._interrupt.last_checked_s
 
-    def prompt(self, asked: Asked, *, chat: bool = True) -> Prompt:
+    def prompt(self, asked: PromptInput, *, chat: bool = True) -> Prompt:
         """Tokenise a prompt as `stream` does, for target and drafter.
 
         chat: a text is a user message; otherwise it is used as it is. The vocabulary is that of the
@@ -358,12 +366,12 @@ class Device:
         return self._partners.latest.pair.prompt(asked, chat=chat, most=self.context - 1)
 
     @property
-    def acquainted(self) -> bool:
+    def knows_target(self) -> bool:
         """Whether `prompt` knows the edge's vocabulary, or there is no edge."""
         link, partners = self._link, self._partners
         if link is None:
             return True
-        met = link.met
+        met = link.welcomed
         return met is not None and partners.expect(met) == partners.latest.vocabulary
 
     @property
@@ -391,7 +399,7 @@ class Device:
         """The most tokens of prompt and answer together; an edge may allow fewer."""
         return self._conversation.session.context
 
-    def shared(self, prompt: Prompt, owner: Owner = OWN) -> int:
+    def shared(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER) -> int:
         """Count the first tokens of an owner's prompt that this conversation already holds."""
         if prompt.vocabulary != self._partner.pair.fingerprint:
             return 0  # ids of another vocabulary
@@ -410,7 +418,7 @@ class Device:
     @property
     def evidence(self) -> Evidence:
         """The evidence that protocol "auto" decides by, shared by all lanes."""
-        return self._partner.learned.evidence
+        return self._partner.statistics.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
         """Measure the link to the edge with a ping; rates: and with a larger one, its rates.
@@ -420,7 +428,7 @@ class Device:
         with self._turns.turn():
             if self._link is None:
                 raise UnsupportedError("This device has no edge, so there is no link to measure.")
-            self._interrupt.arm()
+            self._interrupt.reset()
             ping(self._link)
             if rates:
                 ping(self._link, PROBE_BYTES)
@@ -430,7 +438,7 @@ class Device:
     def link_up(self) -> bool:
         """Whether there is a connection to the edge."""
         link = self._link
-        return link is not None and self._turns.usable and link.up()
+        return link is not None and self._turns.usable and link.is_up()
 
     @property
     def link_status(self) -> LinkStatus | None:
@@ -479,7 +487,7 @@ class Device:
 
         Ends the present answer, and refuses what waits for its turn, with `DeviceClosedError`.
         """
-        if not self._turns.close(self._interrupt.strike):
+        if not self._turns.close(self._interrupt.cancel):
             return
         link, self._link = self._link, None
         try:
@@ -508,10 +516,10 @@ def connect(edge: str, keys: str | Path | None, patience_s: float | None = None)
 
     patience_s: how long the edge may be away, or owe a reply; None: as under the policy "fail".
     """
-    patience = FAIL if patience_s is None else Patience.under("wait", patience_s)
+    patience = FAIL if patience_s is None else RetryPolicy.from_policy("wait", patience_s)
     link = EdgeLink(edge, load_keys(edge, keys), patience)
     try:
-        link.reach()
+        link.connect()
     except BaseException:
         link.close()
         raise

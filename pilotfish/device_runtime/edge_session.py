@@ -19,16 +19,16 @@ from pilotfish.base.errors import (
     UnknownSessionError,
 )
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.loss import BUSY, Setbacks
-from pilotfish.device_runtime.link.pending import Sent
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.pending import SentRequest
+from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import LOCAL, Draft, SpeculationProtocol
-from pilotfish.wire.protocols.exchange import NO_IDS
+from pilotfish.wire.protocols.protocol import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
@@ -39,7 +39,7 @@ _UNLIMITED = m.Limits(
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifiedWindow:
     """A window's verdict, its times and its bytes.
 
     frames: the verdict's, and that of the logprobs if they were asked for. timings: of all
@@ -57,7 +57,7 @@ class Verified:
     inquired: int = 0
 
 
-class Streamed(NamedTuple):
+class StreamedTokens(NamedTuple):
     """Tokens of a stream; the frames are their ids.
 
     waited_ns: time spent waiting for them; short if they had arrived before.
@@ -85,7 +85,9 @@ class EdgeSession:
         self._since = 0  # tokens of its prompt
         self._conditions: m.DecisionConditions | None = None
         self._begun = 0  # committed tokens when the edge was last told to begin
-        self.prompt_told = True  # the prompt's log-probabilities have come, if they were asked for
+        self.has_prompt_logprobs = (
+            True  # the prompt's log-probabilities have come, if they were asked for
+        )
         self._known_limits = _UNLIMITED
         self._begun_on = 0  # the connection over which the edge was last told to begin; 0: none
 
@@ -111,20 +113,20 @@ class EdgeSession:
         since: tokens of its prompt.
         """
         self._plan, self._since, self._conditions = plan, since, conditions
-        self.prompt_told = plan.prompt_logprobs is None
+        self.has_prompt_logprobs = plan.prompt_logprobs is None
 
     def truncate(self, length: int) -> None:
         """Note that the committed tokens were cut to ``length``."""
         self._held = min(self._held, length)
 
-    def agree(self, length: int) -> None:
+    def set_edge_length(self, length: int) -> None:
         """Note that the edge holds ``length`` committed tokens."""
         self._held = length
 
     def begin(self) -> None:
         """Send `begin`: the committed tokens that the edge lacks, and how to sample."""
         assert self._plan is not None
-        law = self._plan.law
+        law = self._plan.sampling
         self._generation += 1
         begin = m.Begin(
             session=self._id,
@@ -141,14 +143,14 @@ class EdgeSession:
             min_p=law.sampling.min_p,
             shape=m.LogitsOptionsMsg.from_options(law.logits_options, self._since),
             logprobs=self._plan.logprobs,
-            prompt_logprobs=None if self.prompt_told else self._plan.prompt_logprobs,
+            prompt_logprobs=None if self.has_prompt_logprobs else self._plan.prompt_logprobs,
         )
         self._begun = len(self._committed)
         missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
         if law.logits_options.grammar is not None:
             frames.append(law.logits_options.grammar.text.encode())
-        self._edge.tell(begin, frames)
+        self._edge.notify(begin, frames)
         self._begun_on = self._edge.connection
         self._held = len(self._committed)
 
@@ -161,7 +163,7 @@ class EdgeSession:
         if isinstance(reason, UnknownSessionError):
             self._id = secrets.token_bytes(16)
         if self._edge.connection != self._begun_on:  # so quick a return that nothing else showed it
-            self._edge.lost()
+            self._edge.on_lost()
         self._held = 0
         self.begin()
 
@@ -181,13 +183,13 @@ class EdgeSession:
         self._id = secrets.token_bytes(16)
         self._held = 0
 
-    def tells_prompt(self, start: int) -> bool:
+    def expects_prompt_logprobs(self, start: int) -> bool:
         """Whether a reply from this position on has the prompt's log-probabilities."""
-        return not self.prompt_told and start == self._begun
+        return not self.has_prompt_logprobs and start == self._begun
 
     # Windows
 
-    def send(self, exchange: SpeculationProtocol[Any], draft: Draft) -> Sent:
+    def send(self, exchange: SpeculationProtocol[Any], draft: Draft) -> SentRequest:
         """Send a window, with the pending token before it if there is one."""
         all_held = self._held == len(self._committed)
         pending = NO_IDS if all_held else self._committed.ids[self._held :].copy()
@@ -201,21 +203,21 @@ class EdgeSession:
         self._require_room(frames)
         return self._edge.send(window, frames)
 
-    def verdict(
+    def wait_verdict(
         self,
         exchange: SpeculationProtocol[Any],
         draft: Draft,
-        sent: Sent,
+        sent: SentRequest,
         drafted_ns: int,
         *,
         late: bool = False,
-    ) -> Verified | None:
+    ) -> VerifiedWindow | None:
         """Wait for the verdict on a window; begins again at an edge that lost the session.
 
         Returns None if another edge with smaller windows has come: draft again. late: the drafter
         has worked since the window was sent.
         """
-        setbacks = Setbacks(self._edge)
+        setbacks = RetryBudget(self._edge)
         while True:
             wanted = self._answers(len(self._committed), m.Verdict, m.StatesRequest)
             try:
@@ -241,16 +243,16 @@ class EdgeSession:
 
     def _supplied(
         self, exchange: SpeculationProtocol[Any], draft: Draft, first: TimedReply, drafted_ns: int
-    ) -> Verified:
+    ) -> VerifiedWindow:
         """Send the hidden states that the edge asked for, and wait for the verdict."""
         inquiry = first.reply
         assert isinstance(inquiry, m.StatesRequest)
-        timings = self._edge.gauge.timings(first, inquiry.times, drafted_ns)
+        timings = self._edge.estimator.timings(first, inquiry.times, drafted_ns)
         start = len(self._committed)
         states = m.States(session=self._id, generation=self._generation, start=start)
         frames = exchange.encode_states(draft, first.frames)
         self._require_room(frames)
-        answer = self._edge.ask(states, frames, self._answers(start, m.Verdict))
+        answer = self._edge.request(states, frames, self._answers(start, m.Verdict))
         assert isinstance(answer.reply, m.Verdict)
         found = self._verified(answer, answer.reply, first.received_ns)
         found.timings = timings + found.timings
@@ -260,12 +262,12 @@ class EdgeSession:
         found.inquired = len(first.frames[0])
         return found
 
-    def _verified(self, answer: TimedReply, verdict: m.Verdict, ready_ns: int) -> Verified:
+    def _verified(self, answer: TimedReply, verdict: m.Verdict, ready_ns: int) -> VerifiedWindow:
         """Build a verified window from a reply, and feed the link's meter."""
-        return Verified(
+        return VerifiedWindow(
             verdict,
             answer.frames,
-            self._edge.gauge.timings(answer, verdict.times, ready_ns),
+            self._edge.estimator.timings(answer, verdict.times, ready_ns),
             answer.uplink_bytes,
             answer.downlink_bytes,
             answer.received_ns,
@@ -300,9 +302,9 @@ class EdgeSession:
         hint = m.Hint(session=self._id, generation=self._generation, start=start, hash=digest)
         return self._edge.try_send(hint, frames)
 
-    def streamed(
-        self, count: int, meanwhile: Callable[[], bool] | None = None
-    ) -> Iterator[Streamed]:
+    def stream_tokens(
+        self, count: int, on_idle: Callable[[], bool] | None = None
+    ) -> Iterator[StreamedTokens]:
         """Yield ``count`` tokens that the target generates; commit each part before the next.
 
         Tokens are asked for ahead, at most as many as the edge keeps for a slow reader. meanwhile:
@@ -311,7 +313,7 @@ class EdgeSession:
         expected = len(self._committed) + count
         pulled = 0  # the tokens before this position have been asked for
         begun = False
-        setbacks = Setbacks(self._edge)
+        setbacks = RetryBudget(self._edge)
         while (start := len(self._committed)) < expected:
             pull = m.Pull(
                 session=self._id,
@@ -329,8 +331,8 @@ class EdgeSession:
                 else:
                     if pulled < expected and pulled - start <= _AGAIN:
                         more_bytes = self._edge.try_send(pull) or 0
-                    sent = Sent(pull, (), more_bytes, before_ns)
-                answer = self._edge.wait(sent, wanted, meanwhile=meanwhile)
+                    sent = SentRequest(pull, (), more_bytes, before_ns)
+                answer = self._edge.wait(sent, wanted, on_idle=on_idle)
                 begun = True
             except _RECOVERABLE as error:
                 begun = False
@@ -339,9 +341,9 @@ class EdgeSession:
                 continue
             if asked or more_bytes:
                 pulled = start + pull.count
-            setbacks = Setbacks(self._edge)
+            setbacks = RetryBudget(self._edge)
             reply = answer.reply
             assert isinstance(reply, m.Tokens)
             if asked:  # other replies left the edge before this request reached it
-                self._edge.gauge.measure(answer, reply.times.received_ns, reply.times.held_ns)
-            yield Streamed(reply, answer, answer.received_ns - before_ns)
+                self._edge.estimator.measure(answer, reply.times.received_ns, reply.times.held_ns)
+            yield StreamedTokens(reply, answer, answer.received_ns - before_ns)

@@ -17,11 +17,11 @@ import numpy as np
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
+from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
-from pilotfish.speculation.odds import AcceptanceEstimator
-from pilotfish.speculation.shaping import LogitsProcessor
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
-from pilotfish.wire.protocols.exchange import Ids
+from pilotfish.wire.protocols.protocol import Ids
 
 # Hints are sent no more often than so, in passes: at first, and where so many drafts are told.
 _AT_FIRST, _LATER, _ENOUGH = 0.25, 1.0, 6
@@ -66,7 +66,7 @@ class Forerunner:
         self._last, self._ends = last, ends
         self._lead = DraftAhead()
         self._lead.start(committed)
-        self._room = drafter.room(committed)
+        self._room = drafter.remaining_context(committed)
         self._incarnation = edge.incarnation
         self._forced: list[int] = []  # positions of drafts that a grammar forced
         self._stuck = False  # the drafter cannot say what may follow
@@ -106,10 +106,10 @@ class Forerunner:
         shaper, position = self._shaper, self._lead.committed + len(drafts)
         if shaper is not None:
             token = shaper.forced_token(committed, drafts.tolist())
-            if token is not None and self._drafter.bridge.has(token):
+            if token is not None and self._drafter.bridge.can_draft(token):
                 self._forced.append(position)
                 return token, self._odds.estimate(math.inf), math.inf
-        level = self._drafter.advance(committed, drafts)
+        level = self._drafter.predict_next(committed, drafts)
         if level is None:
             return None
         if shaper is not None:
@@ -117,9 +117,9 @@ class Forerunner:
             if dead or np.isneginf(level.logits.max()):
                 return None
         token, margin = draft_with_margin(level.logits[0], self._plan.drafting, position)
-        if level.odds is None:
+        if level.acceptance is None:
             return token, self._odds.estimate(margin), margin
-        return token, level.odds[0], None
+        return token, level.acceptance[0], None
 
     def _done(self) -> bool:
         """Whether a further draft is not worth a pass, or there is no room for it."""
@@ -161,7 +161,7 @@ class Forerunner:
         for at, margin in enumerate(met.margins):
             if margin is not None:
                 self._odds.update(margin, at < met.agreed)
-        self._room = self._drafter.room(self._lead.text.ids[: self._lead.committed])
+        self._room = self._drafter.remaining_context(self._lead.text.ids[: self._lead.committed])
         self._pace_s = pass_s
         forced = self._met_forced(begin, met.agreed) if self._forced else ()
         leg = Leg(self._drafted, self._spent_s, self._sent_bytes, forced)

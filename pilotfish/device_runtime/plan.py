@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Grammar, LogitsOptions
+from pilotfish.speculation.logits_options import Grammar, LogitsOptions
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.messages import MAX_LOGPROBS, MAX_WINDOW
 from pilotfish.wire.protocols import (
@@ -125,7 +125,7 @@ class Plan:
 
     protocol: str
     exchange: SpeculationProtocol[Any] | None
-    law: SamplingParams
+    sampling: SamplingParams
     drafting: SamplingParams
     expansion: Expansion
     auto: bool
@@ -139,23 +139,23 @@ class Plan:
         """Whether the target generates by itself: `stream`, or with hints."""
         return streams(self.protocol)
 
-    def constrained(self, grammar: Grammar | None) -> "Plan":
+    def with_grammar(self, grammar: Grammar | None) -> "Plan":
         """Return the plan for answers of this grammar."""
-        if grammar == self.law.logits_options.grammar:
+        if grammar == self.sampling.logits_options.grammar:
             return self
         law, drafting = (
             replace(one, logits_options=replace(one.logits_options, grammar=grammar))
-            for one in (self.law, self.drafting)
+            for one in (self.sampling, self.drafting)
         )
-        return replace(self, law=law, drafting=drafting)
+        return replace(self, sampling=law, drafting=drafting)
 
     @property
-    def by_link(self) -> bool:
+    def depends_on_link(self) -> bool:
         """Whether the edge's decisions depend on the link as measured for this request."""
         return self.exchange is not None and self.exchange.decides_by_link
 
     @property
-    def needs(self) -> str:
+    def requires(self) -> str:
         """The optional part of an edge that this plan needs; "" for none."""
         return self.exchange.requires if self.exchange is not None else ""
 
@@ -238,7 +238,7 @@ def plan(
     return Plan(
         protocol=protocol,
         exchange=exchange,
-        law=SamplingParams(sampling=target, seed=seed, logits_options=shaping),
+        sampling=SamplingParams(sampling=target, seed=seed, logits_options=shaping),
         drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=shaping),
         expansion=_expansion(protocol, exchange, window, expansion),
         auto=window == AUTO,
@@ -264,8 +264,8 @@ def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], Protoco
     return found
 
 
-def expect_taken(
-    protocol: str, given: Collection[str], written: Callable[[str], str] = str
+def expect_effective(
+    protocol: str, passed: Collection[str], written: Callable[[str], str] = str
 ) -> None:
     """Raise `UnsupportedError` for options that have no effect under this protocol.
 
@@ -276,7 +276,7 @@ def expect_taken(
         if protocol in PROTOCOL_REGISTRY
         else ()
     )
-    for name in given:
+    for name in passed:
         if name not in taken:
             has = [
                 one

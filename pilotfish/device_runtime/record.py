@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from pilotfish.engines.families.reader import Turn, TurnPart
+from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import LOCAL, counters, streams
@@ -189,7 +189,7 @@ class Generation:
     @property
     def turn(self) -> Turn:
         """The answer's words, its thought, and its calls of tools."""
-        return Turn.of(self.parts)
+        return Turn.from_parts(self.parts)
 
     @property
     def logprobs(self) -> list[TokenLogprob | None]:

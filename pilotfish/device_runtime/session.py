@@ -24,25 +24,25 @@ from pilotfish.base.errors import (
     TokenOutOfRangeError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.advice import Advice
 from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.draft_advice import DraftAdvice
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.owners import OWN, Owner
-from pilotfish.device_runtime.edge_session import EdgeSession, Streamed, Verified
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
+from pilotfish.device_runtime.edge_session import EdgeSession, StreamedTokens, VerifiedWindow
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.odds import AcceptanceEstimator
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.codecs.logprobs import TokenLogprob, decode_logprobs
-from pilotfish.wire.committed import CommittedTokens, common_prefix
+from pilotfish.wire.committed_tokens import CommittedTokens, common_prefix
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
 from pilotfish.wire.protocols import (
     LOCAL,
@@ -70,7 +70,7 @@ class Session:
         self,
         drafter: Drafter,
         link: EdgeLink | None,
-        interrupt: Interrupt | None = None,
+        interrupt: CancelToken | None = None,
         *,
         shares: bool = False,
     ) -> None:
@@ -78,7 +78,7 @@ class Session:
         self._drafter = drafter
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
-        self._interrupt = interrupt or Interrupt()
+        self._interrupt = interrupt or CancelToken()
         # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
         self._odds = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._plan: Plan | None = None
@@ -86,9 +86,9 @@ class Session:
         self._prompt_length = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []  # if asked for, once they have come
         self._shaper: LogitsProcessor | None = None
-        self._constraint: Advice | None = None
+        self._constraint: DraftAdvice | None = None
         self._shares = shares
-        self._owner: Owner = OWN  # whose the committed tokens are
+        self._owner: Owner = DEFAULT_OWNER  # whose the committed tokens are
 
     @property
     def context(self) -> int:
@@ -105,8 +105,8 @@ class Session:
         prompt: Prompt,
         plan: Plan,
         channel: Channel = _UNKNOWN,
-        constraint: Advice | None = None,
-        owner: Owner = OWN,
+        constraint: DraftAdvice | None = None,
+        owner: Owner = DEFAULT_OWNER,
     ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
@@ -121,24 +121,27 @@ class Session:
                 f"The prompt has {len(ids)} tokens; drafter and target together take at most "
                 f"{self.context - 1}."
             )
-        if plan.protocol == LOCAL and len(prompt.own) > self._drafter.context:
+        if plan.protocol == LOCAL and len(prompt.draft_ids) > self._drafter.context:
             raise PromptTooLongError(
-                f"The prompt has {len(prompt.own)} tokens of the drafter's, which takes at most "
+                f"The prompt has {len(prompt.draft_ids)} tokens of the drafter's, which takes at most "
                 f"{self._drafter.context}."
             )
         self._check_drafter(plan)
-        biased = max(plan.law.logits_options.logit_bias, default=0)
+        biased = max(plan.sampling.logits_options.logit_bias, default=0)
         if biased >= self._vocab:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
-        self._shaper, self._constraint = plan.law.logits_processor(len(ids), constraint), constraint
+        self._shaper, self._constraint = (
+            plan.sampling.logits_processor(len(ids), constraint),
+            constraint,
+        )
         kept = self.shared(ids, owner)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
         if owner != self._owner:
             if not self._shares:
-                self._drafter.forget()
+                self._drafter.reset()
                 self.edge.forget()
             self._owner = owner
         self._drafter.start(prompt, owner, lossless=lossless(plan.protocol))
@@ -150,23 +153,23 @@ class Session:
     def _check_drafter(self, plan: Plan) -> None:
         """Raise `UnsupportedError` for a plan that this drafter cannot follow."""
         drafter = self._drafter
-        if drafter.unbranched and any(count > 1 for count in plan.expansion):
+        if drafter.no_tree_reason and any(count > 1 for count in plan.expansion):
             raise UnsupportedError(
-                f"The drafter {drafter.name} {drafter.unbranched}, so it drafts no trees for "
+                f"The drafter {drafter.name} {drafter.no_tree_reason}, so it drafts no trees for "
                 f"protocol {plan.protocol}: use greedy or tslt."
             )
-        if plan.needs and not drafter.hidden_size:
+        if plan.requires and not drafter.hidden_size:
             raise UnsupportedError(
                 f"The drafter {drafter.name} drafts without hidden states, which protocol "
                 f"{plan.protocol} needs: use greedy or tslt."
             )
-        if plan.protocol == LOCAL and not drafter.alone:
+        if plan.protocol == LOCAL and not drafter.standalone:
             raise UnsupportedError(
                 f"The drafter {drafter.name} repeats what was said, and can say nothing by itself: "
                 "protocol local needs a model."
             )
 
-    def shared(self, prompt: NDArray[np.uint32], owner: Owner = OWN) -> int:
+    def shared(self, prompt: NDArray[np.uint32], owner: Owner = DEFAULT_OWNER) -> int:
         """Count the first tokens of the owner's prompt that the session holds already."""
         if owner != self._owner and not self._shares:
             return 0
@@ -179,11 +182,11 @@ class Session:
             self._constraint.alone = False
         self.edge.begin()
         if not self._plan.streams:  # while the edge reads, too
-            self._drafter.read(self.committed.ids, self._interrupt.check)
+            self._drafter.prefill(self.committed.ids, self._interrupt.check)
 
     def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:
         """Return what a decision head needs of link and drafter; None for other protocols."""
-        if not plan.by_link:
+        if not plan.depends_on_link:
             return None
         return DecisionConditions(
             drafter=self._drafter.origin,
@@ -216,8 +219,8 @@ class Session:
             drafted_ns = time.monotonic_ns()
             sent = self.edge.send(exchange, draft)
             if exchange.requests_states:  # the edge may ask for the last token's state
-                self._drafter.read_last()
-            reply = self.edge.verdict(
+                self._drafter.decode_last()
+            reply = self.edge.wait_verdict(
                 exchange, draft, sent, drafted_ns, late=exchange.requests_states
             )
         ruling = self._prompt_of(plan, _ruling(draft, reply), start)
@@ -225,14 +228,14 @@ class Session:
         accepted = len(draft.path(ruling.accepted))
         notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
         token = exchange.finish_round(
-            draft, ruling, plan.law, round_start=start, vocab_size=self._vocab
+            draft, ruling, plan.sampling, round_start=start, vocab_size=self._vocab
         )
         tokens = self._commit(draft, ruling, token)
         reply.timings.draft += (drafted_ns - began_ns) * _NS
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
         self._last = _record(exchange, draft, notes, reply, start, tokens)
         self._last.logprobs = logprobs
-        self._last.forced = self._drafter.forced(accepted)
+        self._last.forced = self._drafter.forced_positions(accepted)
         return self._last
 
     def _logprobs_of(
@@ -259,7 +262,7 @@ class Session:
 
     def _prompt_of(self, plan: Plan, ruling: Decision, start: int) -> Decision:
         """Return the ruling without the frame of the prompt's logprobs, if it has one."""
-        if not self.edge.tells_prompt(start):
+        if not self.edge.expects_prompt_logprobs(start):
             return ruling
         if not ruling.frames:
             raise MalformedError("The edge's verdict lacks the prompt's logprobs.")
@@ -272,7 +275,7 @@ class Session:
         assert plan.prompt_logprobs is not None
         told = decode_logprobs(frame, plan.prompt_logprobs, self._vocab, (start - 1,))
         self.prompt_logprobs = [None, *told[: self._prompt_length - 1]]
-        self.edge.prompt_told = True
+        self.edge.has_prompt_logprobs = True
 
     def _draft(
         self, plan: Plan, exchange: SpeculationProtocol[Any], remaining: int, ends: Collection[int]
@@ -286,7 +289,7 @@ class Session:
             exchange,
             plan.drafting,
             ends,
-            shaper=self._shaper,
+            logits_processor=self._shaper,
             auto=plan.auto,
         )
 
@@ -298,7 +301,7 @@ class Session:
         tokens = [*(ids[node - 1] for node in path), token]
         self.committed.extend(tokens)
         # a token sampled here is pending: the edge gets it with the next window
-        self.edge.agree(len(self.committed) - (ruling.token is None))
+        self.edge.set_edge_length(len(self.committed) - (ruling.token is None))
         self._drafter.keep_path(path)
         return tokens
 
@@ -321,10 +324,10 @@ class Session:
         end = len(self.committed) + count
         runner = self._forerunner(plan, count, ends)
         if runner is None:
-            for tokens in self.edge.streamed(count):
+            for tokens in self.edge.stream_tokens(count):
                 yield self._streamed(plan, tokens, end)
             return
-        for tokens in self.edge.streamed(count, runner.step):
+        for tokens in self.edge.stream_tokens(count, runner.step):
             record = self._streamed(plan, tokens, end)
             met, leg = runner.meet(record.tokens, record.source, record.pass_s)
             record.run = (met.depth, met.compared, met.agreed)
@@ -343,18 +346,18 @@ class Session:
             self._drafter,
             self.edge,
             plan,
-            self._odds[plan.law.sampling.greedy],
+            self._odds[plan.sampling.sampling.greedy],
             committed,
             self._shaper,
             last=len(committed) + count - 1,
             ends=ends,
         )
 
-    def _streamed(self, plan: Plan, tokens: Streamed, end: int) -> Round:
+    def _streamed(self, plan: Plan, tokens: StreamedTokens, end: int) -> Round:
         """Commit tokens of the target; ``end``: no position from there on was asked for."""
         reply, answer, waited_ns = tokens
         start = len(self.committed)
-        prompt = self.edge.tells_prompt(start)
+        prompt = self.edge.expects_prompt_logprobs(start)
         asked = (plan.logprobs is not None) + prompt
         if len(answer.frames) != 1 + asked or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens, or logprobs.")
@@ -369,7 +372,7 @@ class Session:
         if plan.logprobs is not None:
             logprobs = decode_logprobs(answer.frames[1], plan.logprobs, self._vocab, (len(ids),))
         self.committed.extend(ids)
-        self.edge.agree(len(self.committed))
+        self.edge.set_edge_length(len(self.committed))
         # only the part of the pass that was waited for: the tokens may have arrived before
         verify_ns = min(waited_ns, reply.times.verify_ns)
         return Round(
@@ -401,11 +404,11 @@ class Session:
     def local(self, law: SamplingParams, count: int) -> Iterator[Round]:
         """Run `local`: the drafter generates alone, until its context is full."""
         for _ in range(min(count, self.context - len(self.committed))):
-            if self._drafter.room(self.committed.ids) < 0:
+            if self._drafter.remaining_context(self.committed.ids) < 0:
                 return
             started_ns = time.monotonic_ns()
             start = len(self.committed)
-            self._drafter.read(self.committed.ids, self._interrupt.check)
+            self._drafter.prefill(self.committed.ids, self._interrupt.check)
             logits = self._drafter.logits(self.committed.ids)
             self._shape_alone(logits)
             token = choose(logits, law, start, Purpose.LOCAL)
@@ -430,7 +433,7 @@ def _shared(waited: Timings, draft_s: float) -> Timings:
     return Timings(draft=draft_s, verify=verify_s, downlink=downlink_s)
 
 
-def _ruling(draft: Draft, reply: Verified) -> Decision:
+def _ruling(draft: Draft, reply: VerifiedWindow) -> Decision:
     """Convert the verdict to a ruling; `MalformedError` if it does not fit the window."""
     verdict = reply.verdict
     if verdict.accepted > len(draft.ids):
@@ -442,7 +445,7 @@ def _record(
     exchange: SpeculationProtocol[Any],
     draft: Draft,
     notes: dict[str, float],
-    reply: Verified,
+    reply: VerifiedWindow,
     start: int,
     tokens: list[int],
 ) -> Round:

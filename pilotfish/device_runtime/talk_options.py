@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import cast
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.bridge import Asked, Prompt, Talk, are_messages
+from pilotfish.device_runtime.bridge import Prompt, PromptInput, Talk, are_messages
 from pilotfish.device_runtime.plan import Options, TalkOptions
-from pilotfish.engines.families import Tools
+from pilotfish.engines.chat_formats import Tools
 
 _NAMES = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 
 
-def read_talk(prompt: Asked | Prompt, options: TalkOptions) -> tuple[Asked | Prompt, Options]:
+def read_talk(
+    prompt: PromptInput | Prompt, options: TalkOptions
+) -> tuple[PromptInput | Prompt, Options]:
     """Split the options: make a `Talk` of the prompt and the options about tools and thinking.
 
     Returns the talk, or the prompt as it is if there are no such options, and the other options.

@@ -1,6 +1,6 @@
 """The turns of one `Device`: it has one conversation, so one answer at a time may use it.
 
-In:  calls from any thread. Out: a `Turn` for each, in the order of request, or a typed error.
+In:  calls from any thread. Out: a `DeviceTurn` for each, in the order of request, or a typed error.
 
 A thread that has an answer open would wait for itself, so it is refused at once. After `close`, and
 in a process that was forked from the device's own, every call is refused: the sockets and the
@@ -42,7 +42,7 @@ def _note_collection(phase: Literal["start", "stop"], _: dict[str, int]) -> None
 gc.callbacks.append(_note_collection)
 
 
-class Turn:
+class DeviceTurn:
     """The right to use a device, from an answer's beginning to its end.
 
     pieces: what makes the answer. opener: the thread that began it; reader: the one that took its
@@ -63,8 +63,8 @@ class DeviceTurns:
     def __init__(self) -> None:
         # Re-entrant: a caller that waits ends a dropped answer itself.
         self._changed = threading.Condition(threading.RLock())
-        self._waiting: deque[Turn] = deque()
-        self._present: Turn | None = None
+        self._waiting: deque[DeviceTurn] = deque()
+        self._present: DeviceTurn | None = None
         self._process = os.getpid()
         self._closed = self._ended = False
 
@@ -88,7 +88,7 @@ class DeviceTurns:
         if self._closed:
             raise DeviceClosedError("The device is closed: open another one.")
 
-    def take(self, turn: Turn) -> None:
+    def take(self, turn: DeviceTurn) -> None:
         """Wait for a turn, which the caller passes to `end` whatever comes of it.
 
         Raises `DeviceInUseError` if this thread has the present one, and `DeviceClosedError`.
@@ -109,7 +109,7 @@ class DeviceTurns:
             finally:
                 self._forget(turn)
 
-    def _forget(self, turn: Turn) -> None:
+    def _forget(self, turn: DeviceTurn) -> None:
         """Let a turn wait no longer."""
         if turn in self._waiting:
             self._waiting.remove(turn)
@@ -124,7 +124,7 @@ class DeviceTurns:
             )
 
     @contextmanager
-    def running(self, turn: Turn) -> Iterator[None]:
+    def running(self, turn: DeviceTurn) -> Iterator[None]:
         """Work on an answer in the calling thread during the block."""
         self.check()
         me = threading.current_thread()
@@ -147,7 +147,7 @@ class DeviceTurns:
                 turn.running = None
                 self._changed.notify_all()
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: DeviceTurn) -> None:
         """Give up the answer if it has not ended, and free the device; for any thread.
 
         Raises `DeviceInUseError` while another thread works on it.
@@ -178,7 +178,7 @@ class DeviceTurns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Use the device for the block."""
-        turn = Turn()
+        turn = DeviceTurn()
         try:
             self.take(turn)
             with self.running(turn):
@@ -217,7 +217,9 @@ class AnswerStream(Iterator[Piece]):
     thread, in one at a time. generation: the whole answer once it has ended; None before.
     """
 
-    def __init__(self, turns: DeviceTurns, turn: Turn, whole: Callable[[], Generation]) -> None:
+    def __init__(
+        self, turns: DeviceTurns, turn: DeviceTurn, whole: Callable[[], Generation]
+    ) -> None:
         self._turns, self._turn, self._whole = turns, turn, whole
         self.generation: Generation | None = None
 

@@ -14,20 +14,20 @@ import msgspec
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.files import PRIVATE
-from pilotfish.base.reading import content, reading
-from pilotfish.distill.asking import Prompting
-from pilotfish.distill.rows import TrainingRow
+from pilotfish.base.reading import read_content, reading_file
+from pilotfish.distill.prompt_selection import DistillPrompt
+from pilotfish.distill.training_rows import TrainingRow
 
 
-class Lesson(msgspec.Struct, frozen=True):
+class TrainingExample(msgspec.Struct, frozen=True):
     """A prompt with its answer.
 
-    key: the prompt's (`Prompting.key`). held: it is not learnt from. told: the prompt in the
+    key: the prompt's (`DistillPrompt.key`). held: it is not learnt from. told: the prompt in the
     target's ids. answer: the target's. row: the same as the drafter reads it.
     """
 
     key: str
-    prompting: Prompting
+    prompting: DistillPrompt
     held: bool
     told: list[int]
     answer: list[int]
@@ -40,22 +40,22 @@ class Lesson(msgspec.Struct, frozen=True):
         return self.prompting.kind
 
 
-class LessonFile:
+class TrainingExampleFile:
     """The answers that are there, and more. `add` may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.answers: dict[str, Lesson] = {}
+        self.answers: dict[str, TrainingExample] = {}
         self._lock = Lock()
         if path.exists():
             self._read()
 
-    def add(self, one: Lesson) -> None:
+    def add(self, example: TrainingExample) -> None:
         """Append an answer; it is with the operating system when this returns.
 
         Raises `OSError` if it cannot be written; the file is then as it was before.
         """
-        line = msgspec.json.encode(one) + b"\n"
+        line = msgspec.json.encode(example) + b"\n"
         with self._lock:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
             try:
@@ -63,15 +63,15 @@ class LessonFile:
                 _write(descriptor, line, before, self.path)
             finally:
                 os.close(descriptor)
-            self.answers[one.key] = one
+            self.answers[example.key] = example
 
     def _read(self) -> None:
-        with reading(lambda problem: RunFileError(f"{self.path} cannot be read: {problem}.")):
-            data = content(self.path)
+        with reading_file(lambda problem: RunFileError(f"{self.path} cannot be read: {problem}.")):
+            data = read_content(self.path)
         whole = data.rfind(b"\n") + 1
-        decoder = msgspec.json.Decoder(Lesson)
+        decoder = msgspec.json.Decoder(TrainingExample)
         for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
-            with reading(partial(self._damaged, number)):
+            with reading_file(partial(self._damaged, number)):
                 one = decoder.decode(line)
             self.answers[one.key] = one
         if whole < len(data):

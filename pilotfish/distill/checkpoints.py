@@ -10,8 +10,8 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.base.files import beside, take_place
-from pilotfish.base.reading import reading
+from pilotfish.base.files import move_into_place, partial_path
+from pilotfish.base.reading import reading_file
 
 if TYPE_CHECKING:
     import torch
@@ -21,13 +21,13 @@ def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float])
     """Write tensors and what is to be said of them, whole or not at all."""
     from safetensors.torch import save_file
 
-    partial = beside(path)
+    partial = partial_path(path)
     try:
         told = {"facts": msgspec.json.encode(facts).decode()}
         save_file({name: one.contiguous() for name, one in tensors.items()}, partial, told)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        take_place(partial, path)
+        move_into_place(partial, path)
     except SafetensorError as error:  # what safetensors makes of a full disk
         partial.unlink(missing_ok=True)
         raise OSError(f"{path} cannot be written: {error}") from error
@@ -52,7 +52,7 @@ def restore_facts(path: Path) -> dict[str, Any]:
             "train from the start; the answers stay."
         )
 
-    with reading(damaged):
+    with reading_file(damaged):
         try:
             with safe_open(path, "pt") as file:
                 return msgspec.json.decode(file.metadata()["facts"], type=dict[str, float])

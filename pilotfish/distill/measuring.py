@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.distill.answers import Lesson
-from pilotfish.distill.rows import NOWHERE, Agreement, TrainingRow, agreement
+from pilotfish.distill.answers import TrainingExample
+from pilotfish.distill.training_rows import NOWHERE, Agreement, TrainingRow, agreement
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
-from pilotfish.engines.settings import EngineSettings
 
 _AT_ONCE = 64  # rows of logits at a time; 64 over 150,000 tokens are 40 MB
 ALL = "all"
@@ -60,7 +60,7 @@ class Measurer:
 
 
 def by_kind(
-    answers: Sequence[Lesson], agreed: Mapping[str, NDArray[np.bool_]]
+    answers: Sequence[TrainingExample], agreed: Mapping[str, NDArray[np.bool_]]
 ) -> dict[str, Agreement]:
     """Count for each kind, and for all. agreed: by the answers' keys.
 
@@ -73,8 +73,8 @@ def by_kind(
     return {kind: agreement(found) for kind, found in kinds.items()}
 
 
-def measured(
-    measurer: Measurer, answers: Sequence[Lesson], progress: Callable[[int], None]
+def measure_agreement(
+    measurer: Measurer, answers: Sequence[TrainingExample], progress: Callable[[int], None]
 ) -> dict[str, Agreement]:
     """Read the answers; progress is told how many are read."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pilotfish.distill.rows import NOWHERE, TrainingRow
+from pilotfish.distill.training_rows import NOWHERE, TrainingRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.distill.measuring import ALL
-from pilotfish.distill.rows import Agreement
+from pilotfish.distill.training_rows import Agreement
 
 DEPTH = 4  # of the S that tables show: the default window of drafting protocols
 

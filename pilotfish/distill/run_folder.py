@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.base.files import PRIVATE, private_folder, tidy, write_whole
-from pilotfish.base.reading import content, reading
+from pilotfish.base.files import PRIVATE, private_folder, remove_partial_files, write_whole
+from pilotfish.base.reading import read_content, reading_file
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 
 _LOCK = ".lock"
@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path) -> Iterator[RunFolder]:
+    def open(cls, path: Path) -> Iterator[RunFolder]:
         """Make the folder if it is not there, and hold it.
 
         Raises `RunFileError` if another process has it, or it holds something that is no run.
@@ -63,15 +63,15 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunFileError(f"Another process works in {path}: wait for it.") from error
-            tidy(path)
+            remove_partial_files(path)
             yield cls(path)
         finally:
             os.close(lock)
 
     def _read(self) -> dict[str, Any]:
-        with reading(partial(_damaged, self._facts_file)):
+        with reading_file(partial(_damaged, self._facts_file)):
             try:
-                return msgspec.json.decode(content(self._facts_file), type=dict[str, _Facts])
+                return msgspec.json.decode(read_content(self._facts_file), type=dict[str, _Facts])
             except FileNotFoundError:
                 others = [one.name for one in self.path.iterdir() if one.name != _LOCK]
                 if others:
@@ -82,7 +82,7 @@ class RunFolder:
                 return {}
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether anything is there that took long to make."""
         return self.before.exists() or self.answers.exists()
 
@@ -108,16 +108,16 @@ class RunFolder:
 
     def share(self, shared: SharedTokens | None) -> None:
         """Keep the drafter's ids that the target has too; None: all of them."""
-        own = np.empty(0, np.int64) if shared is None else np.sort(shared.own)
+        own = np.empty(0, np.int64) if shared is None else np.sort(shared.draft_ids)
         write_whole(self._shared_file, own.astype("<i8").tobytes(), PRIVATE)
 
     def shared(self) -> NDArray[np.int64] | None:
         """Return these ids, ascending; None: all."""
-        with reading(partial(_damaged, self._shared_file)):  # ValueError: it was cut
-            own = np.frombuffer(content(self._shared_file), "<i8").astype(np.int64)
+        with reading_file(partial(_damaged, self._shared_file)):  # ValueError: it was cut
+            own = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
         return own if len(own) else None
 
-    def note(self, line: Mapping[str, Any]) -> None:
+    def add_to_curve(self, line: Mapping[str, Any]) -> None:
         """Append a line to the learning curve."""
         with self.learning.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
@@ -129,8 +129,8 @@ class RunFolder:
         """
         if not self.learning.exists():
             return []
-        with reading(partial(_damaged, self.learning)):
-            data = content(self.learning)
+        with reading_file(partial(_damaged, self.learning)):
+            data = read_content(self.learning)
             whole = data[: data.rfind(b"\n") + 1]
             lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(whole)
             steps = msgspec.convert([line.get("step") for line in lines], list[int])

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.device import Device
-from pilotfish.distill import asking
-from pilotfish.distill.answers import Lesson, LessonFile
-from pilotfish.distill.generating import Asker
-from pilotfish.distill.measuring import Measurer, measured
+from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill.answer_collector import AnswerCollector
+from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
+from pilotfish.distill.distill_settings import DistillSettings
+from pilotfish.distill.measuring import Measurer, measure_agreement
 from pilotfish.distill.outcome import Distilled
-from pilotfish.distill.rows import NOWHERE, Agreement, TrainingRow
 from pilotfish.distill.run_folder import RunFolder
-from pilotfish.distill.settings import DistillSettings
-from pilotfish.distill.stages import ANSWERS, Told
-from pilotfish.distill.weights import TrainableDrafter, expect_torch
+from pilotfish.distill.stages import ANSWERS, StageReport
+from pilotfish.distill.trainable_drafter import TrainableDrafter, expect_torch
+from pilotfish.distill.training_rows import NOWHERE, Agreement, TrainingRow
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import MANIFEST_NAME
@@ -36,32 +36,32 @@ _ALIKE = 0.5
 _PROBES = 3  # answers to compare them on
 
 
-def distill(told: DistillSettings, progress: Told) -> Distilled:
+def distill(settings: DistillSettings, progress: StageReport) -> Distilled:
     """Make the drafter better; what a killed run has made is taken up."""
-    _expect_possible(told)
-    selection, digest = told.prompting()
-    with RunFolder.opened(told.folder) as folder:
-        folder.expect(told.asked_by(digest), "settings", binding=folder.begun)
-        if told.target is not None and "pair" in folder.facts:
-            now = {"target_digest": Artifact.open(told.target).manifest.digest}
+    _expect_possible(settings)
+    selection, digest = settings.prompting()
+    with RunFolder.open(settings.folder) as folder:
+        folder.expect(settings.asked_by(digest), "settings", binding=folder.has_begun)
+        if settings.target is not None and "pair" in folder.facts:
+            now = {"target_digest": Artifact.open(settings.target).manifest.digest}
             folder.expect(now, "pair", binding=folder.answers.exists())
-        before = _exported(told.draft, folder.before, told, progress)
-        answers, left_out = _answers(told, folder, before, selection, progress)
+        before = _exported(settings.draft, folder.before, settings, progress)
+        answers, left_out = _answers(settings, folder, before, selection, progress)
         held = [one for one in answers if one.held]
         context = max(len(one.row.ids) for one in answers)
         shared = folder.shared()
-        read = partial(_measured, told, context, shared, held, progress)
+        read = partial(_measured, settings, context, shared, held, progress)
         if "before" not in folder.facts:
             folder.expect(read(before.path, "acceptance before"), "before")
         at_first = msgspec.convert(folder.facts["before"], dict[str, Agreement])
-        learnt = _trained(told, folder, before, answers, shared, context, progress)
+        learnt = _trained(settings, folder, before, answers, shared, context, progress)
         trained = _trained_folder(folder, before)
-        after = _exported(str(trained), told.out, told, progress, again=True)
+        after = _exported(str(trained), settings.out, settings, progress, again=True)
         found = read(after.path, "acceptance after")
         return Distilled(
             drafter=before.manifest.model,
             target=folder.facts["pair"]["target"],
-            artifact=str(told.out),
+            artifact=str(settings.out),
             learnt=sum(not one.held for one in answers),
             held=len(held),
             tokens=sum(len(one.answer) for one in answers),
@@ -89,7 +89,7 @@ def _expect_possible(told: DistillSettings) -> None:
 
 
 def _exported(
-    source: str, out: Path, told: DistillSettings, progress: Told, *, again: bool = False
+    source: str, out: Path, told: DistillSettings, progress: StageReport, *, again: bool = False
 ) -> Artifact:
     if not again and (out / MANIFEST_NAME).is_file():
         return Artifact.open(out)
@@ -110,25 +110,25 @@ def _answers(
     folder: RunFolder,
     before: Artifact,
     selection: asking.Selection,
-    progress: Told,
-) -> tuple[list[Lesson], int]:
+    progress: StageReport,
+) -> tuple[list[TrainingExample], int]:
     """Ask what has no answer yet; returns the answers, and how many prompts had no room."""
-    kept = LessonFile(folder.answers)
+    kept = TrainingExampleFile(folder.answers)
     known = folder.facts.get("answers")
     if known is None or any(key not in kept.answers for key in known["keys"]):
         progress("opening the target", 0, 1, None)
         with _device(told, before) as device:
             folder.expect(_pair(device, before), "pair", binding=bool(kept.answers))
             folder.share(device.pair.shared)
-            asker = Asker(device, told.answering, told.sessions)
+            asker = AnswerCollector(device, told.answering, told.sessions)
             at = partial(_at, progress, ANSWERS)
-            found, left_out = asker.ask(selection, kept, at)
+            found, left_out = asker.collect(selection, kept, at)
             known = {"keys": [one.key for one in found], "left_out": left_out}
             folder.expect(known, "answers", binding=False)
     return [kept.answers[key] for key in known["keys"]], known["left_out"]
 
 
-def _at(progress: Told, label: str, done: int, total: int) -> None:
+def _at(progress: StageReport, label: str, done: int, total: int) -> None:
     progress(label, done, total, None)
 
 
@@ -164,23 +164,23 @@ def _measured(
     told: DistillSettings,
     context: int,
     shared: Any,
-    held: Sequence[Lesson],
-    progress: Told,
+    held: Sequence[TrainingExample],
+    progress: StageReport,
     artifact: Path,
     label: str,
 ) -> dict[str, Any]:
     measurer = Measurer(artifact, context, told, shared)
-    return measured(measurer, held, lambda done: progress(label, done, len(held), None))
+    return measure_agreement(measurer, held, lambda done: progress(label, done, len(held), None))
 
 
 def _trained(
     told: DistillSettings,
     folder: RunFolder,
     before: Artifact,
-    answers: Sequence[Lesson],
+    answers: Sequence[TrainingExample],
     shared: Any,
     context: int,
-    progress: Told,
+    progress: StageReport,
 ) -> dict[str, int]:
     """Train, and write the best weights as a Hugging Face folder."""
     known: dict[str, int] | None = folder.facts.get("learnt")
@@ -219,7 +219,7 @@ def _trained_folder(folder: RunFolder, before: Artifact) -> Path:
 def _expect_alike(
     trained: Callable[[list[TrainingRow]], Iterator[NDArray[np.int64]]],
     artifact: Callable[[TrainingRow], NDArray[np.int64]],
-    answers: Sequence[Lesson],
+    answers: Sequence[TrainingExample],
 ) -> None:
     """Raise `UnsupportedError` unless torch's model says what the artifact says.
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from pilotfish.distill.rows import TrainingRow
+from pilotfish.distill.training_rows import TrainingRow
 
 _SORTED = 8  # batches whose rows are sorted by length together, so that little is padding
 _RISE = 0.05  # of the steps

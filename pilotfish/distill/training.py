@@ -1,6 +1,6 @@
 """Train a drafter on a target's answers, so that it says what the target says.
 
-In:  rows of answers (`distill.rows`). Out: the weights that agreed most on the held-out ones.
+In:  rows of answers (`distill.training_rows`). Out: the weights that agreed most on the held-out ones.
 
 A step is settled by its number alone: which rows, at which rate. So a run that is killed goes on
 from its last checkpoint as if nothing had happened.
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
-from pilotfish.distill.answers import Lesson
+from pilotfish.distill.answers import TrainingExample
 from pilotfish.distill.checkpoints import restore, restore_facts, store
 from pilotfish.distill.measuring import ALL, by_kind
 from pilotfish.distill.objective import Objective
-from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.schedule import rate_at, rows_at, steps_of_epoch
-from pilotfish.distill.stages import Told
+from pilotfish.distill.stages import StageReport
 from pilotfish.distill.training_choices import TrainingChoices
+from pilotfish.distill.training_rows import TrainingRow
 
 _TIMED = range(3, 9)  # steps by which the pace is measured; the first ones are slow
 _LAYER = re.compile(r"\.(\d+)\.")  # a weight's first number is its layer's, in every family
@@ -59,7 +59,7 @@ class Trainer:
         self,
         objective: Objective,
         folder: RunFolder,
-        answers: Sequence[Lesson],
+        answers: Sequence[TrainingExample],
         choices: TrainingChoices,
         *,
         seed: int,
@@ -87,10 +87,10 @@ class Trainer:
             1, round(steps_of_epoch(len(self._learnt), self._choices.batch) * self._choices.epochs)
         )
 
-    def train(self, told: Told) -> Learnt:
+    def train(self, report: StageReport) -> Learnt:
         """Go on to the last step, or until it gets no better; the model holds the best weights."""
         if self._step == 0:
-            self._look(told)
+            self._look(report)
         saved_s = began_s = time.monotonic()
         first = self._step
         timed: list[float] = []
@@ -105,9 +105,9 @@ class Trainer:
                 timed.append(now_s - at_s)
                 if self._step == _TIMED[-1]:
                     self._settle(timed)
-            self._folder.note({"step": self._step, "loss": loss, "hard": hard})
+            self._folder.add_to_curve({"step": self._step, "loss": loss, "hard": hard})
             if self._step % self._choices.every == 0 or self._step == self._total:
-                self._look(told)
+                self._look(report)
             if now_s - saved_s >= self._choices.checkpoint_s or self._step == self._total:
                 self._save()
                 saved_s = time.monotonic()
@@ -115,7 +115,7 @@ class Trainer:
             if not timed_steps:
                 began_s = time.monotonic()
             left_s = self._left_s(time.monotonic() - began_s, timed_steps)
-            told("training", self._step, self._total, left_s)
+            report("training", self._step, self._total, left_s)
         self._take_best()
         return Learnt(self._best.step, self._step)
 
@@ -172,7 +172,7 @@ class Trainer:
 
     # Held-out prompts
 
-    def _look(self, told: Told) -> None:
+    def _look(self, told: StageReport) -> None:
         """Measure on the held-out prompts, and keep the weights if they are the best so far."""
         told("looking at answers kept out", 0, len(self._looked), None)
         found = self._objective.choices([one.row for one in self._looked])
@@ -182,7 +182,7 @@ class Trainer:
             told("looking at answers kept out", number, len(self._looked), None)
         kinds = by_kind(self._looked, agreed)
         alpha = kinds[ALL].alpha
-        self._folder.note(
+        self._folder.add_to_curve(
             {
                 "step": self._step,
                 "alpha": alpha,

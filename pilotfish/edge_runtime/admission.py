@@ -90,7 +90,7 @@ class Admission:
                 left_s = max(left_s, min(buckets.seconds, -spent_s))
             buckets.seconds = left_s
 
-    def owes(self, owner: bytes, now_s: float) -> bool:
+    def over_budget(self, owner: bytes, now_s: float) -> bool:
         """Whether a client owes time, while others send messages: what it waits for can wait."""
         buckets = self._buckets.get(owner)
         if buckets is None or buckets.seconds >= 0.0:

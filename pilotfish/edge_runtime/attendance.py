@@ -18,7 +18,7 @@ class Attendance:
         self._present: set[str] = set()
         self._noted_s = -_PAUSE_S
 
-    def note(self, owners: Collection[bytes], allowed: Mapping[bytes, str]) -> None:
+    def log_changes(self, owners: Collection[bytes], allowed: Mapping[bytes, str]) -> None:
         """Log the changes since the last time, at most once a second.
 
         owners: keys of the connections; one that is on the list no longer is its removal's matter.

@@ -21,21 +21,21 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.hints import Offer
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.hint_sources import Proposal
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.manifest import Manifest
-from pilotfish.engines.pace import pass_times
+from pilotfish.engines.pass_times import pass_times
 from pilotfish.engines.passes import Pass
+from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.odds import AcceptanceEstimator
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.projection import Projection
-from pilotfish.speculation.shaping import LogitsProcessor
-from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.ahead import (
     MOST_DRAFTS,
@@ -43,7 +43,7 @@ from pilotfish.wire.protocols.ahead import (
     DraftComparison,
     draft_with_margin,
 )
-from pilotfish.wire.protocols.exchange import Ids
+from pilotfish.wire.protocols.protocol import Ids
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -67,11 +67,16 @@ class Trail:
         session: bytes,
         slot: int,
         committed: Ids,
-        law: SamplingParams,
-        shaper: LogitsProcessor | None = None,
+        sampling_params: SamplingParams,
+        logits_processor: LogitsProcessor | None = None,
     ) -> None:
         self._beside = beside
-        self.session, self.slot, self.law, self.shaper = session, slot, law, shaper
+        self.session, self.slot, self.sampling_params, self.logits_processor = (
+            session,
+            slot,
+            sampling_params,
+            logits_processor,
+        )
         self.lead = DraftAhead()
         self.lead.start(committed)
         self.last = 0  # the answer's tokens end before this position; 0: none is asked for yet
@@ -79,18 +84,18 @@ class Trail:
         # tokens of its text that its slot holds after the pass under way; None: not compared yet
         self.held: int | None = None
 
-    def pulled(self, last: int) -> None:
+    def set_requested_end(self, last: int) -> None:
         """Note that tokens before this position are asked for."""
         with self._beside.news:
             self.last = last
             self._beside.news.notify()
 
-    def offer(self, most: int) -> Offer:
+    def propose(self, limit: int) -> Proposal:
         """Return the first drafts behind the committed tokens."""
         with self._beside.news:
-            return Offer(self.lead.drafts[:most].tolist(), self.lead.acceptances[:most])
+            return Proposal(self.lead.drafts[:limit].tolist(), self.lead.acceptances[:limit])
 
-    def meet(self, ids: Sequence[int]) -> None:
+    def record_tokens(self, ids: Sequence[int]) -> None:
         """Note what was committed."""
         with self._beside.news:
             met = self.lead.compare(ids)
@@ -99,7 +104,7 @@ class Trail:
             if ids[-1] in self._beside.ends:
                 self.last = 0
             if met.compared:
-                self._beside.lessons.append((self.law.sampling.greedy, met))
+                self._beside.lessons.append((self.sampling_params.sampling.greedy, met))
             self._beside.news.notify()
 
 
@@ -170,17 +175,17 @@ class Beside(threading.Thread):
     def __init__(
         self,
         decoder: LanguageModel,
-        price: Callable[[], float],
+        draft_cost: Callable[[], float],
         ends: Collection[int],
-        tally: Tally | None = None,
+        metrics: EdgeMetrics | None = None,
     ) -> None:
         super().__init__(name="drafter", daemon=True)
-        self._decoder, self._price = decoder, price
+        self._decoder, self._draft_cost = decoder, draft_cost
         kept = decoder.artifact.kept
         self._projection = None if kept is None else Projection(kept, decoder.vocab_size)
-        self.pace = pass_times(decoder, _WIDTHS)  # seconds by tokens, while the target rests
+        self.pass_times = pass_times(decoder, _WIDTHS)  # seconds by tokens, while the target rests
         self.ends = frozenset(ends)
-        self._tally = tally or Tally()
+        self._metrics = metrics or EdgeMetrics()
         self.news = threading.Condition()
         self.lessons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_LESSONS)
         self._odds = {
@@ -197,14 +202,14 @@ class Beside(threading.Thread):
         session: bytes,
         slot: int,
         committed: Ids,
-        law: SamplingParams,
-        shaper: LogitsProcessor | None = None,
+        sampling_params: SamplingParams,
+        logits_processor: LogitsProcessor | None = None,
     ) -> Trail:
         """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves.
 
         shaper: of the drafter's logits; the drafter's thread alone uses it.
         """
-        trail = Trail(self, session, slot, committed, law, shaper)
+        trail = Trail(self, session, slot, committed, sampling_params, logits_processor)
         with self.news:
             self._trails[slot] = trail
             self.news.notify()
@@ -243,8 +248,8 @@ class Beside(threading.Thread):
                 for task in tasks:
                     if self._trails.get(task.trail.slot) is task.trail:
                         del self._trails[task.trail.slot]
-        self._tally.own_passes += 1
-        self._tally.own_draft_s += time.monotonic() - started_s
+        self._metrics.drafter_passes += 1
+        self._metrics.drafter_s += time.monotonic() - started_s
 
     def _await(self) -> list[_Task]:
         """Wait for the tasks of the next pass; none once it is closing."""
@@ -270,10 +275,10 @@ class Beside(threading.Thread):
 
         The serving thread waits meanwhile: no text is looked through but at its trail's first time.
         """
-        price = self._price()
-        if price >= _FULL:
+        draft_cost = self._draft_cost()
+        if draft_cost >= _FULL:
             return []
-        trails = [trail for trail in self._trails.values() if self._wanted(trail, price)]
+        trails = [trail for trail in self._trails.values() if self._wanted(trail, draft_cost)]
         tasks = [self._task(trail) for trail in sorted(trails, key=lambda each: each.served)]
         if tasks and len(tasks[0].part) > _NARROW:
             tasks = tasks[:1]
@@ -283,7 +288,7 @@ class Beside(threading.Thread):
             each.trail.held = each.held + len(each.part)
         return tasks
 
-    def _wanted(self, trail: Trail, price: float) -> bool:
+    def _wanted(self, trail: Trail, draft_cost: float) -> bool:
         """Whether a further draft is worth a pass, and has room."""
         lead = trail.lead
         if len(lead.text) > self._decoder.context:
@@ -295,7 +300,10 @@ class Beside(threading.Thread):
             return False
         if not len(lead):
             return True
-        return lead.joint_acceptance >= max(FLOOR, price) and int(lead.drafts[-1]) not in self.ends
+        return (
+            lead.joint_acceptance >= max(FLOOR, draft_cost)
+            and int(lead.drafts[-1]) not in self.ends
+        )
 
     def _held(self, trail: Trail) -> int:
         """Count the tokens of a trail that its slot holds."""
@@ -330,14 +338,16 @@ class Beside(threading.Thread):
             if task.drafts and self._projection is not None:
                 logits = self._projection(logits)
             if task.drafts and self._shaped(task.trail, logits, text):
-                self._extend(task, *draft_with_margin(logits[0], task.trail.law, task.length))
+                self._extend(
+                    task, *draft_with_margin(logits[0], task.trail.sampling_params, task.length)
+                )
 
     def _shaped(self, trail: Trail, logits: Floats, text: Ids) -> bool:
         """Shape a trail's row; returns whether there is something to draft."""
-        if trail.shaper is None:
+        if trail.logits_processor is None:
             return True
         try:
-            trail.shaper.process(logits, text, [()])
+            trail.logits_processor.process(logits, text, [()])
         except GrammarError as error:  # the request's own affair: no more drafts for it
             _log.debug("a trail ends: %s", error)
             with self.news:
@@ -351,6 +361,6 @@ class Beside(threading.Thread):
         lead = task.trail.lead
         with self.news:
             if lead.text.hash == task.hash:
-                odds = self._odds[task.trail.law.sampling.greedy].estimate(margin)
+                odds = self._odds[task.trail.sampling_params.sampling.greedy].estimate(margin)
                 lead.append(token, odds, margin)
-                self._tally.own_drafts += 1
+                self._metrics.drafter_tokens += 1

@@ -60,7 +60,7 @@ class Exposition:
 class _Client:
     address: str
     since_s: float = field(default_factory=time.monotonic)
-    asked: bool = False  # its request is complete
+    complete: bool = False  # the server has its whole request
 
 
 class _Server(ThreadingTCPServer):
@@ -74,10 +74,10 @@ class _Server(ThreadingTCPServer):
         self.socket = listening
         self.socket.setblocking(False)  # a connection may be gone before it is accepted
         self._application = application
-        self._one = threading.Lock()  # figures are made once at a time, as for one client
+        self._making = threading.Lock()  # figures are made for one client at a time
         self._clients: dict[Any, _Client] = {}  # by their sockets, the oldest first
-        self._changed = threading.Condition()  # holds the lock of _clients
-        self._short = False  # the last connection could not be accepted
+        self._changed = threading.Condition()  # its lock guards _clients
+        self._short = False  # no descriptor was left for the last connection
 
     def stop(self) -> None:
         """End `serve_forever` and all connections."""
@@ -140,16 +140,16 @@ class _Server(ThreadingTCPServer):
 
     def answer(self, connection: Any, environment: dict[str, Any], start: Any) -> bytes:
         """Return the body of the application's answer."""
-        self._clients[connection].asked = True
-        with self._one:
+        self._clients[connection].complete = True
+        with self._making:
             return b"".join(self._application(environment, start))
 
     def _least(self) -> Any:
         """Return the connection to close for a new one."""
         clients = self._clients
-        silent = [each for each in clients if not clients[each].asked] or clients
+        silent = [each for each in clients if not clients[each].complete] or clients
         crowd = Counter(clients[each].address for each in silent)
-        return max(silent, key=lambda each: crowd[clients[each].address])  # of equals, the first
+        return max(silent, key=lambda each: crowd[clients[each].address])  # the first of equals
 
     def _has_room(self) -> bool:
         return len(self._clients) < _CONNECTIONS
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.0"  # of one without a version: it gets a status all the same
+    default_request_version = "HTTP/1.0"  # where a request names none: its answer has a status line
 
     def setup(self) -> None:
         """Bound what is read."""

@@ -23,20 +23,20 @@ from pilotfish.base.errors import (
     UnknownSessionError,
 )
 from pilotfish.edge_runtime.beside import Beside, Trail
-from pilotfish.edge_runtime.faults import refusal_for
+from pilotfish.edge_runtime.client_errors import to_client_error
+from pilotfish.edge_runtime.generations import Generations
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
-from pilotfish.edge_runtime.hints import hints_of
-from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs, expect_tellable
-from pilotfish.edge_runtime.rounds import Rounds
+from pilotfish.edge_runtime.hint_sources import create_hint_sources
+from pilotfish.edge_runtime.logits_processors import LogitsProcessors
+from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
+from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.sessions import Sessions, SessionState
-from pilotfish.edge_runtime.shapers import Shapers
-from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol, get_protocol
-from pilotfish.wire.protocols.exchange import Ids, check_frame_count
+from pilotfish.wire.protocols.protocol import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
 _MOST_HINTS = 8  # held for one grammar; beside them a device sends one window or pull
@@ -59,8 +59,8 @@ class QueuedGeneration:
     begin: m.Begin
     envelope: Envelope
     new: Ids
-    law: SamplingParams
-    exchange: SpeculationProtocol[Any] | None
+    sampling_params: SamplingParams
+    protocol: SpeculationProtocol[Any] | None
     compilation: Compilation
     request: "Received | None" = None
     hints: "list[Received]" = field(default_factory=list)
@@ -86,12 +86,12 @@ class GenerationStarter:
     def __init__(
         self,
         sessions: Sessions,
-        rounds: Rounds,
-        shapers: Shapers,
+        generations: Generations,
+        logits_processors: LogitsProcessors,
         compiler: GrammarCompiler,
         *,
-        supplies: Supplies,
-        beside: Beside | None,
+        resources: EdgeResources,
+        edge_drafter: Beside | None,
         limits: m.Limits,
         vocab_size: int,
         serve: Serve,
@@ -99,11 +99,11 @@ class GenerationStarter:
         charge: Charge,
     ) -> None:
         self._sessions = sessions
-        self._rounds = rounds
-        self._shapers = shapers
+        self._generations = generations
+        self._logits_processors = logits_processors
         self._compiler = compiler
-        self._supplies = supplies
-        self._beside = beside
+        self._resources = resources
+        self._edge_drafter = edge_drafter
         self._limits = limits
         self._vocab = vocab_size
         self._serve = serve
@@ -122,37 +122,41 @@ class GenerationStarter:
                 f"{self._limits.context - 1}."
             )
         new = decode_ids(frame, self._vocab)
-        exchange = None if begin.protocol == STREAM else get_protocol(begin.protocol)
+        protocol = None if begin.protocol == STREAM else get_protocol(begin.protocol)
         shaping = begin.logits_options(envelope.frames[1] if constrained else None)
-        law = SamplingParams(sampling=begin.sampling, seed=begin.seed, logits_options=shaping)
-        if exchange is not None:
-            exchange.check(law.sampling)
-            exchange = self._supplies.exchange(exchange, begin)
+        sampling_params = SamplingParams(
+            sampling=begin.sampling, seed=begin.seed, logits_options=shaping
+        )
+        if protocol is not None:
+            protocol.check(sampling_params.sampling)
+            protocol = self._resources.configure(protocol, begin)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
         if begin.prompt_logprobs is not None:
-            self._shapers.expect_unshaped()
-            expect_tellable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
-        self._shapers.check(begin, law, length)
+            self._logits_processors.expect_model_logits()
+            expect_sendable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
+        self._logits_processors.check(begin, sampling_params, length)
         session = self._session_for(begin, envelope.owner)
-        self.forget(session)
-        if law.logits_options.grammar is None:
-            self._start(session, begin, new, law, exchange)
+        self.cancel(session)
+        if sampling_params.logits_options.grammar is None:
+            self._start(session, begin, new, sampling_params, protocol)
             return
         compilation = Compilation(
             envelope.owner,
-            law.logits_options.grammar,
-            2 if self._drafts_beside(exchange) else 1,
+            sampling_params.logits_options.grammar,
+            2 if self._drafts_beside(protocol) else 1,
             partial(self._compiled, session),
         )
-        session.queued = QueuedGeneration(begin, envelope, new, law, exchange, compilation)
+        session.queued = QueuedGeneration(
+            begin, envelope, new, sampling_params, protocol, compilation
+        )
         try:
             self._compiler.submit(compilation)
         except PilotfishError:
             self.give_up(session)
             raise
 
-    def hold(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
+    def queue_request(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
         """Keep a request until its generation begins; returns whether it is kept.
 
         A later window or pull takes the place of the first: it is the same one, sent again.
@@ -179,7 +183,7 @@ class GenerationStarter:
         queued.request = kept
         return True
 
-    def forget(self, session: SessionState, error: PilotfishError | None = None) -> None:
+    def cancel(self, session: SessionState, error: PilotfishError | None = None) -> None:
         """Give up a generation that waits for its grammar; refuse what waits, if with an error."""
         queued, session.queued = session.queued, None
         if queued is not None:
@@ -187,13 +191,13 @@ class GenerationStarter:
             if error is not None:
                 self._refuse_all(queued, error)
 
-    def forget_ended(self, session: SessionState) -> None:
+    def cancel_ended(self, session: SessionState) -> None:
         """Refuse what waits for a grammar in a session that ends by another's doing."""
-        self.forget(session, UnknownSessionError("The edge has dropped this session."))
+        self.cancel(session, UnknownSessionError("The edge has dropped this session."))
 
     def give_up(self, session: SessionState) -> None:
         """Forget a generation that waits, and the session if it was opened for that."""
-        self.forget(session)
+        self.cancel(session)
         if session.generation < 0:
             self._sessions.close(session)
 
@@ -221,9 +225,11 @@ class GenerationStarter:
         begin, constraints = queued.begin, queued.compilation.constraints
         try:
             self._expect_kept(begin, session.committed)
-            self._start(session, begin, queued.new, queued.law, queued.exchange, constraints)
+            self._start(
+                session, begin, queued.new, queued.sampling_params, queued.protocol, constraints
+            )
         except Exception as error:
-            return refusal_for(error, "a generation could not be started")
+            return to_client_error(error, "a generation could not be started")
         return None
 
     def _refuse_all(self, queued: QueuedGeneration, error: PilotfishError) -> None:
@@ -236,19 +242,25 @@ class GenerationStarter:
         session: SessionState,
         begin: m.Begin,
         new: Ids,
-        law: SamplingParams,
-        exchange: SpeculationProtocol[Any] | None,
+        sampling_params: SamplingParams,
+        protocol: SpeculationProtocol[Any] | None,
         constraints: Sequence[GrammarConstraint] = (),
     ) -> None:
         """Begin a generation in its session. constraints: for the target, and for the drafter."""
-        shaper = self._shapers.of(begin, law, constraints[0] if constraints else None)
-        self._rounds.stop(session)
+        logits_processor = self._logits_processors.create(
+            begin, sampling_params, constraints[0] if constraints else None
+        )
+        self._generations.stop(session)
         committed = session.committed
         committed.truncate(begin.keep)
         committed.extend(new)
-        session.generation, session.law, session.exchange = begin.generation, law, exchange
-        session.shaper = shaper
-        session.rule_s = constraints[0].cpu_s if constraints else 0.0
+        session.generation, session.sampling_params, session.protocol = (
+            begin.generation,
+            sampling_params,
+            protocol,
+        )
+        session.logits_processor = logits_processor
+        session.verify_cpu_s = constraints[0].cpu_s if constraints else 0.0
         session.logprobs = (
             None if begin.logprobs is None else Logprobs(begin.logprobs, len(committed))
         )
@@ -258,31 +270,44 @@ class GenerationStarter:
             else PromptLogprobs(committed.ids, begin.prompt_logprobs)
         )
         follow = None
-        if self._drafts_beside(exchange):
-            follow = self._following(session, begin, law, constraints[1] if constraints else None)
-        session.hints = hints_of(exchange, committed, self._limits.window, follow, session.hints)
-        session.round = session.stream = None
+        if self._drafts_beside(protocol):
+            follow = self._following(
+                session, begin, sampling_params, constraints[1] if constraints else None
+            )
+        session.hints = create_hint_sources(
+            protocol, committed, self._limits.window, follow, session.hints
+        )
+        session.window_state = session.stream = None
         session.awaits_pending = session.ended = False
         if session.prompt_logprobs is not None:
-            self._rounds.score(session, session.prompt_logprobs)
+            self._generations.queue_prompt_scoring(session, session.prompt_logprobs)
         elif len(new) > 1:  # read the prompt while the device drafts
-            self._rounds.read(session)
+            self._generations.queue_prefill(session)
 
-    def _drafts_beside(self, exchange: SpeculationProtocol[Any] | None) -> bool:
+    def _drafts_beside(self, protocol: SpeculationProtocol[Any] | None) -> bool:
         """Whether the drafter beside the target may follow such a generation."""
-        return self._beside is not None and exchange is not None and exchange.streams
+        return self._edge_drafter is not None and protocol is not None and protocol.streams
 
     def _following(
         self,
         session: SessionState,
         begin: m.Begin,
-        law: SamplingParams,
+        sampling_params: SamplingParams,
         constraint: GrammarConstraint | None,
     ) -> Callable[[], Trail]:
-        assert self._beside is not None
-        shaper = self._shapers.of(begin, law, constraint)  # of its own thread
+        assert self._edge_drafter is not None
+        logits_processor = self._logits_processors.create(
+            begin, sampling_params, constraint
+        )  # of its own thread
         ids = session.committed.ids
-        return partial(self._beside.follow, session.id, session.slot, ids, law, shaper)
+        return partial(
+            self._edge_drafter.follow,
+            session.id,
+            session.slot,
+            ids,
+            sampling_params,
+            logits_processor,
+        )
 
     def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
         try:

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 from pilotfish.base.errors import BadGrammarError, BusyError, InternalError, PilotfishError
 from pilotfish.engines.constraint import GrammarConstraint
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import Grammars
-from pilotfish.engines.trial import TRIAL
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.engines.grammar_trial import TRIAL
+from pilotfish.speculation.logits_options import Grammar
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -103,7 +103,7 @@ class GrammarCompiler(threading.Thread):
                 if not queue:
                     del self._waiting[compilation.owner]
 
-    def deliver(self) -> bool:
+    def run_callbacks(self) -> bool:
         """Call ``done`` of what is finished, in the calling thread, for one turn of its loop.
 
         False: what is left rings again.

@@ -42,7 +42,7 @@ Score = Callable[
 ]
 
 
-def shipped() -> list[str]:
+def list_shipped_heads() -> list[str]:
     """List the names of the heads that come with Pilotfish."""
     return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
@@ -98,7 +98,7 @@ class DecisionHead:
         check_tensors(self.card, tensors)
         self.tensors = tensors
         self._fold()
-        self._told = False
+        self._metadata = False
 
     @classmethod
     def load(cls, name: str) -> "DecisionHead":
@@ -107,7 +107,7 @@ class DecisionHead:
         Raises:
             HeadError: if there is none, or its files are damaged or too large.
         """
-        known = shipped()
+        known = list_shipped_heads()
         if name in known:
             return cls(*read_head(_SHIPPED / f"{name}.json"))
         path = Path(name if name.endswith(".json") else f"{name}.json")
@@ -127,7 +127,7 @@ class DecisionHead:
         path, self.card = write_head(Path(folder), self.card, self.tensors)
         return path
 
-    def suits(self, target: Manifest) -> None:
+    def check_target(self, target: Manifest) -> None:
         """Raise `PairMismatchError` unless the head was made for this target's weights.
 
         Another precision of them is accepted with a warning: states differ a little.
@@ -140,14 +140,14 @@ class DecisionHead:
                 f"{target.origin}, hidden states of {target.dimensions.hidden}): give the edge a "
                 "head that was trained for its target, or none."
             )
-        if made.precision != target.precision and not self._told:
-            self._told = True
+        if made.precision != target.precision and not self._metadata:
+            self._metadata = True
             _log.warning(
                 "the decision head %s was trained on %s states of %s and judges %s ones",
                 self.card.name, made.precision, made.model, target.precision,
             )  # fmt: skip
 
-    def serves(self, drafter_origin: str, hidden_size: int) -> bool:
+    def supports(self, drafter_origin: str, hidden_size: int) -> bool:
         """Whether the head was made for a drafter of these weights and this hidden size."""
         made = self.card.drafter
         return (made.origin, made.hidden) == (drafter_origin, hidden_size)

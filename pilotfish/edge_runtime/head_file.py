@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import HeadError, PilotfishError
-from pilotfish.base.reading import content, reading, unmarked
+from pilotfish.base.reading import read_content, reading_file, without_bom
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Stored
 from pilotfish.speculation.channel import FEATURES
@@ -39,7 +39,7 @@ PerFeature = Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]
 Value = Annotated[str, msgspec.Meta(max_length=256)] | float | bool | int | None
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model of the pair; origin and precision as in its `Manifest`; hidden: d of its states."""
 
     model: Text
@@ -98,8 +98,8 @@ class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     format: Literal[1] = FORMAT
     name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-    drafter: End
-    target: End
+    drafter: ModelIdentity
+    target: ModelIdentity
     features: Features = "states"
     link: LinkScale | None
     hidden: HiddenFormat = "int8"
@@ -120,7 +120,7 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
     Raises:
         HeadError: for a file that is missing, too large, damaged, or of a newer version.
     """
-    card = _decoded(unmarked(read_bounded(path, CARD_BYTES)), str(path))
+    card = _decoded(without_bom(read_bounded(path, CARD_BYTES)), str(path))
     weights = path.with_suffix(".safetensors")
     data = read_bounded(weights, WEIGHTS_BYTES)
     if hashlib.sha256(data).hexdigest() != card.sha256:
@@ -197,7 +197,7 @@ def check_tensors(card: HeadCard, tensors: Tensors) -> None:
 
 def _decoded(data: bytes, told: str) -> HeadCard:
     advice = "copy or train the head again"
-    with reading(lambda problem: HeadError(f"{told} is not valid ({problem}): {advice}.")):
+    with reading_file(lambda problem: HeadError(f"{told} is not valid ({problem}): {advice}.")):
         found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise HeadError(
@@ -215,11 +215,11 @@ def _decoded(data: bytes, told: str) -> HeadCard:
     return card
 
 
-def read_bounded(path: Path, most: int, kind: type[PilotfishError] = HeadError) -> bytes:
+def read_bounded(path: Path, max_bytes: int, kind: type[PilotfishError] = HeadError) -> bytes:
     """Read a file of at most ``most`` bytes; raises an error of this kind otherwise."""
-    with reading(lambda problem: kind(f"{path} cannot be read: {problem}.")):
+    with reading_file(lambda problem: kind(f"{path} cannot be read: {problem}.")):
         try:
-            return content(path, most)
+            return read_content(path, max_bytes)
         except FileNotFoundError:
             raise kind(f"There is no file {path}.") from None
 

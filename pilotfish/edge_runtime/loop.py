@@ -6,11 +6,11 @@ import time
 from pilotfish.base.errors import TargetLostError
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.attendance import Attendance
+from pilotfish.edge_runtime.live_settings import LiveSettings
+from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
-from pilotfish.edge_runtime.reload import LiveSettings
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import Service
-from pilotfish.edge_runtime.serving import STOPPED_BY, ServingLoop, duties
+from pilotfish.edge_runtime.serving import SIGNAL_EXIT_CODES, ServingLoop, event_handlers
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.inspection import Inspection
@@ -29,7 +29,7 @@ class EdgeLoop(ServingLoop):
         listener: Listener,
         scheduler: Scheduler,
         target: Target,
-        service: Service,
+        handler: MessageHandler,
         settings: LiveSettings,
         signals: Signals,
         supervisor: Supervisor,
@@ -37,18 +37,18 @@ class EdgeLoop(ServingLoop):
         inspection: Inspection,
         lifeline: int | None = None,
     ) -> None:
-        compiled = {service.compiler.descriptor: service.deliver}
+        compiled = {handler.compiler.descriptor: handler.start_compiled}
         super().__init__(
-            *(listener, service.handle, signals, supervisor, inspection, lifeline), compiled
+            *(listener, handler.handle, signals, supervisor, inspection, lifeline), compiled
         )
         self._scheduler = scheduler
         self._target = target
-        self._service = service
+        self._handler = handler
         self._settings = settings
         self._model = model
         messages = int(listener.socket.fd)
         self._receiver = BackgroundReceiver(
-            {messages: self._receive, **compiled, **duties(listener)}
+            {messages: self._receive, **compiled, **event_handlers(listener)}
         )
         self._receiver.start()
         self._watch(target.sources)
@@ -65,23 +65,27 @@ class EdgeLoop(ServingLoop):
         self._receiver.begin()  # takes in what arrives meanwhile
         if batch is not None:
             self._target.start(batch.number, batch.spans)
-        done = [job for scores in self._target.finished() for job in self._scheduler.rule(scores)]
+        done = [
+            job
+            for scores in self._target.collect_scores()
+            for job in self._scheduler.finish_pass(scores)
+        ]
         self._receiver.end()
         for job in done:
-            self._service.answer(job)
+            self._handler.finish_job(job)
 
     @property
     def status(self) -> str:
         """What `systemctl status` shows."""
-        devices, sessions = self._listener.connections.devices, len(self._service.sessions)
+        devices, sessions = self._listener.connections.devices, len(self._handler.sessions)
         doing = "serving" if self._leave_s is None else "draining"
-        trouble = self._settings.trouble
-        lacking = self._target.trouble
+        problem = self._settings.problem
+        lacking = self._target.problem
         return (
             f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
             f"{f'; {lacking}' if lacking else ''}{self._overlap}"
-            f"{f'; not in force: {trouble}' if trouble else ''}{self._room}"
+            f"{f'; not in force: {problem}' if problem else ''}{self._room}"
         )
 
     @property
@@ -107,26 +111,28 @@ class EdgeLoop(ServingLoop):
         gate = self._listener.gate
         self._listener.connections.read_events()
         self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
-        self._service.expire()
-        self._attendance.note(self._listener.connections.owners(), self._settings.allowed or {})
-        if self._target.over:
-            _log.error("the target is lost for good: %s", self._target.over)
+        self._handler.expire()
+        self._attendance.log_changes(
+            self._listener.connections.owners(), self._settings.allowed or {}
+        )
+        if self._target.fatal_error:
+            _log.error("the target is lost for good: %s", self._target.fatal_error)
             return TargetLostError.exit_code
         return None
 
     def _reload(self) -> str:
-        self._settings.reload(self._listener, self._service)
-        return self._settings.trouble
+        self._settings.reload(self._listener, self._handler)
+        return self._settings.problem
 
-    def _heed(self) -> int | None:
-        code = super()._heed()
+    def _handle_signals(self) -> int | None:
+        code = super()._handle_signals()
         if code is not None or self._leave_s is None:
             return code
-        return 0 if self._service.drained or time.monotonic() >= self._leave_s else None
+        return 0 if self._handler.drained or time.monotonic() >= self._leave_s else None
 
     def _stop(self, number: int) -> int | None:
-        if number in STOPPED_BY:
-            return STOPPED_BY[number]
+        if number in SIGNAL_EXIT_CODES:
+            return SIGNAL_EXIT_CODES[number]
         if self._leave_s is not None:  # asked twice
             return 0
         self._drain()
@@ -136,7 +142,7 @@ class EdgeLoop(ServingLoop):
         """Take nothing new, and leave when what is here has been answered."""
         self._leave_s = time.monotonic() + self._settings.config.drain_s
         self._listener.stop_accepting()
-        self._service.drain()
+        self._handler.drain()
         self._supervisor.stopping(self.status)
         self._supervisor.extend(self._settings.config.drain_s + _LEAVING_S)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from pilotfish.base.child import TiedProcess
+from pilotfish.base.child import ChildProcess
 from pilotfish.base.errors import EdgeLostError
 
 START_S = 120.0  # for loading a large target
@@ -52,7 +52,7 @@ class EdgeServer:
             if value is not False:
                 self._command += [flag] if value is True else [flag, str(value)]
         self._cores = cores
-        self._child: TiedProcess | None = None
+        self._child: ChildProcess | None = None
         self.endpoint = ""
 
     @property
@@ -64,7 +64,7 @@ class EdgeServer:
 
     def start(self) -> "EdgeServer":
         """Start the daemon and wait until it serves; a typed error if it cannot."""
-        self._child = child = TiedProcess([*self._command, "--parent-fd"], START_S)
+        self._child = child = ChildProcess([*self._command, "--parent-fd"], START_S)
         if self._cores is not None:  # before it starts threads, which inherit them
             os.sched_setaffinity(child.process.pid, self._cores)
         try:

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from pilotfish.base.errors import PairMismatchError, RelaxationError
-from pilotfish.base.reading import reading, unmarked
-from pilotfish.edge_runtime.head_file import End, read_bounded
+from pilotfish.base.reading import reading_file, without_bom
+from pilotfish.edge_runtime.head_file import ModelIdentity, read_bounded
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.manifest import FormatNumber, Manifest
 from pilotfish.speculation.adaptive import Relaxation
@@ -63,8 +63,8 @@ class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     window: Annotated[int, msgspec.Meta(ge=1, le=128)]
     max_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     seed: Count
-    drafter: End
-    target: End
+    drafter: ModelIdentity
+    target: ModelIdentity
     prompts_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     chosen: Outcome
     kept_out: Outcome
@@ -76,7 +76,7 @@ class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             tau=self.tau, lambda1=self.lambda1, lambda2=self.lambda2, lambda3=self.lambda3
         )
 
-    def suits(self, target: Manifest, path: Path) -> None:
+    def check_target(self, target: Manifest, path: Path) -> None:
         """Raise `PairMismatchError` unless it was calibrated with this target's weights."""
         if self.target.origin != target.origin:
             raise PairMismatchError(
@@ -92,8 +92,8 @@ def read_relaxation(path: Path) -> RelaxationCard:
     Raises:
         RelaxationError: for a file that is missing, too large, damaged, or of a newer version.
     """
-    data = unmarked(read_bounded(path, CARD_BYTES, RelaxationError))
-    with reading(partial(_invalid, path)):
+    data = without_bom(read_bounded(path, CARD_BYTES, RelaxationError))
+    with reading_file(partial(_invalid, path)):
         found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise RelaxationError(

@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import BusyError
 from pilotfish.base.shortage import shortage
-from pilotfish.edge_runtime.faults import is_the_requests
-from pilotfish.edge_runtime.price import Price
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.client_errors import is_client_error
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 
 _log = logging.getLogger("pilotfish.edge")
@@ -57,17 +57,17 @@ _FADE = 0.99  # of the longest pass of late, a pass
 _LATE = 1.25  # times its last turnaround, after which a device is no longer waited for
 
 
-class Rider(Protocol):
+class AttachableHints(Protocol):
     """Drafts that ride along with a job, if its pass has room for them when it begins."""
 
     @property
-    def pace(self) -> float:
+    def tokens_per_pass(self) -> float:
         """Tokens a pass that the session has had lately."""
 
-    def offer(self) -> Sequence[float]:
+    def propose(self) -> Sequence[float]:
         """Return the odds, along the path, of the drafts that have come until now."""
 
-    def board(self, job: "Job", count: int) -> None:
+    def attach(self, job: "Job", count: int) -> None:
         """Give the job the first ``count`` of them: longer tokens, more rows, another rule."""
 
 
@@ -86,17 +86,17 @@ class Job:
     slot: int
     tokens: NDArray[np.uint32]
     rows: int
-    rule: Callable[[Floats, Floats], Decision | StatesNeeded | None] | None
+    verify: Callable[[Floats, Floats], Decision | StatesNeeded | None] | None
     draft: Draft | None = None
     owner: bytes = b""
     temperature: float = 0.0
-    rider: Rider | None = None
+    hints: AttachableHints | None = None
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
-    rule_s: float = 0.0  # of the processor, that the rule has taken
-    expected_s: float = 0.0  # likewise, that it may take
-    ruling: Decision | StatesNeeded | None = None
+    verify_cpu_s: float = 0.0  # of the processor, that the rule has taken
+    expected_cpu_s: float = 0.0  # likewise, that it may take
+    decision: Decision | StatesNeeded | None = None
     error: Exception | None = None
     cancelled: bool = False
 
@@ -126,14 +126,14 @@ class Scheduler:
         self,
         target: Target,
         clock: Callable[[], int] = time.monotonic_ns,
-        tally: Tally | None = None,
-        price: Price | None = None,
+        metrics: EdgeMetrics | None = None,
+        draft_cost: DraftCost | None = None,
     ) -> None:
         self.target = target
-        self.price = price or Price({})
+        self.draft_cost = draft_cost or DraftCost({})
         self._clock = clock
-        self._tally = tally or Tally()
-        self.owes: Callable[[bytes], bool] = lambda owner: False
+        self._metrics = metrics or EdgeMetrics()
+        self.over_budget: Callable[[bytes], bool] = lambda owner: False
         self._put_off = False  # jobs wait until their owner owes nothing
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # by slot; the first may be in a batch
@@ -244,7 +244,7 @@ class Scheduler:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-            elif queue[0].rule is not None and self.owes(queue[0].owner):
+            elif queue[0].verify is not None and self.over_budget(queue[0].owner):
                 self._put_off = True
             elif self._under_way[lane := slot % self.target.lanes] < self.target.depth:
                 heads.setdefault(lane, []).append(queue[0])
@@ -264,20 +264,20 @@ class Scheduler:
             return batch[:1]
         windows = _within_shares([(job, span) for job, span in batch if span.size <= NARROW])
         windows = _one_costly(windows)
-        passes = max(1, self.target.abreast - self._under_way[lane])
-        return self._boarded(windows[: -(-len(windows) // passes)])
+        passes = max(1, self.target.concurrent_passes - self._under_way[lane])
+        return self._attach_hints(windows[: -(-len(windows) // passes)])
 
-    def _boarded(self, members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+    def _attach_hints(self, members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
         """Let drafts ride along, as far as they are worth their positions to all."""
-        offers = [() if job.rider is None else job.rider.offer() for job, _ in members]
+        offers = [() if job.hints is None else job.hints.propose() for job, _ in members]
         if not any(offers):
             return members
-        paces = [1.0 if job.rider is None else job.rider.pace for job, _ in members]
+        paces = [1.0 if job.hints is None else job.hints.tokens_per_pass for job, _ in members]
         positions = sum(span.size for _, span in members)
-        taken = self.price.share(positions, offers, paces)
+        taken = self.draft_cost.allocate(positions, offers, paces)
         for (job, _), drafts in zip(members, taken, strict=True):
-            if job.rider is not None and drafts:
-                job.rider.board(job, drafts)
+            if job.hints is not None and drafts:
+                job.hints.attach(job, drafts)
         return [(job, self._span(job)) for job, _ in members]
 
     def _turn(self, job: Job) -> tuple[int, int, int]:
@@ -300,7 +300,7 @@ class Scheduler:
         base = 0
         if whose == job.session:
             base = common_prefix(held, job.tokens[: len(job.tokens) - max(job.rows, 1)])
-        left, most = len(job.tokens) - base, CHUNK * self.target.pieces
+        left, most = len(job.tokens) - base, CHUNK * self.target.chunks_per_pass
         size = left if left <= max(most, job.rows) else min(most, left - job.rows)
         last = size == left
         return Span(
@@ -312,13 +312,13 @@ class Scheduler:
             job.temperature,
         )
 
-    def rule(self, scores: Scores) -> list[Job]:
+    def finish_pass(self, scores: Scores) -> list[Job]:
         """Rule on the jobs that a pass has completed; returns them in order."""
         batch = self._batches.pop(scores.number)
         done = []
         if scores.error is not None:
             error = _told(scores.error, "a target pass failed")
-            self._tally.failed_passes += 1
+            self._metrics.failed_passes += 1
             for job, _ in batch.members:
                 job.error = error
                 done.append(job)
@@ -351,12 +351,12 @@ class Scheduler:
         if narrow:
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
         # prompts take less a position than drafts do, and are far wider
-        if narrow and all(job.rule is not None for job, _ in batch.members):
-            self.price.passed(tokens, self._pass_ns[batch.lane] * 1e-9)
+        if narrow and all(job.verify is not None for job, _ in batch.members):
+            self.draft_cost.record_pass(tokens, self._pass_ns[batch.lane] * 1e-9)
         else:
-            self.price.skipped()
-        self._tally.batch.add(len(batch.members))
-        self._tally.pass_tokens.add(tokens)
+            self.draft_cost.skip_pass()
+        self._metrics.batch_sessions.add(len(batch.members))
+        self._metrics.pass_tokens.add(tokens)
 
     def _charge(self, batch: Batch, now_ns: int, tokens: int) -> None:
         """Note the time that each owner has had of a pass of so many tokens in all."""
@@ -370,15 +370,15 @@ class Scheduler:
         """Rule on a job; an error does not affect the pass's other jobs."""
         begun_s = time.thread_time()
         try:
-            job.ruling = None if job.rule is None else job.rule(output.logits, output.hidden)
-            if span.nodes and isinstance(job.ruling, Decision):
-                self._keep_path(job, span, job.ruling)
+            job.decision = None if job.verify is None else job.verify(output.logits, output.hidden)
+            if span.nodes and isinstance(job.decision, Decision):
+                self._keep_path(job, span, job.decision)
         except Exception as error:
-            job.error = error if is_the_requests(error) else _told(error, "a rule failed")
+            job.error = error if is_client_error(error) else _told(error, "a rule failed")
             if span.nodes:
                 self.target.keep_path(job.slot, [])
         finally:
-            job.rule_s = time.thread_time() - begun_s
+            job.verify_cpu_s = time.thread_time() - begun_s
 
     def _keep_path(self, job: Job, span: Span, ruling: Decision) -> None:
         """Keep a tree's accepted path in the slot."""
@@ -407,7 +407,7 @@ def _told(error: Exception, what: str) -> Exception:
 
 def _one_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
     """Leave out all jobs with costly rules but the first: the verdicts of all wait for them."""
-    costly = [job for job, _ in members if job.expected_s > _COSTLY_S]
+    costly = [job for job, _ in members if job.expected_cpu_s > _COSTLY_S]
     return [(job, span) for job, span in members if job not in costly[1:]]
 
 

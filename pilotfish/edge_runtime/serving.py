@@ -17,7 +17,7 @@ import zmq
 
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.signals import Signals
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.transport import Envelope, Listener
 
@@ -27,18 +27,18 @@ _log = logging.getLogger("pilotfish.edge")
 # from leaving.
 _BURST, _TURN_S = 256, 0.002
 _TICK_S = 0.25  # how often connections, idle sessions and the status line are looked after
-STOPPED_BY = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
+SIGNAL_EXIT_CODES = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
 
-Duty = Callable[[], bool]
+EventHandler = Callable[[], bool]
 
 
-def duties(listener: Listener) -> dict[int, Duty]:
+def event_handlers(listener: Listener) -> dict[int, EventHandler]:
     """What is to be done when something arrives, by the descriptor that tells; not of messages."""
     connections = listener.connections
-    found: dict[int, Duty] = {int(connections.monitor.fd): connections.read_events}
+    handlers: dict[int, EventHandler] = {int(connections.monitor.fd): connections.read_events}
     if listener.gate is not None:
-        found[int(listener.gate.socket.fd)] = listener.gate.answer_requests
-    return found
+        handlers[int(listener.gate.socket.fd)] = listener.gate.answer_requests
+    return handlers
 
 
 class ServingLoop(ABC):
@@ -56,7 +56,7 @@ class ServingLoop(ABC):
         supervisor: Supervisor,
         inspection: Inspection | None,
         lifeline: int | None,
-        more: Mapping[int, Duty] | None = None,
+        more: Mapping[int, EventHandler] | None = None,
     ) -> None:
         self._listener = listener
         self._handle = handle
@@ -68,7 +68,7 @@ class ServingLoop(ABC):
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
         # of the others the descriptors are polled, which costs a turn less than their sockets
-        self._duties: dict[object, Callable[[], object]] = dict(duties(listener).items())
+        self._duties: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
         self._duties.update((more or {}).items())
         self._duties[listener.socket] = self._receive
         self._duties[signals.descriptor] = signals.clear
@@ -93,12 +93,13 @@ class ServingLoop(ABC):
         while True:
             if self._orphaned:
                 return 0
-            if (code := self._heed()) is not None:
+            if (code := self._handle_signals()) is not None:
                 return code
             if time.monotonic() >= self._tick_s:
                 self._tick_s = time.monotonic() + self._idle_s
                 self._supervisor.feed()
                 self._note_crowd()
+                self._listener.note_drained()
                 if (code := self._tick()) is not None:
                     return code
                 self._supervisor.status(self.status)
@@ -166,13 +167,13 @@ class ServingLoop(ABC):
                 break
         return True
 
-    def _heed(self) -> int | None:
+    def _handle_signals(self) -> int | None:
         """Do as the signals say; an exit code if the loop is to end."""
         if self._signals.reload:
             self._signals.reload = False
             self._supervisor.reloading()
-            trouble = self._reload()
-            self._supervisor.reloaded(self.status, trouble)
+            problem = self._reload()
+            self._supervisor.reloaded(self.status, problem)
         for number in self._signals.take_stops():
             if (code := self._stop(number)) is not None:
                 return code

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from pilotfish.base.errors import TooManySessionsError, UnknownSessionError
-from pilotfish.edge_runtime.hints import Hints
-from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.hint_sources import HintSources
+from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.tally import Tally
-from pilotfish.speculation.shaping import LogitsProcessor
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.speculation.logits_options import LogitsProcessor
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import Buffer, StatesRequest, Verdict
 from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol, StatesNeeded
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class EdgeRound:
+class WindowState:
     """A window under way, or the last one answered (with ``verdict``)."""
 
     client: bytes
@@ -40,23 +40,23 @@ class EdgeRound:
     draft: Draft  # without distributions after the answer
     received_ns: int
     verdict: Verdict | None = None
-    answer: Sequence[Buffer] = ()  # the verdict's frames, or before it the inquiry's
-    inquiry: StatesRequest | None = None  # sent to the device
-    wanted: StatesNeeded | None = None  # the states that the edge needs to decide
+    reply_frames: Sequence[Buffer] = ()  # the verdict's frames, or before it the inquiry's
+    states_request: StatesRequest | None = None  # sent to the device
+    states_needed: StatesNeeded | None = None  # the states that the edge needs to decide
     _trace: Sequence[tuple[int, int]] = ()  # of the frames, after the answer
 
     @property
-    def base(self) -> int:
+    def committed_before(self) -> int:
         """Number of committed tokens before the window."""
         return self.start - len(self.draft.pending)
 
-    def settle(self, verdict: Verdict, answer: Sequence[Buffer]) -> None:
+    def set_verdict(self, verdict: Verdict, answer: Sequence[Buffer]) -> None:
         """Store the verdict, and drop the distributions, which may take megabytes."""
         self._trace = _trace_of(self.frames)
-        self.verdict, self.answer, self.frames = verdict, answer, ()
+        self.verdict, self.reply_frames, self.frames = verdict, answer, ()
         self.draft = Draft(self.draft.ids, pending=self.draft.pending)
 
-    def came_as(self, frames: Sequence[Buffer]) -> bool:
+    def matches(self, frames: Sequence[Buffer]) -> bool:
         """Whether the window came with these frames: then this is a retry."""
         if self.verdict is not None:
             return _trace_of(frames) == self._trace
@@ -84,20 +84,22 @@ class SessionState:
     id: bytes
     owner: bytes
     slot: int
-    costly: bool = False  # it displaced a session of another owner that was not idle
+    displaced_busy: bool = False  # it displaced a session of another owner that was not idle
     committed: CommittedTokens = field(default_factory=CommittedTokens)
     generation: int = -1
-    law: SamplingParams | None = None
+    sampling_params: SamplingParams | None = None
     logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
     prompt_logprobs: PromptLogprobs | None = None  # likewise, of those that it began with
-    shaper: LogitsProcessor | None = None  # of its logits; None: they are sampled from as they are
-    exchange: SpeculationProtocol[Any] | None = None  # None: the generation is a `stream`
-    hints: Hints | None = None  # of a generation under `ahead`
-    round: EdgeRound | None = None
+    logits_processor: LogitsProcessor | None = (
+        None  # of its logits; None: they are sampled from as they are
+    )
+    protocol: SpeculationProtocol[Any] | None = None  # None: the generation is a `stream`
+    hints: HintSources | None = None  # of a generation under `ahead`
+    window_state: WindowState | None = None
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
     ended: bool = False  # a stream of this generation has come to an end token
-    rule_s: float = 0.0  # of the processor, that its last rule took, or the next may take
+    verify_cpu_s: float = 0.0  # of the processor, that its last rule took, or the next may take
     queued: "QueuedGeneration | None" = None  # it waits for its grammar, and comes next
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
@@ -105,15 +107,15 @@ class SessionState:
     @property
     def undecided(self) -> bool:
         """Whether a window awaits the target, or states from the device."""
-        return self.round is not None and self.round.verdict is None
+        return self.window_state is not None and self.window_state.verdict is None
 
     @property
     def busy(self) -> bool:
         """Whether the session has jobs, or a window that is not decided on."""
-        return self.waits or self.undecided
+        return self.is_waiting or self.undecided
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the session waits for a pass, or for a grammar: then it is not idle."""
         return bool(self.jobs) or self.queued is not None
 
@@ -137,7 +139,7 @@ class Sessions:
         per_owner: int,
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
-        tally: Tally | None = None,
+        metrics: EdgeMetrics | None = None,
     ) -> None:
         self._by_id: dict[bytes, SessionState] = {}
         self._free = list(range(slots))
@@ -145,7 +147,7 @@ class Sessions:
         self.per_owner = per_owner
         self.idle_s = idle_s
         self._clock = clock
-        self._tally = tally or Tally()
+        self._metrics = metrics or EdgeMetrics()
         self._costly_ends: deque[tuple[float, bytes]] = deque()  # end and owner of costly sessions
 
     def __len__(self) -> int:
@@ -193,13 +195,15 @@ class Sessions:
         # the lowest free slot: adjacent slots make the cheapest batch
         slot = min(self._free)
         self._free.remove(slot)
-        session = SessionState(session_id, owner, slot, costly=costly, touched_s=self._clock())
+        session = SessionState(
+            session_id, owner, slot, displaced_busy=costly, touched_s=self._clock()
+        )
         self._by_id[session_id] = session
         return session
 
     def close(self, session: SessionState) -> None:
         """Forget a session and free its slot."""
-        if session.costly:
+        if session.displaced_busy:
             self._costly_ends.append((self._clock(), session.owner))
         self._free_slot(session)
 
@@ -213,15 +217,15 @@ class Sessions:
         """Close the sessions that have been idle for ``after_s``."""
         now = self._clock()
         for session in self:
-            if not session.waits and now - session.touched_s >= after_s:
+            if not session.is_waiting and now - session.touched_s >= after_s:
                 self.close(session)
-                self._tally.ended["expired"] += 1
+                self._metrics.sessions_ended["expired"] += 1
 
     def _idle(self, candidates: Iterable[SessionState]) -> list[SessionState]:
         """Return the sessions that have been idle for ``idle_s``."""
         # a session that waits for the edge is not idle, however long it waits
         before = self._clock() - self.idle_s
-        return [each for each in candidates if not each.waits and each.touched_s <= before]
+        return [each for each in candidates if not each.is_waiting and each.touched_s <= before]
 
     def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
         """Return the sessions that ``owner``, with ``mine`` of them, may displace.
@@ -245,4 +249,4 @@ class Sessions:
                 f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."
             )
         self._free_slot(min(candidates, key=lambda each: (each.busy, each.touched_s)))
-        self._tally.ended["displaced"] += 1
+        self._metrics.sessions_ended["displaced"] += 1

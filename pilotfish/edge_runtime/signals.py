@@ -27,7 +27,7 @@ class Signals:
         self.descriptor = self._read.fileno()
         self._before: dict[int, object] = {}
 
-    def heed(self) -> None:
+    def check_interrupt(self) -> None:
         """Raise `KeyboardInterrupt` if SIGINT has come."""
         if signal.SIGINT in self._stops:
             raise KeyboardInterrupt
@@ -35,7 +35,7 @@ class Signals:
     def take_over(self) -> None:
         """Note SIGINT and SIGTERM from now on, however many; first, `heed`."""
         self._catch(*_STOPS)
-        self.heed()
+        self.check_interrupt()
 
     def take_stops(self) -> list[int]:
         """Return the stop signals since the last call, in order."""

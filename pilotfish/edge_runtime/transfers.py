@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from pilotfish.base.errors import BusyError, MalformedError, TooLargeError
-from pilotfish.edge_runtime.rounds import Send
+from pilotfish.edge_runtime.generations import Send
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, pack
 
@@ -200,7 +200,7 @@ class Uploads:
         """Bytes of all of them."""
         return self._store.held
 
-    def take(self, owner: bytes, chunk: m.Chunk, data: m.Buffer) -> Progress:
+    def receive_chunk(self, owner: bytes, chunk: m.Chunk, data: m.Buffer) -> Progress:
         """Take in a chunk, or answer the question that an empty one is.
 
         The message comes back once it is complete; and again for a question, since whoever asks
@@ -222,7 +222,7 @@ class Uploads:
             return self._served_already(key, upload, asked=not data)
         return self._append(key, upload, chunk.offset, data)
 
-    def served(self, owner: bytes, transfer: bytes, *, keep: bool) -> None:
+    def mark_served(self, owner: bytes, transfer: bytes, *, keep: bool) -> None:
         """Note that a message was served; keep: its bytes, to serve it again."""
         key = owner, transfer
         upload = self._store.get(key)
@@ -286,7 +286,7 @@ class Downloads:
     def __len__(self) -> int:
         return len(self._store)
 
-    def met(self, client: bytes, owner: bytes, most: int) -> None:
+    def set_slice_limit(self, client: bytes, owner: bytes, most: int) -> None:
         """Note above how many bytes of frames a connection takes replies in slices; 0: never."""
         self._peers.pop(client, None)
         if most:

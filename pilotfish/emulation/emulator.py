@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from msgspec import Struct, structs
 
-from pilotfish.base.child import TiedProcess
+from pilotfish.base.child import ChildProcess
 from pilotfish.base.errors import ListenError, UnsupportedError
 from pilotfish.base.settings import setting
 
@@ -146,7 +146,7 @@ class Emulator:
         self._connect = connect
         self._listen = listen
         self._turn = threading.Lock()  # one question at a time
-        self._child: TiedProcess | None = None
+        self._child: ChildProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -154,7 +154,7 @@ class Emulator:
         return self._running.process.pid
 
     @property
-    def _running(self) -> TiedProcess:
+    def _running(self) -> ChildProcess:
         if self._child is None:
             raise ListenError("The emulator is not running; enter it with `with` first.")
         return self._child
@@ -165,8 +165,8 @@ class Emulator:
         Raises ListenError (address taken), TraceError, UnsupportedError (address misspelt),
         EdgeUnreachableError (no such host).
         """
-        command = [sys.executable, "-m", "pilotfish.emulation.tied"]
-        self._child = TiedProcess(command, _ANSWER_S)
+        command = [sys.executable, "-m", "pilotfish.emulation.proxy_process"]
+        self._child = ChildProcess(command, _ANSWER_S)
         try:
             told = self._ask(
                 listen=self._listen,
@@ -213,7 +213,7 @@ class Emulator:
         with self._turn:
             child = self._running
             try:
-                child.tie.tell(question)
+                child.pipe.send(question)
                 told = child.receive()
             except OSError as error:
                 raise ListenError(f"The emulator does not answer: {error}.") from error

@@ -1,6 +1,6 @@
 """One direction of an emulated link: when each segment arrives. No clock, no sockets.
 
-in: bytes of TCP connections (`Flow`), with the time at which they came. out: on each flow, a deque
+in: bytes of TCP connections (`ChunkFlow`), with the time at which they came. out: on each flow, a deque
 of segments and when the first of them is due.
 
 Bytes are cut into segments of at most 1500. Those of all flows share one queue, first come first

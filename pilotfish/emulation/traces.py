@@ -16,7 +16,7 @@ from bisect import bisect_left
 from pathlib import Path
 
 from pilotfish.base.errors import TraceError
-from pilotfish.base.reading import unmarked
+from pilotfish.base.reading import without_bom
 
 OPPORTUNITY_BYTES = 1500
 
@@ -31,7 +31,7 @@ class Trace:
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
         """Read a trace file; raises TraceError, with the line at fault."""
         try:
-            lines = unmarked(Path(path).read_bytes()).splitlines()
+            lines = without_bom(Path(path).read_bytes()).splitlines()
         except OSError as error:
             raise TraceError(f"The trace {path} cannot be read: {error.strerror}.") from error
         times = array("Q")

@@ -1,7 +1,7 @@
 """Artifacts: directories with a graph, its weights, a tokenizer and `manifest.json`.
 
 `Artifact.open` reads and checks the manifest (`engines.manifest`). A stage of a model
-(`engines.cut`) is an artifact too, which is only opened on request.
+(`engines.stage_range`) is an artifact too, which is only opened on request.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.reading import content, reading
-from pilotfish.engines.cut import check_chain
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.base.reading import read_content, reading_file
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import (
     GENAI_NAME,
     GGUF_NAME,
@@ -28,6 +27,7 @@ from pilotfish.engines.manifest import (
     Manifest,
     read_manifest,
 )
+from pilotfish.engines.stage_range import check_chain
 
 
 class Artifact:
@@ -155,8 +155,8 @@ def _head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] | Non
     if manifest.head_tokens is None:
         return None
     path = directory / HEAD_TOKENS_NAME
-    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
-        data = content(path)
+    with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        data = read_content(path)
     if hashlib.sha256(data).hexdigest() != manifest.files[HEAD_TOKENS_NAME]:
         raise _altered(path)
     kept = np.frombuffer(data[: len(data) // 4 * 4], "<u4").astype(np.int64)

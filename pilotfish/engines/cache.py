@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from pilotfish.base.home import user_folder
-from pilotfish.base.reading import naming
+from pilotfish.base.reading import naming_file
 
 _log = logging.getLogger("pilotfish")
 
@@ -60,7 +60,7 @@ def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> N
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with naming(path), os.fdopen(descriptor, "wb") as file:
+        with naming_file(path), os.fdopen(descriptor, "wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()

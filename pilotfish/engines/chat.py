@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import jinja2
 
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.sandbox import Sandbox
 
 MAX_SECONDS = 5.0

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import TYPE_CHECKING, TypeVar
 
-from pilotfish.engines.constraint import short
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families.outline import KIND as TURN
-from pilotfish.engines.families.outline import Controls, read_outline
-from pilotfish.engines.families.outline import source as turn_source
+from pilotfish.engines.chat_formats.outline import KIND as TURN
+from pilotfish.engines.chat_formats.outline import Controls, read_outline
+from pilotfish.engines.chat_formats.outline import llguidance_source as turn_source
+from pilotfish.engines.constraint import one_printable_line
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.schemas import assertions
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -43,7 +43,7 @@ _STACK_SIZE = threading.Lock()
 T = TypeVar("T")
 
 
-def compiled(
+def compile_grammar(
     grammar: Grammar, words: "LLTokenizer", controls: Controls = NO_CONTROLS
 ) -> "LLMatcher":
     """Compile a grammar over a vocabulary; `GrammarError` says what is wrong with it.
@@ -61,7 +61,7 @@ def compiled(
             _expect_small_divisors([grammar.text] if grammar.kind == "json" else ())
             source = _source(grammar)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"The schema is no JSON: {short(error)}.") from error
+        raise GrammarError(f"The schema is no JSON: {one_printable_line(error)}.") from error
     # An enum of 500 words takes 100,000 of the first; the others are a quarter of the usual.
     limits = LLParserLimits(
         initial_lexer_fuel=400_000,
@@ -73,7 +73,7 @@ def compiled(
     )
     matcher = LLMatcher(words, source, log_level=0, limits=limits)
     if matcher.is_error():
-        raise GrammarError(f"The grammar cannot be used: {short(matcher.get_error())}")
+        raise GrammarError(f"The grammar cannot be used: {one_printable_line(matcher.get_error())}")
     return matcher
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.speculation.distributions import Floats
 
 if TYPE_CHECKING:
@@ -217,10 +217,10 @@ class GrammarConstraint:
             why = self._matcher.get_error()
             if why.startswith("NoExtension"):
                 raise _DeadEndError(DEAD_END)
-            raise GrammarError(f"The grammar is too complex: {short(why)}")
+            raise GrammarError(f"The grammar is too complex: {one_printable_line(why)}")
 
 
-def short(said: object) -> str:
+def one_printable_line(text: object) -> str:
     """Make one printable line of the library's words, which may quote the grammar."""
-    line = " ".join(str(said).split())[:_MESSAGE]
+    line = " ".join(str(text).split())[:_MESSAGE]
     return "".join(letter if letter.isprintable() else "?" for letter in line)

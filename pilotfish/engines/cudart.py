@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.errors import CudaError
+from pilotfish.engines.engine_errors import CudaError
 
 # The linker's name, then those of CUDA 13, 12 and 11.
 NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")

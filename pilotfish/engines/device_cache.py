@@ -2,7 +2,7 @@
 
 The buffers are laid out as in `engines.kv`. Where a runtime may not write a buffer that it reads (a
 TensorRT engine whose cache is written by ScatterND), runs write into a second set of buffers,
-`present`, and `take_in` copies the few new cells back: one call a slot and shape of planes. Copies
+`present`, and `add_layer_inputs` copies the few new cells back: one call a slot and shape of planes. Copies
 go to the stream of `Cuda`; a reader on another stream waits for it first.
 """
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.errors import TemplateError, TextTooLongError
+from pilotfish.engines.engine_errors import TemplateError, TextTooLongError
 from pilotfish.engines.tokenizer import Tokenizer
 
 _NAMES = frozenset(("role", "type"))
@@ -42,14 +42,14 @@ _WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
 _BLUNT_GROWTH = 4  # a blunted text may have so many times the tokens
 
 
-class _Told(NamedTuple):
+class _TemplateInput(NamedTuple):
     """What a template is rendered with; all text in messages and tools is a client's."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None
     settings: Mapping[str, bool]
 
-    def said(self, change: Callable[[str], str]) -> _Told:
+    def map_text(self, change: Callable[[str], str]) -> _TemplateInput:
         """Return the same with all text changed."""
         return self._replace(messages=_said(self.messages, change), tools=_said(self.tools, change))
 
@@ -61,7 +61,7 @@ class _Told(NamedTuple):
             used.update(text)
             return text
 
-        self.said(noted)
+        self.map_text(noted)
         return used
 
 
@@ -92,7 +92,7 @@ class Dialogue:
         Raises `TemplateError`, `TextTooLongError`, `ArtifactError`.
         """
         settings = {} if thinking is None else dict.fromkeys(_THINKING, thinking)
-        told = _Told(messages, tools, settings)
+        told = _TemplateInput(messages, tools, settings)
         plain = self._rendered(told)
         ids = self._tokenizer.encode(plain, special=True, most=most)
         own = self._own_controls(told, most)
@@ -106,23 +106,23 @@ class Dialogue:
         def without_controls(text: str) -> str:
             return self._written.sub(lambda found: hidden(found[0]), text)
 
-        ids = self._read(self._rendered(told.said(without_controls)), hiding, most)
+        ids = self._read(self._rendered(told.map_text(without_controls)), hiding, most)
         if self._controls_in(ids) == own:
             return ids
-        return self._read(self._rendered(told.said(hidden)), hiding, most)
+        return self._read(self._rendered(told.map_text(hidden)), hiding, most)
 
-    def _rendered(self, told: _Told) -> str:
+    def _rendered(self, told: _TemplateInput) -> str:
         tools: Any = told.tools
         return self._template.render(told.messages, tools=tools, **told.settings)
 
-    def _own_controls(self, told: _Told, most: int | None) -> list[int]:
+    def _own_controls(self, told: _TemplateInput, most: int | None) -> list[int]:
         """List the control tokens that the template writes, in order."""
         blunting = dict.fromkeys([*self._signs, *self._likenesses(told)], self._blunt)
-        blunted = self._rendered(told.said(lambda text: _replaced(text, blunting)))
+        blunted = self._rendered(told.map_text(lambda text: _replaced(text, blunting)))
         room = None if most is None else _BLUNT_GROWTH * most
         return self._controls_in(self._tokenizer.encode(blunted, special=True, most=room))
 
-    def _likenesses(self, told: _Told) -> set[str]:
+    def _likenesses(self, told: _TemplateInput) -> set[str]:
         """Find characters in messages that the tokenizer normalizes to signs.
 
         NFKC makes "<" of "＜". The tokenizer normalizes where it looks for a control token.
@@ -137,7 +137,7 @@ class Dialogue:
     def _controls_in(self, ids: Iterable[int]) -> list[int]:
         return [id for id in ids if id in self._tokens]
 
-    def _hiding(self, plain: str, told: _Told) -> dict[str, str]:
+    def _hiding(self, plain: str, told: _TemplateInput) -> dict[str, str]:
         """Choose for each sign a character that is nowhere in the texts."""
         used = told.characters().union(plain)
         free = [character for character in map(chr, _PRIVATE) if character not in used]

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from pilotfish.engines.compiling import compiled, on_deep_stack
+from pilotfish.engines.chat_formats.outline import Controls
+from pilotfish.engines.compiling import compile_grammar, on_deep_stack
 from pilotfish.engines.constraint import GrammarConstraint
-from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families.outline import Controls
-from pilotfish.engines.trial import TOO_LONG, TRIAL
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.engines.engine_errors import GrammarError
+from pilotfish.engines.grammar_trial import TOO_LONG, TRIAL
+from pilotfish.speculation.logits_options import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -117,7 +117,7 @@ class Grammars:
             words: Any = _Words(tokenizer, size, ends)
             self._words = LLTokenizer(words, n_vocab=size, eos_token=ends)
             # the first mask of all takes as long as reading the vocabulary
-            compiled(Grammar("json", '{"type": "object"}'), self._words).compute_bitmask()
+            compile_grammar(Grammar("json", '{"type": "object"}'), self._words).compute_bitmask()
         return self._words
 
     def refusal(self, grammar: Grammar) -> str:
@@ -135,7 +135,7 @@ class Grammars:
             words = self._read()
         self.attempt(grammar)
         _, size, ends = self._vocabulary
-        parser = partial(compiled, grammar, words, self._controls)
+        parser = partial(compile_grammar, grammar, words, self._controls)
         made = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
         if made.cpu_s > _MOST_CPU_S:  # more than in the trial
             self._note(grammar, TOO_LONG)

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from io import RawIOBase
 
 from pilotfish.engines.artifact import Artifact, sha256_of
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 
 _log = logging.getLogger("pilotfish.engines")
 

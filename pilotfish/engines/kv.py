@@ -28,7 +28,7 @@ class PlaneShape(NamedTuple):
     head_dim: int
 
 
-class Layout(NamedTuple):
+class PlaneLayout(NamedTuple):
     """Which planes share a buffer.
 
     Attributes:
@@ -42,9 +42,9 @@ class Layout(NamedTuple):
     places: list[tuple[int, int]]
 
 
-def lay_out(manifest: Manifest) -> Layout:
+def lay_out(manifest: Manifest) -> PlaneLayout:
     """Sort a model's planes by shape."""
-    found = Layout([], [], [])
+    found = PlaneLayout([], [], [])
     for each in manifest.cached:
         shape = PlaneShape(each.kv_heads, each.head_dim)
         if shape not in found.shapes:

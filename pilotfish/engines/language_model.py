@@ -23,10 +23,10 @@ from pilotfish.engines.passes import Pass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_GRAPHS = "pilotfish.engines.decoder:Decoder"  # runs every dialect that is one of graphs
+_GRAPHS = "pilotfish.engines.onnx_decoder:Decoder"  # runs every dialect that is one of graphs
 ENGINES = {
-    "llamacpp": "pilotfish.engines.llamacpp.decoder:LlamaDecoder",
-    "genai": "pilotfish.engines.genai.decoder:GenaiDecoder",
+    "llamacpp": "pilotfish.engines.llamacpp.llama_decoder:LlamaDecoder",
+    "genai": "pilotfish.engines.genai.genai_decoder:GenaiDecoder",
 }
 
 

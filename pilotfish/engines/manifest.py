@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pilotfish.base.reading import content, reading
-from pilotfish.engines.cut import Cut
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.base.reading import read_content, reading_file
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.stage_range import StageRange
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
@@ -50,7 +50,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `location` is a hub id, a file name or a directory name; not its path, which would tell about
     the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
     kept of a model that was cut down. `ignored_keys` are keys of its configuration that the
-    exporter did not know and was told to ignore. `left_out` are parts of a multimodal checkpoint
+    exporter did not know and was told to ignore. `describe_left_out` are parts of a multimodal checkpoint
     that are not of its text model, and special tokens that this one has no embedding of.
     """
 
@@ -75,7 +75,7 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context: Size
 
 
-class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecurrentStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What layers keep of each slot besides keys and values (`engines.states`).
 
     `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
@@ -157,9 +157,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     warnings: list[str] = []
     tokenizer_fingerprint: Sha256
     files: dict[str, Sha256]
-    stage: Cut | None = None
+    stage: StageRange | None = None
     window: Positive | None = None
-    states: KeptStates | None = None
+    states: RecurrentStates | None = None
     caches: list[CachedLayer] | None = None
     cost: PrecisionCost | None = None
     trees: bool = True
@@ -251,9 +251,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of `directory`, and check what its types do not say."""
     path = directory / MANIFEST_NAME
-    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+    with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
         try:
-            data = content(path)
+            data = read_content(path)
         except (FileNotFoundError, NotADirectoryError):
             state = (
                 "holds no manifest.json" if directory.is_dir()
@@ -264,7 +264,7 @@ def read_manifest(directory: Path) -> Manifest:
                 f"{directory} is not an artifact: it {state}. "
                 "Make one with `pilotfish export model SOURCE --out DIR`"
             ) from None
-    with reading(partial(_invalid, directory)):
+    with reading_file(partial(_invalid, directory)):
         found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise ArtifactError(
@@ -330,7 +330,7 @@ def _needed(manifest: Manifest) -> set[str]:
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
 
 
-def _fit(states: KeptStates, manifest: Manifest) -> bool:
+def _fit(states: RecurrentStates, manifest: Manifest) -> bool:
     """Whether a model of these dimensions can have such states."""
     sizes = (states.heads, states.key_dim, states.value_dim)
     ascending = states.layers == sorted(set(states.layers))
@@ -352,7 +352,7 @@ def _is_cut_head(tokens: int, manifest: Manifest) -> bool:
     return whole and tokens < manifest.vocab_size
 
 
-def _fits(stage: Cut, layers: int) -> bool:
+def _fits(stage: StageRange, layers: int) -> bool:
     """Whether a model of so many layers can have this stage."""
     before, after = stage.index - 1, stage.count - stage.index  # stages, of a layer at least
     return (

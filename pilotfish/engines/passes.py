@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.backends.backend import Binding
-from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.engine_errors import CapacityError
 
 HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision too
 
@@ -42,12 +42,12 @@ class Pass:
     parents: NDArray[np.int64] | None = None
 
     @property
-    def wanted(self) -> int:
+    def row_count(self) -> int:
         """The number of rows wanted."""
         return len(self.tokens) if self.rows is None else self.rows
 
     @property
-    def grown(self) -> int:
+    def tree_length(self) -> int:
         """Nodes of the tree that the slot holds already, T − S; 0 for a chain."""
         return 0 if self.parents is None else len(self.parents) - len(self.tokens)
 
@@ -61,7 +61,7 @@ class Pass:
         """Return the distance of each token from the trunk, 0 for a root; [S]."""
         if self.parents is None:
             return np.arange(len(self.tokens))
-        return _depths(self.parents)[self.grown :]
+        return _depths(self.parents)[self.tree_length :]
 
     def pieces(self, width: int) -> Iterator[Pass]:
         """Split into passes of at most `width` tokens, to be appended one after the other."""
@@ -71,11 +71,11 @@ class Pass:
             yield Pass(
                 self.slot,
                 self.tokens[start:end],
-                max(0, end - max(start, size - self.wanted)),
-                None if self.parents is None else self.parents[: self.grown + end],
+                max(0, end - max(start, size - self.row_count)),
+                None if self.parents is None else self.parents[: self.tree_length + end],
             )
 
-    def show(self, mask: NDArray[Any], length: int) -> None:
+    def fill_mask(self, mask: NDArray[Any], length: int) -> None:
         """Write into `mask` [S, C] which cells each token sees: trunk, ancestors and itself.
 
         0 for visible, HIDDEN_FROM_VIEW for the rest. `length` is the slot's before the pass.
@@ -87,11 +87,11 @@ class Pass:
             for i in range(1, len(self.tokens)):
                 mask[i, first : first + i] = 0
             return
-        trunk = length - self.grown
+        trunk = length - self.tree_length
         mask[:, :trunk] = 0
         mask[:, trunk:] = HIDDEN_FROM_VIEW
         nodes = mask[:, trunk : trunk + len(self.parents)]
-        np.copyto(nodes, 0, where=_line(self.parents)[self.grown :])
+        np.copyto(nodes, 0, where=_line(self.parents)[self.tree_length :])
 
 
 def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,8 +146,8 @@ def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
         ids = item.tokens.tolist()  # for a few numbers, faster than an array's methods
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
-    if not 0 <= item.wanted <= size:
-        raise ValueError(f"{item.wanted} rows are wanted of {size} tokens")
+    if not 0 <= item.row_count <= size:
+        raise ValueError(f"{item.row_count} rows are wanted of {size} tokens")
     if item.parents is not None:
         _check_tree(item.parents, size, lengths[item.slot])
 
@@ -182,20 +182,20 @@ def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[i
         if item.parents is None:
             positions[start:end] = range(length, length + end - start)
         else:
-            positions[start:end] = item.depths() + (length - item.grown)
+            positions[start:end] = item.depths() + (length - item.tree_length)
     return total
 
 
 def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
     """Write which tokens are answered. Return the number of rows that will be computed."""
     # Runtimes may fail on an empty output, so where no row is wanted, compute one.
-    wanted = max(sum(item.wanted for item in passes), 1)
+    wanted = max(sum(item.row_count for item in passes), 1)
     rows = binding.input("logit_rows", (wanted,))
     end = row = 0
     for item in passes:
         end += len(item.tokens)
-        rows[row : row + item.wanted] = range(end - item.wanted, end)
-        row += item.wanted
+        rows[row : row + item.row_count] = range(end - item.row_count, end)
+        row += item.row_count
     rows[row:] = 0  # the array served an earlier pass, which may have been longer
     return wanted
 
@@ -227,7 +227,7 @@ def fill_padded(
         unpack[slot, :own] = range(start, end)
         unpack[slot, own:] = start
         pack[start:end] = range(slot * size, slot * size + own)
-        item.show(mask[slot, 0, :own], lengths[slot])
+        item.fill_mask(mask[slot, 0, :own], lengths[slot])
     busy = {item.slot - first for item in passes}
     for slot in range(count):
         if slot not in busy:
@@ -246,7 +246,7 @@ def fill_cells(
     for item in passes:
         if item.parents is not None:
             slot = item.slot - first
-            trunk = lengths[slot] - item.grown
+            trunk = lengths[slot] - item.tree_length
             cells[slot, trunk : trunk + len(item.parents)] = trunk + _depths(item.parents)
 
 
@@ -262,4 +262,4 @@ def fill_single(
     binding.input("seqlens_k", (1,), np.int32)[0] = length + size - 1
     binding.input("total_sequence_length", (1,), np.int32)[0] = capacity
     bias = binding.input("attention_bias", (1, 1, size, capacity), dtype)
-    item.show(bias[0, 0], length)
+    item.fill_mask(bias[0, 0], length)

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.engines import schemas
-from pilotfish.engines.constraint import short
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.chat_formats.outline import Outline
+from pilotfish.engines.constraint import one_printable_line
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import MOST_BYTES
+from pilotfish.engines.grammar_trial import TRIAL
 from pilotfish.engines.notices import NOTICES
-from pilotfish.engines.schemas import Place
-from pilotfish.engines.trial import TRIAL
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.engines.schemas import KeywordPlace
+from pilotfish.speculation.logits_options import Grammar
 
 ANYTHING = '{"type":"object"}'
 _KEPT = 256  # schemas; an agent sends the same ones with each request
@@ -40,11 +40,11 @@ class Relaxed(NamedTuple):
     """A schema that compiles. left_out: the first places that it lacks; total: how many."""
 
     text: str
-    left_out: tuple[Place, ...] = ()
+    left_out: tuple[KeywordPlace, ...] = ()
     total: int = 0
 
     @classmethod
-    def of(cls, schema: Any, left_out: Sequence[Place]) -> "Relaxed":
+    def from_schema(cls, schema: Any, left_out: Sequence[KeywordPlace]) -> "Relaxed":
         """Write a schema, and note what was left out of it."""
         return cls(schemas.compact(schema), tuple(left_out[:_LISTED]), len(left_out))
 
@@ -53,7 +53,7 @@ class Relaxed(NamedTuple):
         """What was left out, in words."""
         if not self.left_out:
             return ""
-        named = ", ".join(short(place) for place in self.left_out[:_NAMED])
+        named = ", ".join(one_printable_line(place) for place in self.left_out[:_NAMED])
         more = self.total - _NAMED
         return f"{named} and {more} more" if more > 0 else named
 
@@ -67,7 +67,7 @@ def with_relaxed_tools(
     cannot have together goes first, then all of the largest schemas.
     """
     until_s = TRIAL.cpu_s + _MOST_TOGETHER_S
-    whole = {name: text if name in strict else relaxed(name, text, until_s).text
+    whole = {name: text if name in strict else relax_tool(name, text, until_s).text
              for name, text in outline.tools}  # fmt: skip
 
     def offering(tools: Mapping[str, str]) -> Outline:
@@ -94,7 +94,7 @@ def with_relaxed_tools(
             fitting = middle
         else:
             failing = middle
-    names = short(", ".join(by_size[:fitting]))
+    names = one_printable_line(", ".join(by_size[:fitting]))
     NOTICES.warn(
         f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}"
     )
@@ -104,11 +104,11 @@ def with_relaxed_tools(
 def _without_multiples(text: str) -> str:
     """Leave ``multipleOf`` out of a schema: what all of them multiply to is bounded."""
     schema = json.loads(text)
-    places = [place for place in schemas.places(schema) if place.keyword == "multipleOf"]
-    return schemas.compact(schemas.without(schema, places)) if places else text
+    places = [place for place in schemas.keyword_places(schema) if place.keyword == "multipleOf"]
+    return schemas.compact(schemas.without_keywords(schema, places)) if places else text
 
 
-def obstacle(outline: Outline) -> tuple[str, str] | None:
+def find_obstacle(outline: Outline) -> tuple[str, str] | None:
     """Return what in an outline's schemas does not compile: whose schema, and which keywords.
 
     Whose: a tool's name, or "" for the form of the answer. None: all of them do, or no more can be
@@ -135,7 +135,7 @@ class _TooCostlyError(Exception):
     """The trials of a schema have taken what they may."""
 
 
-def relaxed(name: str, text: str, until_s: float = math.inf) -> Relaxed:
+def relax_tool(name: str, text: str, until_s: float = math.inf) -> Relaxed:
     """Relax the schema of a tool's arguments; what was left out is logged once.
 
     text: the schema's `assertions`. until_s: see `relax`. Where this machine cannot try schemas
@@ -145,8 +145,8 @@ def relaxed(name: str, text: str, until_s: float = math.inf) -> Relaxed:
         result = relax(text, until_s)
     except GrammarBusyError:
         schema = json.loads(text)
-        places = schemas.lacking(schema)
-        return Relaxed.of(schemas.without(schema, places), places)
+        places = schemas.unsupported_keywords(schema)
+        return Relaxed.from_schema(schemas.without_keywords(schema, places), places)
     if result.left_out:
         NOTICES.warn(f"tool {name!r}: not enforced of its schema: {result.summary}")
     return result
@@ -158,7 +158,7 @@ def relax(text: str, until_s: float = math.inf) -> Relaxed:
     until_s: of `TRIAL.cpu_s`. All is left out of a schema whose trials would go beyond it; what
     other schemas have taken is not held against this one the next time.
     """
-    nothing = Relaxed(ANYTHING, (Place((), ""),), 1)
+    nothing = Relaxed(ANYTHING, (KeywordPlace((), ""),), 1)
     if len(text) > MOST_BYTES:
         return nothing  # it could not be sent
     if (known := _KNOWN.get(text)) is not None:
@@ -208,29 +208,29 @@ class _Search:
         if self._compiles(text):
             return Relaxed(text)
         schema = json.loads(text)
-        left_out = schemas.lacking(schema)
-        schema = schemas.without(schema, left_out)
+        left_out = schemas.unsupported_keywords(schema)
+        schema = schemas.without_keywords(schema, left_out)
         if not self._passes(schema):
-            schema, changed = schemas.coerced(schema)
+            schema, changed = schemas.normalize_types(schema)
             left_out += changed
-            places = schemas.places(schema)
+            places = schemas.keyword_places(schema)
             passing = 0  # so many of the first are known to compile
             while not self._passes(schema):
                 passing = self._fault(schema, places, passing)
                 wrong = _alike(schema, places, passing)
-                schema = schemas.without(schema, wrong)
+                schema = schemas.without_keywords(schema, wrong)
                 left_out += wrong
                 gone = set(wrong)
                 passing -= sum(place in gone for place in places[:passing])
                 places = [place for place in places if place not in gone]
-        return Relaxed.of(schema, left_out)
+        return Relaxed.from_schema(schema, left_out)
 
-    def _fault(self, schema: Any, places: list[Place], passing: int) -> int:
+    def _fault(self, schema: Any, places: list[KeywordPlace], passing: int) -> int:
         """Return the index of the place with which a beginning of them compiles no more."""
         failing = len(places)
         while failing - passing > 1:
             middle = (passing + failing) // 2
-            if self._passes(schemas.without(schema, places[middle:])):
+            if self._passes(schemas.without_keywords(schema, places[middle:])):
                 passing = middle
             else:
                 failing = middle
@@ -254,11 +254,11 @@ class _Search:
         return True
 
 
-def _alike(schema: Any, places: list[Place], at: int) -> list[Place]:
+def _alike(schema: Any, places: list[KeywordPlace], at: int) -> list[KeywordPlace]:
     """List the place at fault, and those that say just the same elsewhere."""
 
-    def said(place: Place) -> Any:
-        return schemas.at(schema, (*place.path, place.keyword))
+    def said(place: KeywordPlace) -> Any:
+        return schemas.value_at(schema, (*place.path, place.keyword))
 
     fault = places[at]
     value = said(fault)

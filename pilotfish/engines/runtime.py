@@ -16,8 +16,8 @@ from typing import Any
 
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.extras import installing
-from pilotfish.base.reading import reading, utf8_path
-from pilotfish.engines.errors import ProviderError
+from pilotfish.base.reading import reading_file, utf8_path
+from pilotfish.engines.engine_errors import ProviderError
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
@@ -100,7 +100,9 @@ def open_session(
     onnxruntime.set_default_logger_severity(FATAL)  # kernels warn past the session's log
     for key, value in (*SESSION_CONFIG.items(), spinning):
         session_options.add_session_config_entry(key, value)
-    with reading(lambda problem: ProviderError(f"its path does not suit onnxruntime: {problem}")):
+    with reading_file(
+        lambda problem: ProviderError(f"its path does not suit onnxruntime: {problem}")
+    ):
         place = utf8_path(graph)
     session = onnxruntime.InferenceSession(
         place,

@@ -25,7 +25,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pilotfish.engines import template_sizes as sizes
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 
 # The longest published templates have some 4,000 tokens, 300 scopes and 100 names.
 _TOKENS = 16_000
@@ -68,7 +68,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             optimized=False,
             finalize=self._printed,
-            extensions=[_Counted, _Generation, loopcontrols],
+            extensions=[_TokenLimit, _Generation, loopcontrols],
         )
         self.code_generator_class = _BoundedCode
         self._max_seconds, self._max_characters = max_seconds, max_characters
@@ -124,7 +124,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if name == "join" and args:
                 args = (self._listed(args[0], text),)
             else:
-                self._expect(sizes.of_method(text, name, (*args, *kwargs.values())))
+                self._expect(sizes.method_size(text, name, (*args, *kwargs.values())))
         return self._made(super().call(context, function, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -134,7 +134,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Check bounds around every operator of `intercepted_binops`."""
-        self._expect(sizes.of_operator(operator, left, right))
+        self._expect(sizes.operator_size(operator, left, right))
         return self._made(super().call_binop(context, operator, left, right))
 
     def _sized(self, name: str, done: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,9 +150,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 value = self._listed(value, *others[:1], *(v for k, v in named.items() if k == "d"))
             elif name == "sum":
                 value = self._turns(value)
-                self._expect(sizes.of_sum((*others, *named.values())))
+                self._expect(sizes.sum_size((*others, *named.values())))
             else:
-                self._expect(sizes.of_filter(name, value, (*others, *named.values())))
+                self._expect(sizes.filter_size(name, value, (*others, *named.values())))
             return self._made(done(*before, value, *others, **named))
 
         return bounded
@@ -175,7 +175,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """
         for value in values:
             if not isinstance(value, str | int | None):
-                self._expect(sizes.printed(value))
+                self._expect(sizes.printed_size(value))
 
     def _weighed(self, value: Any) -> Any:
         self._weigh(value)
@@ -189,19 +189,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _joined(self, parts: tuple[Any, ...]) -> str:
         """Join what stands between the `~`."""
-        self._expect(sum(map(sizes.printed, parts)))
+        self._expect(sum(map(sizes.printed_size, parts)))
         made: str = self._made("".join(map(str, parts)))
         return made
 
     def _listed(self, values: Iterable[Any], separator: object = "") -> list[Any]:
         """List what is to be joined by the separator."""
         parts = list(self._turns(values))
-        self._expect(sizes.joined(parts, separator))
+        self._expect(sizes.joined_size(parts, separator))
         return parts
 
     def _printed(self, value: Any) -> Any:
         """Count what is printed."""
-        self._spent.printed += sizes.printed(value)
+        self._spent.printed += sizes.printed_size(value)
         self._expect(self._spent.printed)
         return value
 
@@ -241,7 +241,7 @@ class _BoundedCode(CodeGenerator):
         raise nodes.Impossible
 
 
-class _Counted(Extension):
+class _TokenLimit(Extension):
     """Refuses a source of too many tokens before it is parsed."""
 
     def filter_stream(self, stream: TokenStream) -> Iterable[Token]:

@@ -47,7 +47,7 @@ FORMATS = frozenset(
         *("uuid", "uri"),
     )
 )
-_RANK = {keyword: at for at, keyword in enumerate(_ENFORCED)}
+_RANK = {keyword: value_at for value_at, keyword in enumerate(_ENFORCED)}
 _INDEX = re.compile("[0-9]{1,9}")
 _READ = frozenset((*_IDENTITY, *_ENFORCED, *LACKING))
 # Values with which a keyword that llguidance lacks says nothing.
@@ -73,7 +73,7 @@ _REST = {
 }
 
 
-class Place(NamedTuple):
+class KeywordPlace(NamedTuple):
     """A keyword of a subschema, "" for all of them. path: to the subschema, from the root."""
 
     path: tuple[str | int, ...]
@@ -157,10 +157,10 @@ def compact(schema: Any) -> str:
     return json.dumps(schema, separators=(",", ":"))
 
 
-def places(schema: Any) -> list[Place]:
+def keyword_places(schema: Any) -> list[KeywordPlace]:
     """List the places of a schema, so that what stands first needs nothing that follows it."""
     listed = [
-        Place(path, keyword)
+        KeywordPlace(path, keyword)
         for path, node in _nodes(schema)
         for keyword in sorted(node, key=lambda one: _RANK.get(one, 0))
         if keyword not in LACKING
@@ -168,24 +168,24 @@ def places(schema: Any) -> list[Place]:
     return sorted(listed, key=lambda place: place.keyword == "$ref")
 
 
-def lacking(schema: Any) -> list[Place]:
+def unsupported_keywords(schema: Any) -> list[KeywordPlace]:
     """List the places of keywords that llguidance lacks."""
     return [
-        Place(path, keyword)
+        KeywordPlace(path, keyword)
         for path, node in _nodes(schema)
         for keyword in node
         if keyword in LACKING
     ]
 
 
-def without(schema: Any, left_out: Collection[Place]) -> Any:
+def without_keywords(schema: Any, left_out: Collection[KeywordPlace]) -> Any:
     """Copy a schema without these places; all that fits it fits the copy.
 
     What applies to the rest of an object or of a list goes with what says which rest that is.
     """
     copy = json.loads(json.dumps(schema))
     for place in left_out:
-        node = at(copy, place.path)
+        node = value_at(copy, place.path)
         if not isinstance(node, dict):
             continue  # it was within another
         for keyword in (place.keyword, *_REST.get(place.keyword, ())):
@@ -193,7 +193,7 @@ def without(schema: Any, left_out: Collection[Place]) -> Any:
     return copy
 
 
-def coerced(schema: Any) -> tuple[Any, list[Place]]:
+def normalize_types(schema: Any) -> tuple[Any, list[KeywordPlace]]:
     """Copy a schema that is well-formed, and has ``anyOf`` for each ``oneOf``.
 
     Where no schema stands in the place of one, anything fits. Returns the copy, and these places.
@@ -203,11 +203,11 @@ def coerced(schema: Any) -> tuple[Any, list[Place]]:
     for path, node in _nodes(copy):
         for way, below in [*_below(node)]:
             if not isinstance(below, dict | bool):
-                at(node, way[:-1])[way[-1]] = True
-                changed.append(Place((*path, *way[:-1]), str(way[-1])))
+                value_at(node, way[:-1])[way[-1]] = True
+                changed.append(KeywordPlace((*path, *way[:-1]), str(way[-1])))
         if "oneOf" not in node:
             continue
-        changed.append(Place(path, "oneOf"))
+        changed.append(KeywordPlace(path, "oneOf"))
         options = node.pop("oneOf")
         if "anyOf" not in node:
             node["anyOf"] = options
@@ -216,7 +216,7 @@ def coerced(schema: Any) -> tuple[Any, list[Place]]:
     return copy, changed
 
 
-def at(schema: Any, path: tuple[str | int, ...]) -> Any:
+def value_at(schema: Any, path: tuple[str | int, ...]) -> Any:
     """Return the value at a path; None if there is none."""
     for name in path:
         if isinstance(schema, dict):
@@ -231,7 +231,7 @@ def at(schema: Any, path: tuple[str | int, ...]) -> Any:
 def _nodes(schema: Any) -> Iterator[tuple[tuple[str | int, ...], Node]]:
     """Yield the subschemas that are objects, each before those within it, with their paths."""
     seen: set[int] = set()
-    elsewhere = [(path, at(schema, path)) for path in _targets(schema)]
+    elsewhere = [(path, value_at(schema, path)) for path in _targets(schema)]
     waiting: list[tuple[tuple[str | int, ...], Any]] = [*elsewhere, ((), schema)]
     while waiting:
         path, node = waiting.pop()
@@ -272,7 +272,7 @@ def _way(schema: Any, names: list[str]) -> Iterator[tuple[Any, str | int]]:
     """Yield the steps of a reference, as far as they exist."""
     for name in names:
         step = int(name) if isinstance(schema, list) and _INDEX.fullmatch(name) else name
-        below = at(schema, (step,))
+        below = value_at(schema, (step,))
         if below is None:
             return
         yield schema, step

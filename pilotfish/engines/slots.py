@@ -17,7 +17,7 @@ import numpy as np
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
-from pilotfish.engines.errors import ProviderError, TreeError
+from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
 
 # Idle slots between two busy ones cost attention; a separate run reads all weights once more.
@@ -151,7 +151,7 @@ class Slots(ABC):
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
         """Run checked passes; return which rows of `_answers` belong to each."""
         # One more than wanted: a run always computes at least one row.
-        rows = sum(item.wanted for item in passes) + 1
+        rows = sum(item.row_count for item in passes) + 1
         if rows > self._rows:
             self._allocate(rows)
         runs = list(self._runs(passes))
@@ -164,11 +164,14 @@ class Slots(ABC):
             self._read_again(members[0], done)
             self._run(first, count, members, done)
             for item in members:
-                rows_of[item.slot] = slice(done, done + item.wanted)
-                done += item.wanted
+                rows_of[item.slot] = slice(done, done + item.row_count)
+                done += item.row_count
         for item in passes:
             length = self._cache.lengths[item.slot]
-            self._trees[item.slot] = (length - item.grown, len(item.tokens) + item.grown)
+            self._trees[item.slot] = (
+                length - item.tree_length,
+                len(item.tokens) + item.tree_length,
+            )
             self._cache.lengths[item.slot] = length + len(item.tokens)
             if self._backend.states is not None:
                 self._texts[item.slot, length : length + len(item.tokens)] = item.tokens
@@ -228,7 +231,7 @@ class Slots(ABC):
         try:
             for piece in item.pieces(width):
                 self._run(item.slot, 1, [piece], row)
-                row += piece.wanted
+                row += piece.row_count
                 lengths[item.slot] += len(piece.tokens)
         finally:
             lengths[item.slot] = length  # until the whole forward has succeeded
@@ -269,7 +272,7 @@ class Slots(ABC):
         self._bindings.clear()
         pair = self._example()
         one, following = pair.pieces(1)
-        self._allocate(1 + pair.wanted)
+        self._allocate(1 + pair.row_count)
         name, answer = list(self._answers.items())[-1]  # logits, where there are any
         answer.fill(np.nan)  # so that missing answers show
         self._run(0, 1, [one], 0)
@@ -282,7 +285,7 @@ class Slots(ABC):
         self._run(0, 1, [following], 0)
         self._cache.lengths[0] = 0
         self._run(0, 1, [pair], 1)
-        apart, together = (row - row.mean() for row in answer[[0, pair.wanted]])
+        apart, together = (row - row.mean() for row in answer[[0, pair.row_count]])
         if not np.linalg.norm(apart - together) <= PROBE_TOLERANCE * np.linalg.norm(together):
             raise ProviderError("it ran the model, but forgets keys and values between passes")
 

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Binding, nothing_runs
-from pilotfish.engines.cut import Cut
-from pilotfish.engines.errors import ArtifactError, ProviderError
+from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
 from pilotfish.engines.runtime import open_session
 from pilotfish.engines.slots import Slots
+from pilotfish.engines.stage_range import StageRange
 
 __all__ = ["Head", "Pass", "Stage"]
 
@@ -223,7 +223,7 @@ class Head:
         raise nothing_runs(artifact, artifact.head_path, wanted, reasons)
 
 
-def _open(artifact: Artifact | str | Path) -> tuple[Artifact, Cut]:
+def _open(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact, stage=True)
     if opened.manifest.stage is None:
         raise ArtifactError(

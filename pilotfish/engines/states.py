@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.manifest import KeptStates
+from pilotfish.engines.manifest import RecurrentStates
 
 WINDOW = 16  # tokens that can be taken back without reading others again
 TRAIL = 64  # tokens; more than a window, since snapshots are not at every position
@@ -46,7 +46,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateStep:
-    """What one run reads and writes; layers stand in the order of `KeptStates.layers`.
+    """What one run reads and writes; layers stand in the order of `RecurrentStates.layers`.
 
     Attributes:
         earlier: f32 [layers, M, width], inputs before the run's: those that the state lacks, and
@@ -72,7 +72,7 @@ class StateCache:
         slots: how many sequences there are.
     """
 
-    def __init__(self, kept: KeptStates, slots: int) -> None:
+    def __init__(self, kept: RecurrentStates, slots: int) -> None:
         self.kept = kept
         self._paths = [_Path(kept) for _ in range(slots)]
 
@@ -99,7 +99,7 @@ class _Path:
     The trail holds the inputs at positions low … high − 1; those at negative ones are zeros.
     """
 
-    def __init__(self, kept: KeptStates) -> None:
+    def __init__(self, kept: RecurrentStates) -> None:
         layers, self._back = len(kept.layers), kept.taps - 1
         shape = (layers, kept.heads, kept.key_dim, kept.value_dim)
         self._shape = shape if kept.heads else None

@@ -30,12 +30,12 @@ _NUMBER = re.compile(r"\d+")
 _Seen = dict[int, tuple[int, int]]
 
 
-def printed(value: object) -> int:
+def printed_size(value: object) -> int:
     """Bound the characters of ``str(value)``; what several lists share counts each time."""
     return len(value) if isinstance(value, str) else _extent(value, {})[0]
 
 
-def of_operator(operator: str, left: Any, right: Any) -> int:
+def operator_size(operator: str, left: Any, right: Any) -> int:
     """Size the result of ``left operator right``, for `+`, `*`, `**` and `%`.
 
     A large number counts as the square of its bytes: so long takes the next step with it.
@@ -54,37 +54,37 @@ def of_operator(operator: str, left: Any, right: Any) -> int:
     return sum(sizes)
 
 
-def of_method(text: str, name: str, given: tuple[Any, ...]) -> int:
+def method_size(text: str, name: str, arguments: tuple[Any, ...]) -> int:
     """Size the result of a text's method, but for `join`."""
     if name in ("center", "ljust", "rjust", "zfill"):
-        return max([len(text), *_integers(given)])
-    if name == "replace" and len(given) > 1:
-        return _replaced(text, given[0], given[1])
+        return max([len(text), *_integers(arguments)])
+    if name == "replace" and len(arguments) > 1:
+        return _replaced(text, arguments[0], arguments[1])
     if name in ("format", "format_map"):
-        return _fields(text, given)
+        return _fields(text, arguments)
     if name in ("split", "rsplit", "splitlines"):
-        return len(text) + ITEM * _pieces(text, given)
+        return len(text) + ITEM * _pieces(text, arguments)
     return len(text)
 
 
-def of_filter(name: str, value: Any, given: tuple[Any, ...]) -> int:
+def filter_size(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
     """Size the result of a filter, but for `join` and `sum`."""
     if name in SLOW:
-        small = sum(map(printed, (value, *given))) <= _SLOW_CHARACTERS
+        small = sum(map(printed_size, (value, *arguments))) <= _SLOW_CHARACTERS
         return _SLOW_CHARACTERS if small else _TOO_MUCH
     if isinstance(value, str) and name in _OF_TEXTS:
-        return _OF_TEXTS[name](value, given)
-    return _OF_ANY[name](value, given) if name in _OF_ANY else 0
+        return _OF_TEXTS[name](value, arguments)
+    return _OF_ANY[name](value, arguments) if name in _OF_ANY else 0
 
 
-def of_sum(given: tuple[Any, ...]) -> int:
+def sum_size(arguments: tuple[Any, ...]) -> int:
     """Too much where lists would be added up: each step copies the ones before."""
-    return _TOO_MUCH if any(isinstance(value, list | tuple) for value in given) else 0
+    return _TOO_MUCH if any(isinstance(value, list | tuple) for value in arguments) else 0
 
 
-def joined(parts: list[Any], separator: object) -> int:
+def joined_size(parts: list[Any], separator: object) -> int:
     """Size the text that joins the parts."""
-    return printed(parts) + len(parts) * printed(separator)
+    return printed_size(parts) + len(parts) * printed_size(separator)
 
 
 def _size(value: Sized) -> int:
@@ -141,7 +141,7 @@ def _formatted(form: str, given: object) -> int:
     stated = [width for field in fields for width in field if width]
     widest = max(_integers(values), default=0)
     widths = [widest if width == "*" else int(width[:9]) for width in stated]
-    return len(form) + len(fields) * max(map(printed, values), default=0) + sum(widths)
+    return len(form) + len(fields) * max(map(printed_size, values), default=0) + sum(widths)
 
 
 def _fields(form: str, given: tuple[Any, ...]) -> int:
@@ -152,12 +152,12 @@ def _fields(form: str, given: tuple[Any, ...]) -> int:
     specs = [field.partition(":")[2] for field in fields]
     widths = [int(run[:9]) for spec in specs for run in _NUMBER.findall(spec)]
     widest = max([0, *_integers(given)]) if _GIVEN_WIDTH.search(form) else 0
-    each = widest + max(map(printed, given), default=0)
+    each = widest + max(map(printed_size, given), default=0)
     return len(form) + len(fields) * each + sum(widths)
 
 
 def _indented(text: str, given: tuple[Any, ...]) -> int:
-    widths = [*_integers(given), *map(printed, given)]
+    widths = [*_integers(given), *map(printed_size, given)]
     return len(text) + (text.count("\n") + 1) * max([4, *widths])
 
 
@@ -171,8 +171,8 @@ _OF_TEXTS: _Sizes = {
     "int": lambda text, _: len(text) if len(text) <= _DIGITS else _TOO_MUCH,
 }
 _OF_ANY: _Sizes = {
-    "slice": lambda _, given: ITEM * max([0, *_integers(given)]) + printed(given),
-    "batch": lambda _, given: ITEM * max([0, *_integers(given)]) + printed(given),
+    "slice": lambda _, given: ITEM * max([0, *_integers(given)]) + printed_size(given),
+    "batch": lambda _, given: ITEM * max([0, *_integers(given)]) + printed_size(given),
     "tojson": lambda value, given: _as_json(value, max([0, *_integers(given), *_lengths(given)])),
     "round": lambda _, given: _TOO_MUCH if max([0, *map(abs, _integers(given))]) > _DIGITS else 0,
     **dict.fromkeys(
@@ -180,11 +180,11 @@ _OF_ANY: _Sizes = {
         lambda _, given: _TOO_MUCH if max([0, *_lengths(given)]) > _DIGITS else 0,
     ),
     **dict.fromkeys(
-        ("string", "escape", "forceescape", "e", "safe"), lambda value, _: printed(value)
+        ("string", "escape", "forceescape", "e", "safe"), lambda value, _: printed_size(value)
     ),
 }
 
 
 def _lengths(given: Iterable[Any]) -> list[int]:
     """Of texts, and of what is printed of tuples of them, such as separators."""
-    return [printed(value) for value in given if isinstance(value, str | tuple)]
+    return [printed_size(value) for value in given if isinstance(value, str | tuple)]

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from pilotfish.base.reading import reading, text
+from pilotfish.base.reading import read_text, reading_file
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError, EngineError, TextTooLongError
+from pilotfish.engines.engine_errors import ArtifactError, EngineError, TextTooLongError
 from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
 
@@ -66,7 +66,7 @@ class Tokenizer:
         return tokenizer
 
     def _load(self, text: str, name: str) -> None:
-        with complaining(f"{name} is not a tokenizer.json"):
+        with wrapping_errors(f"{name} is not a tokenizer.json"):
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
             parsed = json.loads(text)
         if not self._tokenizer.get_vocab_size():
@@ -271,18 +271,18 @@ def _encoded(
     offsets: whether they are wanted, which takes half as long again.
     """
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
-    with complaining("the tokenizer broke at a text"):
+    with wrapping_errors("the tokenizer broke at a text"):
         return encode([text], add_special_tokens=whole)[0]
 
 
 def tokenizer_text(path: Path) -> str:
     """Read a `tokenizer.json`, unchecked; `ArtifactError` if it cannot be read, or is no text."""
-    with reading(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
-        return text(path)
+    with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
+        return read_text(path)
 
 
 @contextmanager
-def complaining(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
+def wrapping_errors(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
     """Turn the library's errors into ours: bare `Exception`, and `BaseException` on panic."""
     try:
         yield

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 
 UNIGRAM = "Unigram"
 _MARKING = {"type": "Replace", "pattern": {"String": " "}}

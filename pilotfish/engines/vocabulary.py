@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from pilotfish.base.reading import reading
+from pilotfish.base.reading import reading_file
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError, TemplateError
-from pilotfish.engines.families import ModelFamily, family_of
+from pilotfish.engines.chat_formats import ChatFormat, chat_format_of
+from pilotfish.engines.engine_errors import ArtifactError, TemplateError
 from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from pilotfish.engines.manifest import TOKENIZER_NAME, Positive, TokenId
 from pilotfish.engines.tokenizer import Tokenizer, tokenizer_text
@@ -52,7 +52,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
     special_tokens: Annotated[dict[_Name, _Token], msgspec.Meta(max_length=1024)] | None = None
 
     @classmethod
-    def of(cls, artifact: Artifact) -> Vocabulary:
+    def from_artifact(cls, artifact: Artifact) -> Vocabulary:
         """Read an artifact's. Raises `ArtifactError` if its tokenizer cannot be read."""
         manifest, path = artifact.manifest, artifact.tokenizer_path
         vocabulary = cls(
@@ -72,7 +72,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
     @classmethod
     def decode(cls, data: bytes, model: str) -> Vocabulary:
         """Decode `encode`'s bytes of the model of this name; raises `ArtifactError` otherwise."""
-        with reading(lambda problem: ArtifactError(f"this is not a vocabulary: {problem}")):
+        with reading_file(lambda problem: ArtifactError(f"this is not a vocabulary: {problem}")):
             nameless = msgspec.msgpack.decode(data, type=cls)
         vocabulary = msgspec.structs.replace(nameless, model=model)
         if vocabulary.vocab_size > MAX_TOKENS:
@@ -122,7 +122,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         One that knows of no tools, or of no known family's, gains nothing: then by the usual one.
         """
         template = self.chat_templates.get(TOOL_USE)
-        if template is None or not family_of(template).taught(template):
+        if template is None or not chat_format_of(template).takes_tools(template):
             return self
         other = msgspec.structs.replace(self, chat_template=template, chat_templates={})
         other.__dict__["tokenizer"] = self.tokenizer
@@ -158,9 +158,9 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         return Dialogue(self.template, self.tokenizer)
 
     @cached_property
-    def family(self) -> ModelFamily:
+    def chat_format(self) -> ChatFormat:
         """How it writes calls and thoughts, by its chat template."""
-        return family_of(self.chat_template or "")
+        return chat_format_of(self.chat_template or "")
 
     @cached_property
     def turn_end(self) -> int | None:

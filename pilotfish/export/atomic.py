@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pilotfish.base.reading import naming
+from pilotfish.base.reading import naming_file
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import MANIFEST_NAME
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 OLD = "-old"  # suffix of the old content's name while it is being replaced
 
@@ -44,7 +44,7 @@ def replacing(
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
-        with naming(out):
+        with naming_file(out):
             partial.mkdir()
             yield partial
             _check(partial, out, opened)

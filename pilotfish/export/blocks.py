@@ -4,7 +4,7 @@
 
 `zero` is 2^(bits−1), or each block's own. Integer zero points cost a kernel nothing; offsets, for
 blocks whose lowest weight is no multiple of the scale, are a product of their own
-(`export.dialects.kept`).
+(`export.dialects.quantized_weights`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish.engines.backends.backend import KEY_VALUE
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 TOKENS, ROWS = "input_ids", "logit_rows"
 HIDDEN, LOGITS = "hidden_states", "logits"

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME
 
 

@@ -9,9 +9,9 @@ import logging
 
 import msgspec
 
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary, used_templates
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import WeightSource
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.manifest import PrecisionCost
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.reference import Reference, largest_part
 from pilotfish.export.sample_text import TEXT
 from pilotfish.export.sources import Progress, WeightSource

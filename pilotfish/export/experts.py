@@ -26,7 +26,7 @@ def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
     return net.add(mixed, shared)
 
 
-def write_beside(net: Dialect, experts: Experts, module: str, x: str, own: str) -> str:
+def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, own: str) -> str:
     """Write a mixture beside a feed-forward part of the layer's own (Gemma 4).
 
     Args:

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.engines.artifact import Artifact, file_sha256
-from pilotfish.engines.errors import ArtifactError
-from pilotfish.engines.genai.config import HIDDEN, GenaiConfig, read_genai_config
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.genai.genai_config import HIDDEN, GenaiConfig, read_genai_config
 from pilotfish.engines.manifest import (
     GENAI,
     GENAI_NAME,
@@ -32,17 +32,17 @@ from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary, used_templates
 from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.chat_check import check_chat
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.genai_graph import GenaiGraph, read_graph
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import (
     TEMPLATE_KEY,
-    ends_with,
     expect_tokens,
+    read_end_tokens,
     read_special_tokens,
     read_templates,
     read_tokenizer,
-    within,
+    within_rows,
 )
 from pilotfish.export.sources.source import Progress
 
@@ -82,7 +82,7 @@ def copy_genai(
     templates = [template or "", *named.values()]
     text, tokenizer_files = read_tokenizer(folder, ignored)
     expect_tokens(folder, text, templates)
-    text, beyond = within(text, graph.form.widths["logits"], templates)
+    text, beyond = within_rows(text, graph.form.widths["logits"], templates)
     vocabulary = _vocabulary(folder, config, text, template, named)
     warnings = check_chat(vocabulary)
     with replacing(Path(out)) as directory:
@@ -143,7 +143,7 @@ def _vocabulary(
         tokenizer_json=text,
         vocab_size=size,
         bos_id=begin if begin is not None and 0 <= begin < size else None,
-        eos_ids=ends_with(_ends(folder, config, size), special, text),
+        eos_ids=read_end_tokens(_ends(folder, config, size), special, text),
         chat_template=template,
         chat_templates=used_templates(named),
         special_tokens=special,

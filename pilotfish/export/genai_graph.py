@@ -13,9 +13,9 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
-from pilotfish.engines.errors import ArtifactError
-from pilotfish.engines.genai.config import GenaiConfig, GraphForm, Port, Ports, check_graph
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.genai.genai_config import GenaiConfig, GraphForm, Port, Ports, check_graph
+from pilotfish.export.export_errors import ExportError
 
 MOST_BYTES = 2**31  # of a graph: more is no protobuf message
 _ATTENTION = "GroupQueryAttention"  # may read and write one buffer of keys and values

@@ -29,7 +29,7 @@ from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary, used_templates
 from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.chat_check import check_chat
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.default import DEFAULT, REQUIREMENT, fetch_default
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact, file_sha256
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.manifest import (
     GENAI,
     GRAPH_NAME,
@@ -27,9 +27,9 @@ from pilotfish.engines.manifest import (
     TOKENIZER_NAME,
     CachedLayer,
     Dimensions,
-    KeptStates,
     Manifest,
     Precision,
+    RecurrentStates,
 )
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.engines.states import WINDOW
@@ -37,13 +37,13 @@ from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.chat_check import check_chat, vocabulary_of
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.genai_copy import copy_genai
 from pilotfish.export.gguf_copy import copy_gguf
 from pilotfish.export.graph import GraphWriter
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
 from pilotfish.export.sources.cut_head import CutHead
@@ -82,7 +82,7 @@ def export_model(
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
         context: positions of the artifact, whose rotary tables grow with them; by default the
             model's, but with longrope those up to which its short factors hold.
-        kept: the tokens that the head can say, ascending, i64 [N] (`export.kept_tokens` chooses
+        kept: the tokens that the head can say, ascending, i64 [N] (`export.head_tokens` chooses
             them); by default all. The model still reads all, and is only good for drafts.
         ignore_keys: keys of the configuration that may stand there although nothing here knows
             them; the manifest names them. "chat_template" leaves the chat templates out. Without
@@ -174,7 +174,7 @@ def _write_graph(
     """Write graph and weights; file name → SHA-256."""
     with (directory / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
-        reader = _Counted(source, progress) if progress else source
+        reader = _CountingSource(source, progress) if progress else source
         write_network(kind(graph, config, reader, precision), config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset)
     return {
@@ -183,7 +183,7 @@ def _write_graph(
     }
 
 
-class _Counted:
+class _CountingSource:
     """A source of weights that reports how many have been read."""
 
     def __init__(self, source: WeightSource, progress: Progress) -> None:
@@ -259,7 +259,7 @@ def _write_tokens(path: Path, kept: NDArray[np.int64]) -> str:
     return file_sha256(path)
 
 
-def _states(config: ModelConfig) -> KeptStates | None:
+def _states(config: ModelConfig) -> RecurrentStates | None:
     """Describe what layers keep besides keys and values."""
     own, layers = config.recurrence, config.recurrent
     if not layers and not all(config.layer(i).mixes for i in range(config.layers)):
@@ -269,7 +269,7 @@ def _states(config: ModelConfig) -> KeptStates | None:
         )
     if own is None or not layers:
         return None
-    return KeptStates(
+    return RecurrentStates(
         layers=layers,
         taps=own.taps,
         width=own.width if own.heads else config.hidden,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pilotfish.export.config import Kind, ModelConfig
 from pilotfish.export.dialects import Dialect
-from pilotfish.export.experts import write_beside, write_experts, write_gated
+from pilotfish.export.experts import write_experts, write_gated, write_parallel_mlp
+from pilotfish.export.model_config import Kind, ModelConfig
 from pilotfish.export.recurrent import write_delta_rule, write_short_conv
 from pilotfish.export.selective_scan import write_selective_scan
 from pilotfish.export.state_space import write_state_space
 from pilotfish.export.streams import join_streams, open_streams, write_streams
-from pilotfish.export.token_inputs import take_in, write_token_inputs
+from pilotfish.export.token_inputs import add_layer_inputs, write_token_inputs
 from pilotfish.export.weights import EMBEDDING, HEAD, absent_projections
 
 
@@ -52,7 +52,9 @@ def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
     net.finish(x, EMBEDDING if config.tied else HEAD)
 
 
-def write_layer(net: Dialect, config: ModelConfig, i: int, x: str, told: str | None = None) -> str:
+def write_layer(
+    net: Dialect, config: ModelConfig, i: int, x: str, layer_inputs: str | None = None
+) -> str:
     """Write layer i, which leaves the shape of x; `told` is its own input, [T, width]."""
     if config.streams is not None:
         return write_streams(
@@ -60,13 +62,13 @@ def write_layer(net: Dialect, config: ModelConfig, i: int, x: str, told: str | N
             config,
             i,
             x,
-            told,
+            layer_inputs,
             lambda h: _attention(net, config, i, h),
             lambda h: _mlp(net, config, i, h),
         )
     x = _write_plain(net, config, i, x)
-    if told is not None:
-        x = net.add(x, take_in(net, f"model.layers.{i}", x, told))
+    if layer_inputs is not None:
+        x = net.add(x, add_layer_inputs(net, f"model.layers.{i}", x, layer_inputs))
     if config.form.layer_scale:
         x = net.multiply(x, net.weight(f"model.layers.{i}.layer_scalar"))
     return x
@@ -98,7 +100,7 @@ def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
     x = norm(plus(x, attended), "input_layernorm", summed=True)
     fed = _mlp(net, config, i, norm(x, "post_attention_layernorm"))
     if config.experts is not None and config.experts.beside:
-        fed = write_beside(net, config.experts, f"{layer}.mlp", x, fed)
+        fed = write_parallel_mlp(net, config.experts, f"{layer}.mlp", x, fed)
     x = plus(x, norm(fed, "mlp_out_norm"))
     return norm(x, "post_attention_layernorm", summed=True)
 

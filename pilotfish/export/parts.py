@@ -104,7 +104,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None
 
 
-class Space(msgspec.Struct, frozen=True, kw_only=True):
+class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """What a state space (Mamba, Mamba-2) has besides the sizes of its heads.
 
     Its keys are what papers call B, its queries C, its values x.
@@ -140,7 +140,7 @@ class Recurrence(msgspec.Struct, frozen=True):
     key_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
-    space: Space | None = None
+    space: StateSpace | None = None
 
     @property
     def keys(self) -> int:

@@ -11,7 +11,7 @@ acceptance (docs/engines.md).
 Other weights are rounded to the nearest code, symmetrically. Zero points were measured and are not
 used: as integers they gain no more than a better search for scales would, and as floats ONNX
 Runtime's kernel takes 50 times as long. An offset is a product of its own, with the block sums of x
-(`export.dialects.kept`).
+(`export.dialects.quantized_weights`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.blocks import BLOCK, Quantized
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 CHUNK = 1 << 18  # weights quantised at a time, few enough to stay in the CPU's cache
 SAMPLE = 64  # blocks examined to tell whether a weight was rounded before

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
 from pilotfish.export.graph import Dim
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence
 
 L2_EPS = 1e-6  # of the lengths of queries and keys, added to their squares
@@ -29,9 +29,9 @@ def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Mix by a convolution of gated inputs, whose answer is gated again (LFM2)."""
     module, own = f"model.layers.{i}.conv", recurrence(config)
     before, after, x = net.split(net.linear(h, f"{module}.in_proj"), [config.hidden] * 3)
-    inputs = with_earlier(net, i, net.multiply(before, x), config.hidden)
-    mixed = convolved(net, inputs, f"{module}.conv", own.taps)
-    return net.linear(net.multiply(after, narrow(net, mixed)), f"{module}.out_proj")
+    inputs = prepend_earlier(net, i, net.multiply(before, x), config.hidden)
+    mixed = convolve(net, inputs, f"{module}.conv", own.taps)
+    return net.linear(net.multiply(after, from_float32(net, mixed)), f"{module}.out_proj")
 
 
 def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
@@ -39,26 +39,26 @@ def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module, own = f"model.layers.{i}.linear_attn", recurrence(config)
     projected = net.linear(h, *(f"{module}.in_proj_{part}" for part in ("qkv", "b", "a", "z")))
     fresh, gate = net.split(projected, [own.width, own.values])
-    inputs = with_earlier(net, i, fresh, own.width)
+    inputs = prepend_earlier(net, i, fresh, own.width)
     mixed, rates = net.split(inputs, [own.channels, own.rates])
-    qkv = net.silu(convolved(net, mixed, f"{module}.conv1d", own.taps))  # [c + T, channels]
+    qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", own.taps))  # [c + T, channels]
     rates = rows(net, rates, own.taps - 1, ALL)
-    answer = recalled(net, own, i, _operands(net, own, module, qkv, rates))
-    heads = net.norm(net.reshape(narrow(net, answer), [-1, own.value_dim]), f"{module}.norm")
+    answer = run_recurrence(net, own, i, _operands(net, own, module, qkv, rates))
+    heads = net.norm(net.reshape(from_float32(net, answer), [-1, own.value_dim]), f"{module}.norm")
     gated = net.multiply(net.reshape(heads, [-1, own.values]), net.silu(gate))
     return net.linear(gated, f"{module}.out_proj")
 
 
-def with_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
+def prepend_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
     """Keep this pass's inputs [T, width], and put the earlier ones before them, [M + T, width]."""
     past, present = f"past.{layer}.inputs", f"present.{layer}.inputs"
     net.graph.input(past, "float32", ["M", width])
-    net.graph.op("Identity", wide(net, inputs), name=present)
+    net.graph.op("Identity", to_float32(net, inputs), name=present)
     net.graph.output(present, "float32", ["T", width])
     return net.graph.op("Concat", past, present, axis=0)
 
 
-def convolved(net: Dialect, inputs: str, name: str, taps: int) -> str:
+def convolve(net: Dialect, inputs: str, name: str, taps: int) -> str:
     """Convolve each channel of inputs [n, width] over the tokens; [n − taps + 1, width]."""
     op = net.graph.op
     weight = net.read(f"{name}.weight")[:, 0].T  # [taps, width]
@@ -93,30 +93,30 @@ def _unit_heads(net: Dialect, own: Recurrence, x: str) -> str:
     return net.reshape(op("Div", heads, length), [-1, own.keys])
 
 
-def recalled(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
+def run_recurrence(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
     """Take the c tokens that the state lacks, then this pass's; return the answers, [1, T, …]."""
     graph = net.graph
     shape: list[Dim] = [1, own.heads, own.key_dim, own.value_dim]
     names = [f"{when}.{layer}.state" for when in ("past", "settled", "present")]
     graph.input(names[0], "float32", shape)
-    answer = net.recall(rows, lacking(net, own, layer), names)
+    answer = net.recall(rows, missing_tokens(net, own, layer), names)
     for name in names[1:]:
         graph.output(name, "float32", shape)
     return answer
 
 
-def skipping(net: Dialect, own: Recurrence, layer: int, answer: str, x: str) -> str:
+def add_skip(net: Dialect, own: Recurrence, layer: int, answer: str, x: str) -> str:
     """Add D · x to a state space's answer [T, values]; x is [c + T, values]."""
     op, name = net.graph.op, f"model.layers.{layer}.mamba.D"
     start, end, axis = (
-        lacking(net, own, layer),
+        missing_tokens(net, own, layer),
         *(net.graph.constant([bound], "int64") for bound in (ALL, 0)),
     )
     through = net.graph.weight(name, np.repeat(net.read(name), own.values // own.heads))
     return op("Add", answer, op("Mul", op("Slice", x, start, end, axis), through))
 
 
-def lacking(net: Dialect, own: Recurrence, layer: int) -> str:
+def missing_tokens(net: Dialect, own: Recurrence, layer: int) -> str:
     """Return c, i64 [1]."""
     earlier = net.graph.op("Shape", f"past.{layer}.inputs", start=0, end=1)
     return net.graph.op("Sub", earlier, net.graph.constant([own.taps - 1], "int64"))
@@ -128,12 +128,12 @@ def rows(net: Dialect, x: str, start: int, end: int) -> str:
     return net.graph.op("Slice", x, *bounds)
 
 
-def wide(net: Dialect, x: str) -> str:
+def to_float32(net: Dialect, x: str) -> str:
     """Make x f32."""
     return x if net.float == "float32" else net.cast(x, "float32")
 
 
-def narrow(net: Dialect, x: str) -> str:
+def from_float32(net: Dialect, x: str) -> str:
     """Make f32 the graph's floating-point type."""
     return x if net.float == "float32" else net.cast(x, net.float)
 

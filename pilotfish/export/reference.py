@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
 from pilotfish.engines.runtime import OPSET24_SINCE, open_session, runtime_version
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import DIALECTS, Dialect
 from pilotfish.export.graph import Dim, GraphWriter
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.network import write_embedding, write_head, write_layer
 from pilotfish.export.sources import WeightSource
 from pilotfish.export.streams import open_streams

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence
 from pilotfish.export.recurrent import (
-    convolved,
-    narrow,
-    recalled,
+    add_skip,
+    convolve,
+    from_float32,
+    prepend_earlier,
     recurrence,
-    skipping,
-    wide,
-    with_earlier,
+    run_recurrence,
+    to_float32,
 )
 
 
@@ -29,16 +29,16 @@ def write_selective_scan(net: Dialect, config: ModelConfig, i: int, h: str) -> s
     """Mix tokens; h [T, hidden] → [T, hidden]."""
     op, module, own = net.graph.op, f"model.layers.{i}.mamba", recurrence(config)
     fresh, gate = net.split(net.linear(h, f"{module}.in_proj"), [own.values] * 2)
-    inputs = with_earlier(net, i, fresh, own.width)
-    x = net.silu(convolved(net, inputs, f"{module}.conv1d", own.taps))  # [c + T, values]
+    inputs = prepend_earlier(net, i, fresh, own.width)
+    x = net.silu(convolve(net, inputs, f"{module}.conv1d", own.taps))  # [c + T, values]
     step, b, c = _projected(net, own, module, x)
     speed = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
     kept = op("Mul", net.reshape(step, [-1, own.heads, 1]), net.graph.weight(f"{module}.A", speed))
     kept = net.reshape(kept, [-1, own.heads * own.key_dim])
-    answer = recalled(net, own, i, [c, b, op("Mul", step, x), kept])
-    answer = skipping(net, own, i, net.reshape(answer, [-1, own.values]), x)
-    gated = op("Mul", answer, net.silu(wide(net, gate)))
-    return net.linear(narrow(net, gated), f"{module}.out_proj")
+    answer = run_recurrence(net, own, i, [c, b, op("Mul", step, x), kept])
+    answer = add_skip(net, own, i, net.reshape(answer, [-1, own.values]), x)
+    gated = op("Mul", answer, net.silu(to_float32(net, gate)))
+    return net.linear(from_float32(net, gated), f"{module}.out_proj")
 
 
 def _projected(net: Dialect, own: Recurrence, module: str, x: str) -> list[str]:
@@ -46,13 +46,13 @@ def _projected(net: Dialect, own: Recurrence, module: str, x: str) -> list[str]:
     assert own.space is not None
     assert own.space.rank is not None
     rank, epsilon = own.space.rank, own.space.epsilon
-    all_three = wide(net, net.linear(narrow(net, x), f"{module}.x_proj"))
+    all_three = to_float32(net, net.linear(from_float32(net, x), f"{module}.x_proj"))
     parts = net.split(all_three, [rank, own.key_dim, own.key_dim])
     if epsilon is not None:
         parts = [_normed(net, part, epsilon) for part in parts]
     # unrounded: it is small, and decides how long a state lasts
-    steps = net.linear(narrow(net, parts[0]), f"{module}.dt_proj", rounded=False)
-    return [net.graph.op("Softplus", wide(net, steps)), *parts[1:]]
+    steps = net.linear(from_float32(net, parts[0]), f"{module}.dt_proj", rounded=False)
+    return [net.graph.op("Softplus", to_float32(net, steps)), *parts[1:]]
 
 
 def _normed(net: Dialect, x: str, epsilon: float) -> str:

@@ -17,7 +17,6 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from pilotfish.engines.artifact import Artifact, check_head, file_sha256, open_stages
-from pilotfish.engines.cut import Cut
 from pilotfish.engines.manifest import (
     GENAI,
     GRAPH_NAME,
@@ -26,9 +25,10 @@ from pilotfish.engines.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
 )
+from pilotfish.engines.stage_range import StageRange
 from pilotfish.export.atomic import replacing
 from pilotfish.export.data_file import DataFile
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources import Progress
 from pilotfish.export.sources.mapped_file import MappedFile
 from pilotfish.export.stage_graphs import StageGraphs
@@ -107,7 +107,7 @@ def split_artifact(
 
 def plan_cuts(
     artifact: Artifact, stages: int | None = None, layers: Sequence[int] | None = None
-) -> list[Cut]:
+) -> list[StageRange]:
     """Plan the layers of each stage; arguments as in `split_artifact`.
 
     Raises:
@@ -123,7 +123,7 @@ def plan_cuts(
             f"stages of {listed} layers do not make the {total} of this model: each needs 1 or more"
         )
     return [
-        Cut(
+        StageRange(
             index=index + 1,
             count=len(sizes),
             first_layer=sum(sizes[:index]),
@@ -157,7 +157,7 @@ def _silent(label: str, done: int, total: int | None) -> None:
 # --- graphs and their weights --------------------------------------------------------------------
 
 
-def _cut(artifact: Artifact, cuts: Sequence[Cut]) -> list[dict[str, ModelProto]]:
+def _cut(artifact: Artifact, cuts: Sequence[StageRange]) -> list[dict[str, ModelProto]]:
     """Make the graphs of each stage; their weights still refer to the whole one's file."""
     try:
         whole = onnx.load(artifact.graph_path, load_external_data=False)

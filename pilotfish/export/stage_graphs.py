@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from pilotfish.engines.backends.backend import kv_names
 from pilotfish.export.borders import HIDDEN, LOGITS, ROWS, TOKENS, Dependencies, Subgraph
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 STATES, NEXT_STATES = "states", "next_states"
 FLOAT = TensorProto.FLOAT

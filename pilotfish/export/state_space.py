@@ -13,19 +13,19 @@ import math
 
 import numpy as np
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
-from pilotfish.export.parts import Recurrence, Space
+from pilotfish.export.model_config import ModelConfig
+from pilotfish.export.parts import Recurrence, StateSpace
 from pilotfish.export.recurrent import (
     ALL,
-    convolved,
-    narrow,
-    recalled,
+    add_skip,
+    convolve,
+    from_float32,
+    prepend_earlier,
     recurrence,
     rows,
-    skipping,
-    wide,
-    with_earlier,
+    run_recurrence,
+    to_float32,
 )
 
 
@@ -35,17 +35,17 @@ def write_state_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     space = _space(own)
     projected = _scaled(net, own, net.linear(h, f"{module}.in_proj"))
     gate, fresh = net.split(projected, [own.values, own.width])
-    inputs = with_earlier(net, i, fresh, own.width)
+    inputs = prepend_earlier(net, i, fresh, own.width)
     mixed, steps = net.split(inputs, [own.channels, own.heads])
     x, b, c = net.split(
-        net.silu(convolved(net, mixed, f"{module}.conv1d", own.taps)),
+        net.silu(convolve(net, mixed, f"{module}.conv1d", own.taps)),
         [own.values, own.keys, own.keys],
     )
     step, kept = _steps(net, space, module, rows(net, steps, own.taps - 1, ALL))
     values = _by_head(net, own, x, step)  # [c + T, values]
-    answer = net.reshape(recalled(net, own, i, [c, b, values, kept]), [-1, own.values])
-    answer = skipping(net, own, i, answer, x)
-    gated = narrow(net, _gated(net, own, module, answer, net.silu(wide(net, gate))))
+    answer = net.reshape(run_recurrence(net, own, i, [c, b, values, kept]), [-1, own.values])
+    answer = add_skip(net, own, i, answer, x)
+    gated = from_float32(net, _gated(net, own, module, answer, net.silu(to_float32(net, gate))))
     return net.linear(gated, f"{module}.out_proj")
 
 
@@ -59,7 +59,7 @@ def _scaled(net: Dialect, own: Recurrence, projected: str) -> str:
     return net.multiply(projected, net.graph.constant(factors, net.float))
 
 
-def _steps(net: Dialect, space: Space, module: str, steps: str) -> tuple[str, str]:
+def _steps(net: Dialect, space: StateSpace, module: str, steps: str) -> tuple[str, str]:
     """Return Δ, and the logarithm of what is kept, [c + T, heads] each."""
     op, graph = net.graph.op, net.graph
     bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
@@ -101,6 +101,6 @@ def _normed(net: Dialect, own: Recurrence, name: str, x: str) -> str:
     return op("Mul", normed, net.graph.weight(f"{name}.weight", net.read(f"{name}.weight")))
 
 
-def _space(own: Recurrence) -> Space:
+def _space(own: Recurrence) -> StateSpace:
     assert own.space is not None
     return own.space

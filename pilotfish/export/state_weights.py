@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pilotfish.export.config import Kind, ModelConfig
-from pilotfish.export.weight_sizes import Size, Weights, linear_weights, size_of
+from pilotfish.export.model_config import Kind, ModelConfig
+from pilotfish.export.weight_sizes import Weights, WeightSize, linear_weights, size_of
 
 
 def _conv_weights(config: ModelConfig) -> Weights:
     """Yield those of a gated short convolution."""
     hidden, taps = size_of(config, "hidden"), size_of(config, "recurrence.taps")
-    both = Size(3 * hidden.value, hidden.fields)
+    both = WeightSize(3 * hidden.value, hidden.fields)
     yield from linear_weights(config, "conv.in_proj", both, hidden)
     yield from linear_weights(config, "conv.out_proj", hidden, hidden)
-    yield "conv.conv.weight", (hidden, Size(1, ()), taps)
+    yield "conv.conv.weight", (hidden, WeightSize(1, ()), taps)
     if "conv.conv" in config.form.biases:
         yield "conv.conv.bias", (hidden,)
 
@@ -33,7 +33,7 @@ def _delta_weights(config: ModelConfig) -> Weights:
     )
     for name, rows, columns in projections:
         yield from linear_weights(config, name, rows, columns)
-    yield "linear_attn.conv1d.weight", (channels, Size(1, ()), taps)
+    yield "linear_attn.conv1d.weight", (channels, WeightSize(1, ()), taps)
     yield "linear_attn.norm.weight", (size_of(config, "recurrence.value_dim"),)
     yield "linear_attn.A_log", (heads,)
     yield "linear_attn.dt_bias", (heads,)
@@ -48,7 +48,7 @@ def _space_weights(config: ModelConfig) -> Weights:
         config, "mamba.in_proj", size_of(config, "recurrence.projected"), hidden
     )
     yield from linear_weights(config, "mamba.out_proj", hidden, values)
-    yield "mamba.conv1d.weight", (channels, Size(1, ()), taps)
+    yield "mamba.conv1d.weight", (channels, WeightSize(1, ()), taps)
     if "mamba.conv1d" in config.form.biases:
         yield "mamba.conv1d.bias", (channels,)
     if config.recurrence and config.recurrence.space and config.recurrence.space.norm:
@@ -69,7 +69,7 @@ def _selective_weights(config: ModelConfig) -> Weights:
     yield from linear_weights(
         config, "mamba.dt_proj", values, size_of(config, "recurrence.space.rank")
     )
-    yield "mamba.conv1d.weight", (values, Size(1, ()), taps)
+    yield "mamba.conv1d.weight", (values, WeightSize(1, ()), taps)
     if "mamba.conv1d" in config.form.biases:
         yield "mamba.conv1d.bias", (values,)
     yield "mamba.A_log", (values, size_of(config, "recurrence.key_dim"))

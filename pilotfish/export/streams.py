@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Streams
-from pilotfish.export.token_inputs import take_in
+from pilotfish.export.token_inputs import add_layer_inputs
 
 Part = Callable[[str], str]
 """Writes a part of a layer, [T, hidden] → [T, hidden]."""
@@ -45,7 +45,13 @@ def join_streams(net: Dialect, config: ModelConfig, x: str) -> str:
 
 
 def write_streams(
-    net: Dialect, config: ModelConfig, i: int, x: str, told: str | None, attend: Part, feed: Part
+    net: Dialect,
+    config: ModelConfig,
+    i: int,
+    x: str,
+    layer_inputs: str | None,
+    attend: Part,
+    feed: Part,
 ) -> str:
     """Write layer i, [T, n, hidden] → [T, n, hidden]; `told` is its own input, [T, width]."""
     layer, own = f"model.layers.{i}", config.streams
@@ -60,7 +66,7 @@ def write_streams(
     x = net.scaled(both, 0.5**0.5)
     fed = net.norm(feed(net.norm(x, f"{layer}.post_attention_layernorm")), f"{layer}.mlp_out_norm")
     corrected = _corrected(net, own, layer, predicted, net.graph.op("Add", x, fed))
-    return corrected if told is None else _told(net, own, layer, corrected, told)
+    return corrected if layer_inputs is None else _told(net, own, layer, corrected, layer_inputs)
 
 
 def _told(net: Dialect, own: Streams, layer: str, x: str, told: str) -> str:
@@ -68,7 +74,7 @@ def _told(net: Dialect, own: Streams, layer: str, x: str, told: str) -> str:
     active = _stream(net, x, own.active)
     if own.scaled:
         active = net.multiply(active, net.weight(f"{layer}.altup.correct_output_scale"))
-    part = take_in(net, layer, active, told)
+    part = add_layer_inputs(net, layer, active, told)
     axis = net.graph.constant([1], "int64")
     first, others = net.split(x, [1, own.count - 1], axis=1)
     others = net.graph.op("Add", others, net.graph.op("Unsqueeze", part, axis))

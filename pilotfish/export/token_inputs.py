@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
@@ -32,8 +32,8 @@ def write_token_inputs(net: Dialect, config: ModelConfig, x: str) -> Sequence[st
     )
 
 
-def take_in(net: Dialect, layer: str, x: str, told: str) -> str:
+def add_layer_inputs(net: Dialect, layer: str, x: str, layer_inputs: str) -> str:
     """Write what a layer's own input makes of x [T, hidden]; → [T, hidden]."""
     gate = net.activation(net.linear(x, f"{layer}.per_layer_input_gate"), layer)
-    projected = net.linear(net.multiply(gate, told), f"{layer}.per_layer_projection")
+    projected = net.linear(net.multiply(gate, layer_inputs), f"{layer}.per_layer_projection")
     return net.norm(projected, f"{layer}.post_per_layer_input_norm")

@@ -8,36 +8,38 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.model_config import ModelConfig
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 NUMBER = re.compile(r"\.\d+\.")
 
 
-class Size(NamedTuple):
+class WeightSize(NamedTuple):
     """One dimension of a weight, and the fields of the configuration that it follows from."""
 
     value: int
     fields: tuple[str, ...]
 
 
-Weights = Iterator[tuple[str, tuple[Size, ...]]]
+Weights = Iterator[tuple[str, tuple[WeightSize, ...]]]
 """Name and shape of one weight after the other: a damaged number of layers costs nothing."""
 
 
-def linear_weights(config: ModelConfig, name: str, rows: Size, columns: Size) -> Weights:
+def linear_weights(
+    config: ModelConfig, name: str, rows: WeightSize, columns: WeightSize
+) -> Weights:
     """Yield a projection's weight, and its bias if it has one."""
     yield f"{name}.weight", (rows, columns)
-    if of_any(name) in config.form.biases:
+    if wildcard_name(name) in config.form.biases:
         yield f"{name}.bias", (rows,)
 
 
-def of_any(name: str) -> str:
+def wildcard_name(name: str) -> str:
     """Replace the number in a name within a layer, an expert's, by *."""
     return NUMBER.sub(".*.", name)
 
 
-def norm_weights(config: ModelConfig, name: str, width: Size) -> Weights:
+def norm_weights(config: ModelConfig, name: str, width: WeightSize) -> Weights:
     """Yield weight and bias of a norm, as far as there are any."""
     if config.form.learned_norms:
         yield f"{name}.weight", (width,)
@@ -45,18 +47,18 @@ def norm_weights(config: ModelConfig, name: str, width: Size) -> Weights:
             yield f"{name}.bias", (width,)
 
 
-def own_size(config: ModelConfig, field: str, stated: int | None) -> Size:
+def own_size(config: ModelConfig, field: str, stated: int | None) -> WeightSize:
     """Return a layer's own size, or the model's."""
-    return size_of(config, field) if stated is None else Size(stated, ("model_type",))
+    return size_of(config, field) if stated is None else WeightSize(stated, ("model_type",))
 
 
-def product_of(*sizes: Size) -> Size:
+def product_of(*sizes: WeightSize) -> WeightSize:
     """Multiply sizes; what one of them follows from alone is not said of the product."""
     fields = tuple(field for size in sizes for field in size.fields)
     own = ("model_type",) if "model_type" in fields else fields
-    return Size(math.prod(size.value for size in sizes), own)
+    return WeightSize(math.prod(size.value for size in sizes), own)
 
 
-def size_of(config: ModelConfig, *fields: str) -> Size:
+def size_of(config: ModelConfig, *fields: str) -> WeightSize:
     """Multiply these fields."""
-    return Size(math.prod(attrgetter(name)(config) for name in fields), fields)
+    return WeightSize(math.prod(attrgetter(name)(config) for name in fields), fields)

@@ -29,11 +29,11 @@ Hugging Face's checkpoints, whatever a file calls them:
 
 from __future__ import annotations
 
-from pilotfish.export.config import CACHED, Layer, ModelConfig
+from pilotfish.export.model_config import CACHED, Layer, ModelConfig
 from pilotfish.export.state_weights import STATES
 from pilotfish.export.weight_sizes import (
-    Size,
     Weights,
+    WeightSize,
     linear_weights,
     norm_weights,
     own_size,
@@ -58,7 +58,7 @@ def weights(config: ModelConfig) -> Weights:
     width = size_of(config, "embedding") if config.embedding else hidden
     yield EMBEDDING, (vocabulary, width)
     if form.learned_positions:
-        rows = Size(config.context + config.position_offset, ("context",))
+        rows = WeightSize(config.context + config.position_offset, ("context",))
         yield "model.embed_positions.weight", (rows, hidden)
     if config.embedding:
         yield "model.project_in.weight", (hidden, width)
@@ -83,7 +83,7 @@ def _outer_inputs(config: ModelConfig) -> Weights:
     hidden = size_of(config, "hidden")
     if config.token_inputs is not None:
         width = size_of(config, "token_inputs.width")
-        each = Size(config.layers * width.value, ("layers", *width.fields))
+        each = WeightSize(config.layers * width.value, ("layers", *width.fields))
         yield TOKEN_TABLE, (size_of(config, "token_inputs.rows"), each)
         yield f"{TOKEN_PROJECTION}.weight", (each, hidden)
         yield "model.per_layer_projection_norm.weight", (width,)
@@ -102,7 +102,7 @@ def _layer_inputs(config: ModelConfig) -> Weights:
         yield "per_layer_projection.weight", (hidden, width)
         yield "post_per_layer_input_norm.weight", (hidden,)
     if config.form.layer_scale:
-        yield "layer_scalar", (Size(1, ("model_type",)),)
+        yield "layer_scalar", (WeightSize(1, ("model_type",)),)
 
 
 def _streams(config: ModelConfig) -> Weights:
@@ -144,7 +144,7 @@ def _layer_weights(config: ModelConfig, index: int) -> Weights:
     yield from _streams(config)
     if config.activation == "xielu":
         for name in XIELU:
-            yield f"mlp.act_fn.{name}", (Size(1, ("activation",)),)
+            yield f"mlp.act_fn.{name}", (WeightSize(1, ("activation",)),)
 
 
 def _experts(config: ModelConfig) -> Weights:
@@ -157,14 +157,14 @@ def _experts(config: ModelConfig) -> Weights:
     if experts.shared is not None:
         yield from _mlp(config, "mlp.shared_expert", size_of(config, "experts.shared"))
         if experts.shared_gate:
-            yield "mlp.shared_expert_gate.weight", (Size(1, ("model_type",)), hidden)
+            yield "mlp.shared_expert_gate.weight", (WeightSize(1, ("model_type",)), hidden)
     if experts.beside:
         yield "mlp.router_scale", (size_of(config, "experts.count"),)
         for norm in ("router_norm", "own_norm", "experts_norm", "experts_out_norm"):
             yield f"mlp.{norm}.weight", (hidden,)
 
 
-def _mlp(config: ModelConfig, module: str, inner: Size) -> Weights:
+def _mlp(config: ModelConfig, module: str, inner: WeightSize) -> Weights:
     hidden = size_of(config, "hidden")
     if config.form.gated:
         yield from linear_weights(config, f"{module}.gate_proj", inner, hidden)

@@ -24,7 +24,7 @@ from pilotfish.base.errors import PromptTooLongError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafting import Drafter, ModelDrafter
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.ahead import draft_with_margin
 
@@ -36,7 +36,7 @@ _ROWS = 64  # of logits at a time: 64 · 152k · 4 bytes are 39 MB
 
 
 def agreement(
-    drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, law: SamplingParams = GREEDY
+    drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, sampling: SamplingParams = GREEDY
 ) -> Agreed:
     """Compare the drafter's choice with each token of an answer [n]; bool [n].
 
@@ -54,11 +54,11 @@ def agreement(
     else:
         found = _asked(drafter, text, since)
     for places, logits in found:
-        if law.sampling.greedy:
+        if sampling.sampling.greedy:
             drafts[places] = logits.argmax(axis=1)
         else:
             for place, row in zip(places, logits, strict=True):
-                drafts[place] = draft_with_margin(row, law, since + int(place))[0]
+                drafts[place] = draft_with_margin(row, sampling, since + int(place))[0]
     drafter.end(text)
     agreed: Agreed = drafts == told
     return agreed
@@ -68,7 +68,7 @@ def _asked(drafter: Drafter, text: Ids, since: int) -> Iterator[tuple[NDArray[np
     """Yield each place of the answer i64 [1] at which a drafter knows of something, and logits."""
     none = text[:0]
     for place in range(len(text) - since):
-        level = drafter.advance(text[: since + place], none)
+        level = drafter.predict_next(text[: since + place], none)
         if level is not None:
             yield np.array([place]), level.logits
 
@@ -110,7 +110,7 @@ def _read(
         yield np.array([place]), drafter.rows(own, 1)
 
 
-def accepted(agreed: Agreed, window: int) -> list[int]:
+def accepted_by_round(agreed: Agreed, window: int) -> list[int]:
     """Count the drafts that each round of an answer accepts, with windows of so many tokens.
 
     agreed: bool [n]. The last round may commit what lies beyond the answer.

@@ -14,10 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pilotfish.device_runtime.choice.pace import pass_s
-from pilotfish.field.answering import Answered
-from pilotfish.field.drafter_figures import SPEEDS, DrafterEntry, DrafterFigures, Rates, Tally
+from pilotfish.device_runtime.choice.pass_pace import pass_s
+from pilotfish.field.drafter_figures import (
+    SPEEDS,
+    DrafterEntry,
+    DrafterFigures,
+    DrafterTally,
+    Rates,
+)
 from pilotfish.field.resampling import estimate, resampled
+from pilotfish.field.target_answers import TargetAnswer
 from pilotfish.speculation.speeds import ALIKE, GAIN, pick_drafter
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
@@ -27,7 +33,7 @@ Progress = Callable[[str, int, "int | None"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shipped:
+class Recommendation:
     """What to take at an RTT; drafter None: none, `stream`. alike: others, within the error."""
 
     rtt_s: float
@@ -47,11 +53,11 @@ class DrafterComparison:
     pass_s: list[float]
     streamed_per_s: float
     drafters: list[DrafterFigures]
-    ship: list[Shipped]
+    ship: list[Recommendation]
 
 
 def target_passes(
-    welcome: Welcome, answers: Sequence[Answered], pass_ms: float | None = None
+    welcome: Welcome, answers: Sequence[TargetAnswer], pass_ms: float | None = None
 ) -> list[float]:
     """Seconds of the target's passes that take 0, 1, … drafts: as it told, at the pace as it was.
 
@@ -86,7 +92,9 @@ def compare(
     """
     weights = resampled(prompts)
     ordered = sorted(entries, key=lambda one: one.size_bytes)
-    tallies = [Tally(one, prompts, min(longest, len(target_s) - 1), in_rounds) for one in ordered]
+    tallies = [
+        DrafterTally(one, prompts, min(longest, len(target_s) - 1), in_rounds) for one in ordered
+    ]
     rates: list[dict[str, Rates]] = []  # [RTTs], of all drafters by name
     for rtt_s in rtts_s:
         progress("expecting speeds", len(rates), len(rtts_s))
@@ -105,12 +113,12 @@ def compare(
     )
 
 
-def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Shipped:
+def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recommendation:
     """Choose at an RTT, of those that gain enough; rates: of drafters, the smallest first."""
     fast = {name: float(one.best[0]) for name, one in rates.items()}
     worth = {name: rate for name, rate in fast.items() if rate * target_s[0] >= GAIN}
     if not worth:
-        return Shipped(
+        return Recommendation(
             rtt_s=next(iter(rates.values())).rtt_s,
             drafter=None,
             protocol=STREAM,
@@ -121,7 +129,7 @@ def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Shipped:
         )
     name = pick_drafter(worth)
     won = rates[name]
-    return Shipped(
+    return Recommendation(
         rtt_s=won.rtt_s,
         drafter=name,
         protocol=won.protocol,

@@ -7,7 +7,7 @@ from typing import Any
 from pilotfish.field.comparison import DrafterComparison
 from pilotfish.field.drafter_figures import DrafterFigures
 from pilotfish.field.drawing import Axes, panels
-from pilotfish.field.report.canvas import Looks, legend_below, plain
+from pilotfish.field.report.canvas import PlotStyle, legend_below, plain
 from pilotfish.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
@@ -21,9 +21,9 @@ def draw(path: Path, found: DrafterComparison) -> None:
     """Draw a comparison, as a PNG."""
     title = f"Drafters for one target (n = {found.prompts} prompts, bars: 95 %)"
     with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
-        looks = Looks(one.name for one in found.drafters)
+        looks = PlotStyle(one.name for one in found.drafters)
         for at, one in enumerate(found.drafters):
-            look = {"color": looks.colour(one.name), "marker": looks.marker(one.name)}
+            look = {"color": looks.colour_of(one.name), "marker": looks.marker_of(one.name)}
             _draw(depths, runs, speeds, one, look, at)
         _label(depths, [_group(one.first, one.end) for one in found.drafters[0].by_depth])
         _label(runs, [str(length) for length in found.drafters[0].survival])

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.acceptance import smoothed
-from pilotfish.field.agreement import Agreed, accepted, by_depth
+from pilotfish.field.agreement import Agreed, accepted_by_round, by_depth
 from pilotfish.field.resampling import Estimate, estimate
 from pilotfish.speculation.ahead import survival
 from pilotfish.speculation.speeds import best_window, hinted_token_s
@@ -48,7 +48,7 @@ class DepthFigures(NamedTuple):
         return self.acceptance if self.reached >= FEW else Estimate(None)
 
 
-class Expected(NamedTuple):
+class ExpectedSpeed(NamedTuple):
     """Tokens a second at an RTT, and over those of `stream`; window: of rounds, 0 under `ahead`."""
 
     rtt_s: float
@@ -83,7 +83,7 @@ class DrafterFigures:
     acceptance: Estimate
     by_depth: list[DepthFigures]
     survival: dict[int, Estimate]
-    expected: list[Expected]
+    expected: list[ExpectedSpeed]
 
 
 class Rates(NamedTuple):
@@ -97,7 +97,7 @@ class Rates(NamedTuple):
     rounds_per_s: float
 
 
-class Tally:
+class DrafterTally:
     """A drafter's counts by prompt."""
 
     def __init__(self, entry: DrafterEntry, prompts: int, longest: int, in_rounds: str) -> None:
@@ -110,7 +110,7 @@ class Tally:
         for prompt, agreed in entry.agreed.items():
             self._reached[prompt], self._right[prompt] = by_depth(agreed, DEPTHS)
             self._tokens[prompt] = len(agreed)
-            self._rounds[prompt] = [len(accepted(agreed, 1 + at)) for at in range(longest)]
+            self._rounds[prompt] = [len(accepted_by_round(agreed, 1 + at)) for at in range(longest)]
 
     def rates(self, weights: Floats, rtt_s: float, target_s: Sequence[float]) -> Rates:
         """Compute tokens/s at an RTT, in each resample of the way that is best in all prompts."""
@@ -176,7 +176,7 @@ class Tally:
             ],
             survival={length: estimate(runs[:, length]) for length in RUNS},
             expected=[
-                Expected(
+                ExpectedSpeed(
                     one.rtt_s,
                     one.protocol,
                     one.window,

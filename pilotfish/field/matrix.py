@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from pilotfish.base.errors import PromptTooLongError, TooLargeError, UnsupportedError
 from pilotfish.device_runtime.plan import AUTO, plan
-from pilotfish.field.run import Cell, Configuration, Settings
+from pilotfish.field.run import Cell, Configuration, MatrixSettings
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL, STREAM
@@ -19,7 +19,7 @@ from pilotfish.wire.protocols import LOCAL, STREAM
 _WINDOWLESS = (STREAM, LOCAL, AUTO)  # the last picks its window itself
 
 
-def configurations(settings: Settings) -> list[Configuration]:
+def configurations(settings: MatrixSettings) -> list[Configuration]:
     """List protocols × windows; protocols without a window, or that choose it, once."""
     found = [
         Configuration(protocol, window)
@@ -29,7 +29,7 @@ def configurations(settings: Settings) -> list[Configuration]:
     return list(dict.fromkeys(found))
 
 
-def cells(settings: Settings) -> Iterator[Cell]:
+def cells(settings: MatrixSettings) -> Iterator[Cell]:
     """List the matrix, block by block. The same settings give the same order."""
     for repeat in range(settings.repeat):
         for prompt in range(len(settings.prompts)):
@@ -39,7 +39,7 @@ def cells(settings: Settings) -> Iterator[Cell]:
                 yield Cell(configuration, prompt, repeat)
 
 
-def warm_up(settings: Settings) -> Iterator[Cell]:
+def warm_up(settings: MatrixSettings) -> Iterator[Cell]:
     """List the warm-up cells: every configuration, a prompt each."""
     for repeat in range(settings.warm_up):
         prompt = repeat % len(settings.prompts)
@@ -47,17 +47,17 @@ def warm_up(settings: Settings) -> Iterator[Cell]:
             yield Cell(configuration, prompt, repeat)
 
 
-def remaining(settings: Settings, done: Collection[Cell]) -> list[Cell]:
+def remaining(settings: MatrixSettings, done: Collection[Cell]) -> list[Cell]:
     """List the cells that are still to be measured."""
     return [cell for cell in cells(settings) if cell not in done]
 
 
-def needs_edge(settings: Settings) -> bool:
+def needs_edge(settings: MatrixSettings) -> bool:
     """Whether anything but the drafter alone is measured."""
     return any(protocol != LOCAL for protocol in settings.protocols)
 
 
-def check(settings: Settings) -> None:
+def check(settings: MatrixSettings) -> None:
     """Raise `UnsupportedError` for a matrix that is empty, or that no device can measure."""
     if not settings.prompts:
         raise UnsupportedError("There are no prompts to measure with.")
@@ -76,7 +76,7 @@ def check(settings: Settings) -> None:
         )
 
 
-def check_edge(settings: Settings, edge: Welcome) -> None:
+def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
     """Raise a typed error for what this edge does not offer, or takes less of."""
     for protocol, window in configurations(settings):
         if protocol not in (*edge.protocols, LOCAL, AUTO):

@@ -31,7 +31,7 @@ from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Round
 from pilotfish.field.prompts import BUILT_IN
 from pilotfish.field.recording import Recorder
-from pilotfish.field.run import Answer, Cell, Settings
+from pilotfish.field.run import Answer, Cell, MatrixSettings
 from pilotfish.wire.protocols import LOCAL, STREAM
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 8.0
@@ -45,7 +45,7 @@ _PASSING = (
 
 
 class MeasureSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish field measure`` is told beside the matrix (`field.run.Settings`)."""
+    """What ``pilotfish field measure`` is told beside the matrix (`field.run.MatrixSettings`)."""
 
     out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
     resume: Annotated[bool, setting("go on with the run file, if it has been begun")] = False
@@ -104,7 +104,7 @@ class RoundLog:
         self.total_s = 0.0
 
     @contextmanager
-    def of(self, recorder: Recorder, answer: int) -> Iterator[None]:
+    def assign(self, recorder: Recorder, answer: int) -> Iterator[None]:
         """Assign rounds to this answer within the block, to no answer outside it."""
         self._recorder, self._answer, self._number = recorder, answer, 0
         self.recording_s = self.first_token_s = 0.0
@@ -122,7 +122,7 @@ class RoundLog:
         now_s = time.monotonic()
         at_s = now_s - self._begun_s - self.recording_s
         self.first_token_s = self.first_token_s or at_s
-        self._recorder.round(self._answer, self._number, at_s, round_)
+        self._recorder.add_round(self._answer, self._number, at_s, round_)
         self._number += 1
         if round_.protocol != STREAM:
             self.recording_s += time.monotonic() - now_s
@@ -139,7 +139,7 @@ class Measurement:
         device: Device,
         log: RoundLog,
         recorder: Recorder,
-        settings: Settings,
+        settings: MatrixSettings,
         *,
         rails: Sequence[Rail] = (),
         patience_s: float = 60.0,
@@ -198,7 +198,7 @@ class Measurement:
         )
         number = recorder.begin(answer)
         try:
-            with Meter(self._rails) as meter, log.of(recorder, number):
+            with Meter(self._rails) as meter, log.assign(recorder, number):
                 generation = self._device.generate(asked, **_options(settings, answer))
         except BaseException as error:
             with suppress(OSError):  # the disk may be what failed
@@ -215,7 +215,7 @@ class Measurement:
         self._device.generate([other], protocol=protocol, max_tokens=1, seed=0)
 
 
-def _options(settings: Settings, answer: Answer) -> Options:
+def _options(settings: MatrixSettings, answer: Answer) -> Options:
     options = Options(
         protocol=answer.protocol,
         window=answer.window,

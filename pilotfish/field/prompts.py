@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.reading import reading
+from pilotfish.base.reading import reading_file
 
 # short and long answers, prose and code: what a drafter predicts well, and what it does not
 BUILT_IN = (
@@ -52,7 +52,7 @@ def numbered_lines(path: Path) -> list[PromptLine]:
 
     UnsupportedError says what is wrong with the file, and in which line.
     """
-    with reading(
+    with reading_file(
         lambda problem: UnsupportedError(f"The prompts in {path} cannot be read: {problem}.")
     ):
         try:
@@ -72,7 +72,7 @@ def numbered_lines(path: Path) -> list[PromptLine]:
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    with reading(
+    with reading_file(
         lambda problem: UnsupportedError(f"{path}, line {number} is not JSON: {problem}.")
     ):
         entry = json.loads(line)

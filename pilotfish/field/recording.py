@@ -32,11 +32,11 @@ from pilotfish.field.run_file import (
     INQUIRED,
     NOTES,
     creation,
-    damage_told,
     defend,
     format_of,
     later_columns,
     open_read_only,
+    reporting_damage,
     upgrade,
 )
 from pilotfish.wire.protocols import STREAM, counters
@@ -78,12 +78,12 @@ class Recorder:
     @classmethod
     def resume(cls, path: Path) -> "Recorder":
         """Open an existing file; `RunFileError` if it is no run, or is being written."""
-        begun(path)  # before it is checked: a journal may restore another schema
+        has_begun(path)  # before it is checked: a journal may restore another schema
         open_read_only(path).close()
         lock = os.open(path, os.O_RDWR)
         try:
             _lock(path, lock)
-            with damage_told(path):
+            with reporting_damage(path):
                 database = _open(path)
                 database.execute("PRAGMA journal_mode = WAL")
                 for version in range(format_of(database), FORMAT):
@@ -93,15 +93,15 @@ class Recorder:
             raise
         return cls(path, lock, database)
 
-    def started(self, starts: Sequence[Start]) -> None:
+    def add_start(self, starts: Sequence[Start]) -> None:
         """Record that measuring began (again)."""
         with self._writing() as database:
             value = _json(starts)
             database.execute("UPDATE facts SET value = ? WHERE name = 'starts'", (value,))
 
-    def finished(self) -> set[Cell]:
+    def finished_cells(self) -> set[Cell]:
         """Return the cells of the matrix that have been measured."""
-        with damage_told(self.path):
+        with reporting_damage(self.path):
             rows = self._database.execute(
                 "SELECT protocol, window, prompt, repeat FROM answers "
                 "WHERE finished AND NOT warm_up"
@@ -121,7 +121,7 @@ class Recorder:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
+    def add_round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
         """Record a round that both ends have committed."""
         values = (
             answer,
@@ -189,21 +189,21 @@ class Recorder:
             raise OSError(f"{self.path} cannot be written: {error}.") from error
 
 
-def begun(path: Path) -> bool:
+def has_begun(path: Path) -> bool:
     """Whether anything was ever written there; a file that was cut off before that is empty."""
     if not path.exists():
         return False
     if path.is_dir():
         raise RunFileError(f"{path} is a folder: name a file in it.")
     if path.with_name(path.name + "-journal").exists():
-        with damage_told(path):
+        with reporting_damage(path):
             _open(path).close()  # rolls back what was not committed
     return path.stat().st_size > 0
 
 
 def expect_nothing(path: Path) -> None:
     """Raise `RunFileError` if a run has begun there already."""
-    if begun(path):
+    if has_begun(path):
         raise RunFileError(f"{path} exists: go on with it by --resume, or name another file.")
 
 

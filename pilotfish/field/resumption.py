@@ -14,11 +14,11 @@ from pilotfish.base.errors import RunFileError
 from pilotfish.field.run import Facts
 
 
-def expect_same_settings(path: Path, facts: Facts, asked: Mapping[str, Any]) -> None:
+def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any]) -> None:
     """asked: what was asked for, by name: settings, protocols' options, ``edge`` and ``note``."""
     settings = facts.settings
     began = {**structs.asdict(settings), **settings.options, "edge": facts.edge, "note": facts.note}
-    for name, value in asked.items():
+    for name, value in requested.items():
         if value == began.get(name):
             continue
         option = "--" + name.replace("_", "-")

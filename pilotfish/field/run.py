@@ -18,14 +18,14 @@ import msgspec
 
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.field.run_file import (
     INQUIRED,
     NOTES,
-    damage_told,
     format_of,
     later_columns,
     open_read_only,
+    reporting_damage,
 )
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import counters_of, option_types
@@ -53,7 +53,7 @@ class Cell(NamedTuple):
     repeat: int
 
 
-class Settings(EngineSettings, frozen=True, kw_only=True):
+class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
     """What is measured, and how often: the matrix protocols × windows × prompts × repeats.
 
     seed: the order of the configurations comes from it too. options: the protocols' own, as far as
@@ -107,7 +107,7 @@ class Facts:
     """Facts of a whole run. energy: the sensor's rails; None without a sensor."""
 
     software: str  # "pilotfish 0.2.0"
-    settings: Settings
+    settings: MatrixSettings
     starts: tuple[Start, ...]
     drafter: Model
     target: Model | None  # None when only `local` was measured
@@ -219,13 +219,13 @@ class Run:
         Warm-up answers and unfinished ones are left out unless they are asked for.
         """
         wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
-        with damage_told(self.path):
+        with reporting_damage(self.path):
             rows = self._database.execute(
                 f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {wanted} ORDER BY id",
                 (not finished, warm_up),
             ).fetchall()
         for row in rows:
-            with damage_told(self.path):
+            with reporting_damage(self.path):
                 answer = self._answer(row)
             yield answer
 
@@ -265,7 +265,7 @@ class Run:
 
 
 def _facts(path: Path, database: sqlite3.Connection) -> Facts:
-    with damage_told(path):
+    with reporting_damage(path):
         rows = database.execute("SELECT name, value FROM facts").fetchall()
         facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
         if isinstance(settings := facts.get("settings"), dict):

@@ -105,7 +105,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
     if path.stat().st_size == 0:
         raise RunFileError(f"{path} is empty: nothing was ever measured into it.")
-    with damage_told(path):
+    with reporting_damage(path):
         database = _connect(path)
         try:
             _check_format(path, database)
@@ -202,7 +202,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def damage_told(path: Path) -> Iterator[None]:
+def reporting_damage(path: Path) -> Iterator[None]:
     """Turn every error of reading a file into one `RunFileError`."""
     try:
         yield

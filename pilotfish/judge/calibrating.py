@@ -28,8 +28,8 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.relaxation_file import Outcome
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import PairSettings, Speaker
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import PairSettings, QuestionReader
 from pilotfish.judge.tasks import TASKS, Question
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities
@@ -97,7 +97,7 @@ class Position(NamedTuple):
     gain: Values
 
     @classmethod
-    def of(cls, seen: DistributionComparison, tau: float) -> Position:
+    def from_comparison(cls, seen: DistributionComparison, tau: float) -> Position:
         """Keep of a comparison what the rule goes by."""
         strict = seen.strict()
         return cls(
@@ -111,7 +111,7 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Observed:
+class ObservedPositions:
     """The positions of some answers, one behind the other.
 
     answer: i64 [n], to which answer each belongs. entropy_ratio, norm_match, strict: f64 [n]. at:
@@ -128,7 +128,7 @@ class Observed:
     gain: Values
 
     @classmethod
-    def of(cls, answers: Sequence[Sequence[Position]]) -> Observed:
+    def from_answers(cls, answers: Sequence[Sequence[Position]]) -> ObservedPositions:
         """Join the positions of answers, of at least one position together."""
         every = [position for answer in answers for position in answer]
         ratios, matches, strict, drawn, gaps, gains = zip(*every, strict=True)
@@ -193,7 +193,9 @@ class Observed:
         )
 
 
-def chosen(observed: Observed, tau: float, budget: float, window: int) -> Relaxation:
+def choose_relaxation(
+    observed: ObservedPositions, tau: float, budget: float, window: int
+) -> Relaxation:
     """Choose the relaxation with the most expected tokens of a round, of those within the budget.
 
     Where nothing fits it, not even a single token, every one is key.
@@ -224,8 +226,8 @@ def _widest(gaps: Values, gains: Values, most: float) -> float:
 def observe(
     readers: Readers,
     pair: Pair,
-    asked: Sequence[Question],
-    told: CalibrateSettings,
+    questions: Sequence[Question],
+    settings: CalibrateSettings,
     on_position: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, list[Position]]]:
     """Yield the positions of each question's answer by its key, in the order in which they end.
@@ -233,8 +235,8 @@ def observe(
     on_position is called after each position.
     """
     try:
-        target = Sampling(temperature=told.temperature)
-        drafter = Sampling(temperature=told.temperature, top_k=told.draft_top_k)
+        target = Sampling(temperature=settings.temperature)
+        drafter = Sampling(temperature=settings.temperature, top_k=settings.draft_top_k)
     except ValueError as error:
         raise UnsupportedError(f"{error}.") from error
     if target.greedy:
@@ -242,21 +244,21 @@ def observe(
 
     def begin(number: int, question: Question) -> Procedure[list[Position]]:
         """Sample the target's answer, and compare both ends at each of its tokens."""
-        speaker = Speaker(question, pair, told.max_tokens)
+        speaker = QuestionReader(question, pair, settings.max_tokens)
         answer: list[int] = []
         found: list[Position] = []
         drafts, start = speaker.window(answer), 0
-        while len(answer) < told.max_tokens and not speaker.ended(answer):
-            seen = yield drafts.look(answer[start:])
+        while len(answer) < settings.max_tokens and not speaker.ended(answer):
+            seen = yield drafts.read(answer[start:])
             row = truncate(drafts.logits(seen)[0], drafter, ROW_TOKENS).row(0)
             logits = yield from speaker.logits(answer)
             p = probabilities(logits[None], target)[0]
-            found.append(Position.of(DistributionComparison(p, row), told.tau))
-            words = noise(len(p), told.seed + number, Purpose.TARGET, len(answer))
+            found.append(Position.from_comparison(DistributionComparison(p, row), settings.tau))
+            words = noise(len(p), settings.seed + number, Purpose.TARGET, len(answer))
             answer.append(sample(p, words))
-            if len(answer) - start == told.window or not speaker.can_draft(answer[-1]):
+            if len(answer) - start == settings.window or not speaker.can_draft(answer[-1]):
                 drafts, start = speaker.window(answer), len(answer)
             on_position()
         return found
 
-    return readers.run([(one.key, partial(begin, n, one)) for n, one in enumerate(asked)])
+    return readers.run([(one.key, partial(begin, n, one)) for n, one in enumerate(questions)])

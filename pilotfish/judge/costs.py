@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.language_model import open_model
-from pilotfish.engines.pace import pass_times
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.pass_times import pass_times
 from pilotfish.judge.sweep_file import QuestionTally
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, WisvFull
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
     PairSizes,
@@ -41,7 +41,7 @@ _SWEEPS = 3
 
 
 @dataclass(frozen=True)
-class Pace:
+class ModelPace:
     """Seconds of a drafter's pass over one token, and of a target's by the tokens in it."""
 
     draft_s: float
@@ -53,11 +53,13 @@ class Pace:
         return float(np.interp(width, widths, [self.verify_s[one] for one in widths]))
 
 
-def measured(draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings) -> Pace:
+def measure_pace(
+    draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings
+) -> ModelPace:
     """Measure how fast the two are on this machine, with an empty context."""
     widths = sorted({1, *(width for one in windows for width in (one // 2 + 1, one + 1))})
     drafted = _pass_times(draft, [1], engine, drafts=True)[1]
-    return Pace(drafted, _pass_times(target, widths, engine))
+    return ModelPace(drafted, _pass_times(target, widths, engine))
 
 
 def _pass_times(
@@ -101,7 +103,7 @@ def cost(
     tallies: Sequence[QuestionTally],
     protocol: str,
     link: Link,
-    pace: Pace,
+    pace: ModelPace,
     sizes: PairSizes,
     *,
     form: str,

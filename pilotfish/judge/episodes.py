@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.files import PRIVATE, private_folder
-from pilotfish.base.reading import content, reading
+from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.cache import replace_file
-from pilotfish.judge.reading import Floats, Ids
-from pilotfish.judge.speakers import Mismatch
+from pilotfish.judge.model_passes import Floats, Ids
+from pilotfish.judge.question_reader import Mismatch
 
 SETTINGS = "mined.json"
 _SUFFIX = ".safetensors"
 _META = "episode"
 
 
-class Labelled(NamedTuple):
+class LabelledMismatch(NamedTuple):
     """A mismatch, and what forgiving it would do."""
 
     mismatch: Mismatch
@@ -61,10 +61,10 @@ class Episode:
         return len(self.at)
 
     @classmethod
-    def of(
+    def from_mismatches(
         cls,
         key: str,
-        labelled: Sequence[Labelled],
+        labelled: Sequence[LabelledMismatch],
         *,
         answer: list[int],
         outcome: str,
@@ -102,7 +102,7 @@ class Episode:
         def none(problem: object) -> UnsupportedError:
             return UnsupportedError(f"{path} is no episode: {problem}. Remove it.")
 
-        with reading(none):
+        with reading_file(none):
             try:
                 with safe_open(path, framework="numpy") as file:
                     told: dict[str, Any] = json.loads(file.metadata()[_META])
@@ -113,7 +113,7 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Mined:
+class MiningRecord:
     """How the episodes of a folder were made; those of one folder were made alike.
 
     most, slack, right_only: see `judge.mining.mine`. Of both ends: model, origin
@@ -132,7 +132,7 @@ class Mined:
         """Write it there; `UnsupportedError` if what is there was made otherwise."""
         path = folder / SETTINGS
         if path.exists():
-            if Mined.read(folder) != self:
+            if MiningRecord.read(folder) != self:
                 raise UnsupportedError(
                     f"{folder} was mined otherwise ({path}): choose another --out, or give the "
                     "same pair, task, --max-tokens, --slack and --right-only."
@@ -142,7 +142,7 @@ class Mined:
         replace_file(path, json.dumps(asdict(self), indent=2).encode(), mode=PRIVATE)
 
     @classmethod
-    def read(cls, folder: Path) -> Mined:
+    def read(cls, folder: Path) -> MiningRecord:
         """Read how this folder was mined; `UnsupportedError` if it was not."""
 
         def none(problem: str) -> UnsupportedError:
@@ -150,11 +150,11 @@ class Mined:
                 f"{folder} holds no mined episodes ({problem}): pilotfish judge mine makes them."
             )
 
-        with reading(none):
-            return msgspec.json.decode(content(folder / SETTINGS), type=cls)
+        with reading_file(none):
+            return msgspec.json.decode(read_content(folder / SETTINGS), type=cls)
 
 
-def done(folder: Path) -> set[str]:
+def finished_questions(folder: Path) -> set[str]:
     """Find the questions whose episodes are there."""
     return {path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")}
 

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, Pace, cost, missed_share
+from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, missed_share
 from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 
 RESAMPLES = 2000
 _TAIL = 2.5  # per cent at either end of a 95 % interval
@@ -103,7 +103,7 @@ def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> li
 
 
 def costs(
-    plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: Pace
+    plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: ModelPace
 ) -> dict[tuple[int, LinkProfile], dict[str, Cost]]:
     """Compute what an answer takes, by setting (its number), link and protocol.
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
-from pilotfish.judge.episodes import Episode, Mined, episodes
-from pilotfish.judge.reading import Floats, Ids
+from pilotfish.judge.episodes import Episode, MiningRecord, episodes
+from pilotfish.judge.model_passes import Floats, Ids
 from pilotfish.speculation.channel import GOOD_BPS, GOOD_RTT_S, POOR_BPS, POOR_RTT_S, Channel
 from pilotfish.speculation.relabelling import (
     FLOOR,
@@ -88,12 +88,12 @@ class MinedSettings(Struct, frozen=True, kw_only=True):
     options: InstanceOptions = InstanceOptions()
     no_relabel: Annotated[bool, setting("ablation: labels as mined under any channel")] = False
 
-    def read(self) -> tuple[Mined, InstanceOptions, Instances]:
+    def read(self) -> tuple[MiningRecord, InstanceOptions, Instances]:
         """Make the instances of what was mined; errors as `instances` raises them."""
         options = self.options
         if self.no_relabel:
             options = structs.replace(options, relabelling=None)
-        mined = Mined.read(self.mined)
+        mined = MiningRecord.read(self.mined)
         return mined, options, instances(mined, episodes(self.mined), options)
 
 
@@ -138,7 +138,7 @@ class Instances:
         """The quality of the channels, f64 [q, K]."""
         return np.array([[one.quality() for one in some] for some in self.channels])
 
-    def of(self, keys: Collection[str]) -> Instances:
+    def subset(self, keys: Collection[str]) -> Instances:
         """Take those of these questions alone."""
         chosen = [index for index, key in enumerate(self.keys) if key in keys]
         kept = np.isin(self.question, chosen)
@@ -151,7 +151,9 @@ class Instances:
         )
 
 
-def instances(mined: Mined, episodes: Iterable[Episode], sampling: InstanceOptions) -> Instances:
+def instances(
+    mined: MiningRecord, episodes: Iterable[Episode], sampling: InstanceOptions
+) -> Instances:
     """Make the instances of all mismatches of these episodes; leave out those that have none.
 
     Raises `UnsupportedError` if there is no mismatch at all, or for states of another width than
@@ -167,7 +169,7 @@ def instances(mined: Mined, episodes: Iterable[Episode], sampling: InstanceOptio
                 f"The states of {one.key} are {one.drafter.shape[1]} and {one.target.shape[1]} "
                 f"wide, not {widths[0]} and {widths[1]}: it is of another pair. Remove it."
             )
-    channels = [sampled(sampling.channels, sampling.seed, one.key) for one in found]
+    channels = [sample_channels(sampling.channels, sampling.seed, one.key) for one in found]
     relabelled = map(partial(_relabelled, sampling), found, channels)
     rows = {
         name: np.concatenate([getattr(one, name) for one in found])
@@ -179,17 +181,17 @@ def instances(mined: Mined, episodes: Iterable[Episode], sampling: InstanceOptio
         channels=channels,
         # no channel makes it worth while to gain nothing
         rejected=rows["stalling"][:, None] | np.concatenate([*relabelled]),
-        **(rows | {"drafter": as_sent(rows["drafter"], sampling.form)}),
+        **(rows | {"drafter": as_decoded(rows["drafter"], sampling.form)}),
     )
 
 
-def as_sent(states: Floats, form: HiddenFormat) -> Floats:
+def as_decoded(states: Floats, form: HiddenFormat) -> Floats:
     """Return states [n, d] as the edge decodes them."""
     count, width = states.shape
     return decode_hidden(encode_hidden(states, form), count, width, form)
 
 
-def sampled(count: int, seed: int, key: str) -> list[Channel]:
+def sample_channels(count: int, seed: int, key: str) -> list[Channel]:
     """Draw the channels of the question ``key``, spread evenly: each feature once in each K-th.
 
     So that no question has the better channels, and no head learns by them which question it is.
@@ -222,7 +224,7 @@ def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[str], list
     return sorted(order[count:]), sorted(order[:count])
 
 
-class Kept(NamedTuple):
+class KeptLabels(NamedTuple):
     """How many labels y = 1 stay 1 under channels whose quality lies within low and high.
 
     channels: how many were sampled there. critical: their labels of 1. kept: how many stay.
@@ -235,36 +237,38 @@ class Kept(NamedTuple):
     kept: int
 
 
-def kept_by_quality(given: Instances, parts: int = 5) -> list[Kept]:
+def kept_by_quality(instances: Instances, parts: int = 5) -> list[KeptLabels]:
     """Count what relabelling did, for ``parts`` equal ranges of quality from poor to good."""
     # [q, K] and [n, K]
-    part = np.minimum((given.qualities * parts).astype(np.int64), parts - 1)
-    of_mismatch = part[given.question]
-    critical = np.broadcast_to(given.critical[:, None], of_mismatch.shape)
+    part = np.minimum((instances.qualities * parts).astype(np.int64), parts - 1)
+    of_mismatch = part[instances.question]
+    critical = np.broadcast_to(instances.critical[:, None], of_mismatch.shape)
     return [
-        Kept(
+        KeptLabels(
             low=index / parts,
             high=(index + 1) / parts,
             channels=int((part == index).sum()),
             critical=int((critical & (of_mismatch == index)).sum()),
-            kept=int((critical & given.rejected & (of_mismatch == index)).sum()),
+            kept=int((critical & instances.rejected & (of_mismatch == index)).sum()),
         )
         for index in range(parts)
     ]
 
 
-def expected_share(given: Instances, channel: Channel, relabelling: Relabelling | None) -> float:
+def expected_share(
+    instances: Instances, channel: Channel, relabelling: Relabelling | None
+) -> float:
     """Compute the share of labels of 1 that stay under this channel: Σπ / Σy, all questions."""
-    if relabelling is None or not given.critical.any():
+    if relabelling is None or not instances.critical.any():
         return 1.0
     parameters = structs.asdict(relabelling)
     total = sum(
         repair_probabilities(
-            given.critical[own], given.at[own], channel.quality(), **parameters
+            instances.critical[own], instances.at[own], channel.quality(), **parameters
         ).sum()
-        for own in (given.question == index for index in range(len(given.keys)))
+        for own in (instances.question == index for index in range(len(instances.keys)))
     )
-    return float(total / given.critical.sum())
+    return float(total / instances.critical.sum())
 
 
 def _relabelled(

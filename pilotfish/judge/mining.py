@@ -21,9 +21,9 @@ from typing import Annotated, NamedTuple
 
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
-from pilotfish.judge.episodes import Episode, Labelled, Mined
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import Mismatch, PairSettings, Speaker
+from pilotfish.judge.episodes import Episode, LabelledMismatch, MiningRecord
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import Mismatch, PairSettings, QuestionReader
 from pilotfish.judge.tasks import TASKS, Question, Task
 
 # Forgiving saves about one round. About a third of all tokens are mismatches, some of which are
@@ -88,20 +88,20 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
 
 
 def mine(
-    readers: Readers, pair: Pair, task: Task, asked: Sequence[Question], mined: Mined
+    readers: Readers, pair: Pair, task: Task, questions: Sequence[Question], mined: MiningRecord
 ) -> Iterator[Episode]:
     """Yield the episodes of these questions, each as soon as it is done."""
 
     def begin(question: Question) -> Procedure[Episode]:
-        speaker = Speaker(question, pair, mined.most)
+        speaker = QuestionReader(question, pair, mined.most)
         return episode(speaker, task, mined.slack, right_only=mined.right_only)
 
-    for _, found in readers.run([(one.key, partial(begin, one)) for one in asked]):
+    for _, found in readers.run([(one.key, partial(begin, one)) for one in questions]):
         yield found
 
 
 def episode(
-    speaker: Speaker, task: Task, slack: int | None = SLACK, *, right_only: bool = False
+    reader: QuestionReader, task: Task, slack: int | None = SLACK, *, right_only: bool = False
 ) -> Procedure[Episode]:
     """Find one question's mismatches, and label each.
 
@@ -109,41 +109,47 @@ def episode(
     stalls, as in the paper. right_only: take no mismatches from answers that are wrong, or that did
     not come to their end: they have nothing to lose.
     """
-    question = speaker.question
-    answer = yield from speaker.finish([])
+    question = reader.question
+    answer = yield from reader.finish([])
     first = list(answer)
-    outcome = task.outcome(question, speaker.text(answer))
+    outcome = task.outcome(question, reader.text(answer))
     right = task.right(question, outcome)
-    labelled: list[Labelled] = []
-    if right_only and not (right and speaker.ended(first)):
-        return Episode.of(question.key, labelled, answer=first, outcome=outcome, right=right)
+    labelled: list[LabelledMismatch] = []
+    if right_only and not (right and reader.ended(first)):
+        return Episode.from_mismatches(
+            question.key, labelled, answer=first, outcome=outcome, right=right
+        )
     at = 0
-    while (found := (yield from _next_mismatch(speaker, answer, at))) is not None:
+    while (found := (yield from _next_mismatch(reader, answer, at))) is not None:
         at = found.mismatch.at + 1
         critical, stalling = False, found.stalls_plainly and slack is not None
         if not stalling:
-            other = yield from speaker.finish(found.prefix)
-            critical = task.outcome(question, speaker.text(other)) != outcome
-            endless = speaker.ended(answer) and not speaker.ended(other)
+            other = yield from reader.finish(found.prefix)
+            critical = task.outcome(question, reader.text(other)) != outcome
+            endless = reader.ended(answer) and not reader.ended(other)
             longer = slack is not None and (endless or len(other) > len(answer) + slack)
             stalling = longer and not critical
             if not critical and not stalling:
                 answer = other
-        labelled.append(Labelled(found.mismatch, critical, stalling))
-    return Episode.of(question.key, labelled, answer=first, outcome=outcome, right=right)
+        labelled.append(LabelledMismatch(found.mismatch, critical, stalling))
+    return Episode.from_mismatches(
+        question.key, labelled, answer=first, outcome=outcome, right=right
+    )
 
 
-def _next_mismatch(speaker: Speaker, answer: Sequence[int], start: int) -> Procedure[_Found | None]:
+def _next_mismatch(
+    speaker: QuestionReader, answer: Sequence[int], start: int
+) -> Procedure[_Found | None]:
     """Find the first mismatch from ``start`` on."""
     window = speaker.window(answer[:start])
     at = start
     while at < len(answer):
         ahead = list(takewhile(speaker.can_draft, answer[at : at + _AHEAD]))
-        seen = yield window.look(answer[start : at + len(ahead)], len(ahead) + 1)
+        seen = yield window.read(answer[start : at + len(ahead)], len(ahead) + 1)
         for offset, choice in enumerate(window.choices(seen).tolist()[: len(answer) - at]):
             if choice != answer[at + offset]:
                 at += offset
-                seen = yield window.look([*answer[start:at], choice])
+                seen = yield window.read([*answer[start:at], choice])
                 again, state = int(window.choices(seen)[0]), seen.hidden[0].copy()
                 wanted, replaced = answer[at], [*answer[:at], choice]
                 wants, hidden = yield from speaker.target(replaced)

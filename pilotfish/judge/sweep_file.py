@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.reading import content, reading
+from pilotfish.base.reading import read_content, reading_file
 from pilotfish.judge.trajectories import Trajectory
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.latency import Link
@@ -73,7 +73,7 @@ class QuestionTally(NamedTuple):
     drafted: dict[int, int]
 
     @classmethod
-    def of(cls, walk: Trajectory, right: bool) -> QuestionTally:
+    def from_walk(cls, walk: Trajectory, right: bool) -> QuestionTally:
         """Sum over an answer's rounds."""
         rounds = walk.rounds
         seen = [(one, one.mismatched) for one in rounds if one.mismatched is not None]
@@ -169,7 +169,7 @@ class SweepFile:
         self.tallies[question] = [*tallies]
         self._append(_Line(question=question, tallies=self.tallies[question]))
 
-    def timed(self, pace: Mapping[str, Any]) -> None:
+    def set_pace(self, pace: Mapping[str, Any]) -> None:
         """Keep how fast the models were; the last one counts."""
         self.pace = {**pace}
         self._append(_Line(pace=self.pace))
@@ -179,8 +179,8 @@ class SweepFile:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def _read(self) -> None:
-        with reading(lambda problem: UnsupportedError(f"{self.path} is no sweep: {problem}.")):
-            data = content(self.path)
+        with reading_file(lambda problem: UnsupportedError(f"{self.path} is no sweep: {problem}.")):
+            data = read_content(self.path)
             whole = data.rfind(b"\n") + 1
             for line in msgspec.json.Decoder(_Line).decode_lines(data[:whole]):
                 self.plan = line.sweep or self.plan

@@ -19,12 +19,12 @@ from msgspec import Meta
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead, Score
-from pilotfish.engines.settings import EngineSettings
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import Speaker
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import QuestionReader
 from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
 from pilotfish.judge.tasks import TASKS, Question, Task
-from pilotfish.judge.trajectories import Course, Trajectory, walks
+from pilotfish.judge.trajectories import Trajectory, WalkSettings, walks
 from pilotfish.wire.messages import MAX_WINDOW
 
 QUANTILES = "quantiles"
@@ -164,7 +164,7 @@ def sweep(
     readers: Readers,
     pair: Pair,
     task: Task,
-    asked: Sequence[Question],
+    questions: Sequence[Question],
     plan: SweepHeader,
     heads: Mapping[str, DecisionHead],
     whole: Collection[str] = (),
@@ -176,31 +176,35 @@ def sweep(
     courses = _courses(plan.settings, heads)
 
     def begin(question: Question) -> Procedure[list[QuestionTally]]:
-        speaker = Speaker(question, pair, plan.most)
+        speaker = QuestionReader(question, pair, plan.most)
         found = yield from walks(speaker, courses, whole=_WHOLE * (question.key in whole))
         return _judged(found, speaker, task)
 
-    return readers.run([(one.key, partial(begin, one)) for one in asked])
+    return readers.run([(one.key, partial(begin, one)) for one in questions])
 
 
-def _judged(found: Sequence[Trajectory], speaker: Speaker, task: Task) -> list[QuestionTally]:
+def _judged(
+    found: Sequence[Trajectory], speaker: QuestionReader, task: Task
+) -> list[QuestionTally]:
     """Look at every text once: many settings come to the same, and a checker may be slow."""
     known: dict[tuple[int, ...], bool] = {}
     for walk in found:
         if tuple(walk.tokens) not in known:
             outcome = task.outcome(speaker.question, speaker.text(walk.tokens))
             known[tuple(walk.tokens)] = task.right(speaker.question, outcome)
-    return [QuestionTally.of(walk, known[tuple(walk.tokens)]) for walk in found]
+    return [QuestionTally.from_walk(walk, known[tuple(walk.tokens)]) for walk in found]
 
 
-def _courses(settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]) -> list[Course]:
+def _courses(
+    settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]
+) -> list[WalkSettings]:
     scores: dict[tuple[str, LinkProfile], Score] = {}  # thresholds share them
     found = []
     for one in settings:
         if one.head is None or one.profile is None:
-            found.append(Course(one.window))
+            found.append(WalkSettings(one.window))
             continue
         judge = heads[one.head].judge(one.profile.channel, one.threshold)
         score = scores.setdefault((one.head, one.profile), judge.score)
-        found.append(Course(one.window, replace(judge, score=score)))
+        found.append(WalkSettings(one.window, replace(judge, score=score)))
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.reading import reading, text
+from pilotfish.base.reading import read_text, reading_file
 
 _COMMAND_S = 30.0
 _NUMBER = r"[-−]?\$?\s?[\d,]*\.?\d+"
@@ -136,13 +136,13 @@ def _line_error(wanted: str, problem: str) -> UnsupportedError:
 def questions(path: Path, task: Task) -> list[Question]:
     """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
     found = []
-    with reading(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):
-        lines = text(path).split("\n")  # JSON strings may hold Unicode's other ends
+    with reading_file(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):
+        lines = read_text(path).split("\n")  # JSON strings may hold Unicode's other ends
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         wanted = f'{path}, line {number} is no JSON object with "question" and "answer"'
-        with reading(partial(_line_error, wanted)):
+        with reading_file(partial(_line_error, wanted)):
             said = json.loads(line)
             if not isinstance(said, dict) or not said.keys() >= {"question", "answer"}:
                 raise UnsupportedError(f"{wanted}.")

@@ -52,6 +52,6 @@ def recommended(
     return max(allowed, key=lambda one: one.threshold, default=None)
 
 
-def share(which: NDArray[np.bool_]) -> float:
+def share(mask: NDArray[np.bool_]) -> float:
     """Compute how much of it is true; 0 of nothing."""
-    return float(which.mean()) if which.size else 0.0
+    return float(mask.mean()) if mask.size else 0.0

@@ -24,11 +24,18 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import installing
 from pilotfish.base.settings import setting
 from pilotfish.edge_runtime.head import DecisionHead, token_buckets
-from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Tensors, Training, Value
-from pilotfish.engines.errors import EngineError
-from pilotfish.judge.episodes import Mined
+from pilotfish.edge_runtime.head_file import (
+    HeadCard,
+    LinkScale,
+    ModelIdentity,
+    Tensors,
+    Training,
+    Value,
+)
+from pilotfish.engines.engine_errors import EngineError
+from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, MinedSettings, split
-from pilotfish.judge.reading import Floats
+from pilotfish.judge.model_passes import Floats
 from pilotfish.judge.thresholds import auc, curve, recommended, share
 from pilotfish.speculation.channel import FEATURES
 
@@ -79,7 +86,7 @@ class TrainSettings(MinedSettings, frozen=True, kw_only=True):
 
 def train(
     name: str,
-    mined: Mined,
+    mined: MiningRecord,
     whole: Instances,
     sampling: InstanceOptions,
     options: TrainingOptions,
@@ -91,11 +98,11 @@ def train(
     little to learn from, and `EngineError` where torch is not installed.
     """
     learning, kept_out = split(whole.keys, options.validation, options.seed)
-    learnt, held = whole.of(learning), whole.of(kept_out)
+    learnt, held = whole.subset(learning), whole.subset(kept_out)
     card = HeadCard(
         name=name,
-        drafter=End(**mined.drafter),
-        target=End(**mined.target),
+        drafter=ModelIdentity(**mined.drafter),
+        target=ModelIdentity(**mined.target),
         features="tokens" if options.tokens else "states",
         link=_link_scale(learnt) if options.link else None,
         hidden=sampling.form,

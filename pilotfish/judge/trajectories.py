@@ -21,13 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pilotfish.edge_runtime.head import HeadJudge, Score
-from pilotfish.judge.instances import as_sent
-from pilotfish.judge.reading import Floats, Procedure
-from pilotfish.judge.speakers import DrafterWindow, Speaker
+from pilotfish.judge.instances import as_decoded
+from pilotfish.judge.model_passes import Floats, Procedure
+from pilotfish.judge.question_reader import DrafterWindow, QuestionReader
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class WalkSettings:
     """A window's size γ ≥ 1, and who decides on mismatches; without a judge all are rejected."""
 
     window: int
@@ -69,14 +69,14 @@ class Trajectory:
 
 
 def walks(
-    speaker: Speaker, courses: Sequence[Course], *, whole: int = 0
+    reader: QuestionReader, courses: Sequence[WalkSettings], *, whole: int = 0
 ) -> Procedure[list[Trajectory]]:
     """Walk each of the courses to its end; return what they come to, in their order.
 
     whole: so many windows are also read to their ends, for `CourseRound.mismatched`; each costs γ
     tokens.
     """
-    found = yield from _Tree(speaker, whole).walked(courses)
+    found = yield from _Tree(reader, whole).walked(courses)
     return found
 
 
@@ -84,7 +84,7 @@ def walks(
 class _Walker:
     """A course on its way. window: the open round's; None between two rounds."""
 
-    course: Course
+    course: WalkSettings
     rounds: list[CourseRound] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     window: DrafterWindow | None = None
@@ -135,18 +135,18 @@ class _Mismatch:
         self._drafter, self._target = drafter[None], target[None]
         self._scored: dict[Score, Floats] = {}  # logits, which judges of many thresholds share
 
-    def rejected(self, course: Course) -> bool:
+    def rejected(self, course: WalkSettings) -> bool:
         judge = course.judge
         if judge is None or course.strict:
             return True
         if judge.score not in self._scored:  # by the state that the edge has
-            seen = as_sent(self._drafter, judge.form), self._target, self._tokens
+            seen = as_decoded(self._drafter, judge.form), self._target, self._tokens
             self._scored[judge.score] = judge.score(*seen)
         known = replace(judge, score=lambda *_: self._scored[judge.score])
         return bool(known(self._drafter, self._target, self._tokens)[0])
 
 
-class _Said(NamedTuple):
+class _ModelChoice(NamedTuple):
     """What a model says after a text, and its state f32 [d] at the text's last token."""
 
     choice: int
@@ -158,18 +158,18 @@ class _Branch(NamedTuple):
 
     answer: list[int]
     walkers: list[_Walker]
-    said: _Said | None = None
+    said: _ModelChoice | None = None
 
 
 class _Tree:
     """All texts that one question's courses come through, depth first: a slot holds one of them."""
 
-    def __init__(self, speaker: Speaker, whole: int) -> None:
+    def __init__(self, speaker: QuestionReader, whole: int) -> None:
         self._speaker = speaker
         self._whole = whole  # windows that are still to be read to their ends
-        self._drafts: dict[bytes, _Said] = {}  # by the drafter's own ids
+        self._drafts: dict[bytes, _ModelChoice] = {}  # by the drafter's own ids
 
-    def walked(self, courses: Sequence[Course]) -> Procedure[list[Trajectory]]:
+    def walked(self, courses: Sequence[WalkSettings]) -> Procedure[list[Trajectory]]:
         walkers = [_Walker(course) for course in courses]
         branches = [_Branch([], walkers)]
         while branches:
@@ -188,7 +188,7 @@ class _Tree:
         yield from self._open(answer, [one for one in walkers if one.window is None])
         # in the order of reading, so that the slot holds what is gone on with
         following: dict[int, list[_Walker]] = {wanted: []}
-        read: dict[int, _Said] = {}
+        read: dict[int, _ModelChoice] = {}
         for window, drafting in _by_window(walkers).items():
             for one in drafting:
                 if one.full:  # the target's token is the bonus
@@ -210,7 +210,7 @@ class _Tree:
         walkers: Sequence[_Walker],
         wanted: int,
         following: dict[int, list[_Walker]],
-        read: dict[int, _Said],
+        read: dict[int, _ModelChoice],
     ) -> Procedure[None]:
         """Send the walkers of one window on to its next token or to the target's.
 
@@ -257,17 +257,17 @@ class _Tree:
         choices, _ = yield from self._speaker.target([*answer, *drafted], len(drafted) + 1)
         return [one != choice for one, choice in zip(drafted, choices.tolist(), strict=False)]
 
-    def _target(self, answer: Sequence[int]) -> Procedure[_Said]:
+    def _target(self, answer: Sequence[int]) -> Procedure[_ModelChoice]:
         choices, states = yield from self._speaker.target(answer)
-        return _Said(int(choices[0]), states[0])
+        return _ModelChoice(int(choices[0]), states[0])
 
-    def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_Said]:
+    def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_ModelChoice]:
         """Ask the drafter what it says there; other windows often read the same ids."""
-        look = window.look(drafted)
+        look = window.read(drafted)
         key = look.ids.tobytes()
         if key not in self._drafts:
             seen = yield look
-            self._drafts[key] = _Said(int(window.choices(seen)[0]), seen.hidden[0].copy())
+            self._drafts[key] = _ModelChoice(int(window.choices(seen)[0]), seen.hidden[0].copy())
         return self._drafts[key]
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Output, Pass
-from pilotfish.selftest.finding import Compared, Rows
+from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
+from pilotfish.selftest.check_result import ComparedRows, Rows
 
 SLOTS = 4
 CONTEXT = 640  # two times the cache of a GPU grows before it is full
@@ -27,8 +27,8 @@ PARENTS = np.array([-1, -1, 0, 0, 1, 2, 2, 5, 3, 7, 4, 9])
 Tokens = NDArray[np.int64]
 
 
-class Runs(Protocol):
-    """What appends passes: a `Decoder`, or `Chained` stages."""
+class PassRunner(Protocol):
+    """What appends passes: a `Decoder`, or `StageChain` stages."""
 
     def forward(self, passes: Sequence[Pass]) -> Sequence[Output]:
         """Append each pass to its slot and answer it."""
@@ -43,7 +43,7 @@ class Runs(Protocol):
         ...
 
 
-class Plain:
+class PlainReference:
     """The reference: an artifact on the CPU, used in the plainest way.
 
     Attributes:
@@ -55,16 +55,18 @@ class Plain:
         self.trees = artifact.manifest.states is None
         self._decoder = Decoder(artifact, context=CONTEXT, threads=threads, provider="cpu")
 
-    def after(self, tokens: Any, rows: int | None = None) -> Output:
+    def answer_after(self, tokens: Any, rows: int | None = None) -> Output:
         """Answer to the last `rows` tokens (None: all) of a chain from an empty slot."""
         decoder = self._decoder
         decoder.rollback(0, 0)
         return decoder.forward([Pass(0, np.asarray(tokens, np.int64), rows)])[0]
 
-    def nodes(self, trunk: Tokens, nodes: Tokens, start: int, end: int) -> Rows:
+    def answer_nodes(self, trunk: Tokens, nodes: Tokens, start: int, end: int) -> Rows:
         """Answer to nodes start … end − 1 of the tree PARENTS: of each, the path to it."""
         paths = [nodes[path_to(index)] for index in range(start, end)]
-        return np.concatenate([self.after([*trunk, *path], 1).logits.copy() for path in paths])
+        return np.concatenate(
+            [self.answer_after([*trunk, *path], 1).logits.copy() for path in paths]
+        )
 
 
 def path_to(node: int) -> list[int]:
@@ -75,32 +77,36 @@ def path_to(node: int) -> list[int]:
     return path
 
 
-def logits(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def logits(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """One chain into an empty slot: logits and hidden states of every token."""
-    got, wanted = runs.forward([Pass(0, TEXT[:48])])[0], plain.after(TEXT[:48])
-    yield Compared("logits of 48 tokens", got.logits, wanted.logits)
-    yield Compared("hidden states of 48 tokens", got.hidden, wanted.hidden)
+    got, wanted = runs.forward([Pass(0, TEXT[:48])])[0], plain.answer_after(TEXT[:48])
+    yield ComparedRows("logits of 48 tokens", got.logits, wanted.logits)
+    yield ComparedRows("hidden states of 48 tokens", got.hidden, wanted.hidden)
 
 
-def chain(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def chain(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """A text in pieces, narrow and wide."""
     end = 0
     for size in (1, 1, 2, 5, 16, 17, 1, 70):
         start, end = end, end + size
         got = runs.forward([Pass(1, TEXT[start:end])])[0].logits
-        yield Compared(f"tokens {start} to {end - 1}", got, plain.after(TEXT[:end], size).logits)
+        yield ComparedRows(
+            f"tokens {start} to {end - 1}", got, plain.answer_after(TEXT[:end], size).logits
+        )
 
 
-def tree(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def tree(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """A tree behind a trunk, and the same tree grown; a model without trees says so."""
     trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
     runs.forward([Pass(1, trunk, 0)])
     for start, end in ((0, 7), (7, len(PARENTS))):
         got = runs.forward([Pass(1, nodes[start:end], parents=PARENTS[:end])])[0].logits
-        yield Compared(f"nodes {start} to {end - 1}", got, plain.nodes(trunk, nodes, start, end))
+        yield ComparedRows(
+            f"nodes {start} to {end - 1}", got, plain.answer_nodes(trunk, nodes, start, end)
+        )
 
 
-def rollback(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def rollback(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """Another text behind the first tokens of one, twice."""
     runs.forward([Pass(2, TEXT[:30], 0)])
     held = TEXT[:30]
@@ -108,11 +114,11 @@ def rollback(runs: Runs, plain: Plain) -> Iterator[Compared]:
         runs.rollback(2, length)
         held = np.concatenate([held[:length], following])
         got = runs.forward([Pass(2, following)])[0].logits
-        wanted = plain.after(held, len(following)).logits
-        yield Compared(f"behind the first {length} tokens", got, wanted)
+        wanted = plain.answer_after(held, len(following)).logits
+        yield ComparedRows(f"behind the first {length} tokens", got, wanted)
 
 
-def keep(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def keep(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """A path of a tree is kept, and then a part of a chain."""
     trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
     runs.forward([Pass(1, trunk, 0)])
@@ -121,14 +127,14 @@ def keep(runs: Runs, plain: Plain) -> Iterator[Compared]:
     runs.keep_path(1, path)
     held = [*trunk, *nodes[path]]
     got = runs.forward([Pass(1, TEXT[40:45])])[0].logits
-    yield Compared("behind a path", got, plain.after([*held, *TEXT[40:45]], 5).logits)
+    yield ComparedRows("behind a path", got, plain.answer_after([*held, *TEXT[40:45]], 5).logits)
     runs.keep_path(1, [0, 1])
     held += [*TEXT[40:42], *OTHER[50:53]]
     got = runs.forward([Pass(1, OTHER[50:53])])[0].logits
-    yield Compared("behind a part of a chain", got, plain.after(held, 3).logits)
+    yield ComparedRows("behind a part of a chain", got, plain.answer_after(held, 3).logits)
 
 
-def slots(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def slots(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """Sequences of different lengths share passes: chains, and a tree beside them."""
     texts = [np.roll(TEXT, 31 * slot) for slot in range(SLOTS)]
     lengths = [3, 90, 0, 17]
@@ -138,35 +144,37 @@ def slots(runs: Runs, plain: Plain) -> Iterator[Compared]:
         passes = [Pass(s, texts[s][lengths[s] : lengths[s] + sizes[s]]) for s in busy]
         for item, answer in zip(passes, runs.forward(passes), strict=True):
             lengths[item.slot] += len(item.tokens)
-            wanted = plain.after(texts[item.slot][: lengths[item.slot]], len(item.tokens))
-            yield Compared(f"slot {item.slot} of {sizes}", answer.logits, wanted.logits)
+            wanted = plain.answer_after(texts[item.slot][: lengths[item.slot]], len(item.tokens))
+            yield ComparedRows(f"slot {item.slot} of {sizes}", answer.logits, wanted.logits)
     if not plain.trees:
         return
     nodes, trunk = OTHER[:7], texts[0][: lengths[0]]
     passes = [Pass(0, nodes, parents=PARENTS[:7]), Pass(3, OTHER[:2])]
     grown, beside = runs.forward(passes)
-    yield Compared("slot 0, a tree", grown.logits, plain.nodes(trunk, nodes, 0, 7))
-    wanted = plain.after([*texts[3][: lengths[3]], *OTHER[:2]], 2)
-    yield Compared("slot 3 beside the tree", beside.logits, wanted.logits)
+    yield ComparedRows("slot 0, a tree", grown.logits, plain.answer_nodes(trunk, nodes, 0, 7))
+    wanted = plain.answer_after([*texts[3][: lengths[3]], *OTHER[:2]], 2)
+    yield ComparedRows("slot 3 beside the tree", beside.logits, wanted.logits)
 
 
-def growth(runs: Runs, plain: Plain) -> Iterator[Compared]:
+def growth(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """Keys and values outgrow their buffers, and what they held moves into longer ones."""
     runs.forward([Pass(0, OTHER[:40], 0)])
     for end in range(100, 601, 100):
         got = runs.forward([Pass(1, TEXT[end - 100 : end], 2)])[0].logits
         if end % 200 == 0:
-            yield Compared(f"behind {end} tokens", got, plain.after(TEXT[:end], 2).logits)
+            yield ComparedRows(
+                f"behind {end} tokens", got, plain.answer_after(TEXT[:end], 2).logits
+            )
     got = runs.forward([Pass(0, OTHER[40:43])])[0].logits
-    yield Compared("the short slot beside", got, plain.after(OTHER[:43], 3).logits)
+    yield ComparedRows("the short slot beside", got, plain.answer_after(OTHER[:43], 3).logits)
 
 
-CHECKS: dict[str, Callable[[Runs, Plain], Iterator[Compared]]] = {
+CHECKS: dict[str, Callable[[PassRunner, PlainReference], Iterator[ComparedRows]]] = {
     check.__name__: check for check in (logits, chain, tree, rollback, keep, slots, growth)
 }
 
 
-def empty(runs: Runs) -> None:
+def empty(runs: PassRunner) -> None:
     """Forget what all slots hold."""
     for slot in range(SLOTS):
         runs.rollback(slot, 0)

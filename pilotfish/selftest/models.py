@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from pilotfish.selftest.storing import Floats, as_stored
 
 if TYPE_CHECKING:
-    from pilotfish.export.config import ModelConfig
+    from pilotfish.export.model_config import ModelConfig
 
 Spoil = Callable[[dict[str, Floats]], None]
 

@@ -45,7 +45,7 @@ def both_ends(target: str, drafter: str, provider: str) -> Iterator[Device]:
         yield device
 
 
-def parting(device: Device, protocol: str) -> Parting | None:
+def first_difference(device: Device, protocol: str) -> Parting | None:
     """Compare a protocol's answers with those of `stream`; None if they are the same."""
     for temperature in LOSSLESS[protocol]:
         for prompt in PROMPTS:

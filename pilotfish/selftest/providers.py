@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.engines.cudart import Cuda
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import Manifest, Precision
 from pilotfish.engines.runtime import (
     LINEAR_ATTENTION_SINCE,

@@ -19,15 +19,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pilotfish.base.child import TiedProcess
+from pilotfish.base.child import ChildProcess
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.field.host import facts
-from pilotfish.selftest.finding import Finding, Status
+from pilotfish.selftest.check_artifacts import CheckArtifacts, Show
+from pilotfish.selftest.check_result import CheckResult, Status
 from pilotfish.selftest.providers import BUILDING
-from pilotfish.selftest.shelf import Shelf, Show
-from pilotfish.selftest.trying import OPENING, Assignment, ProviderJob
+from pilotfish.selftest.worker import OPENING, Assignment, ProviderJob
 
-COMMAND = (sys.executable, "-m", "pilotfish.selftest.trying")
+COMMAND = (sys.executable, "-m", "pilotfish.selftest.worker")
 TICK_S = 1.0
 SILENT_S = 120.0  # of one check; engines may take all the time to be built
 LOOK_S = 60.0  # to find out whether a provider is there
@@ -57,7 +57,7 @@ class SelfTest(Struct, kw_only=True):
     seconds: float = 0.0
     machine: dict[str, Any] = {}
     providers: dict[str, Presence] = {}
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     times: list[dict[str, Any]] = []
     left_out: list[str] = []
 
@@ -81,7 +81,7 @@ class Runner:
             ProviderError: if there is no ONNX Runtime, and so no CPU to compare with.
         """
         with tempfile.TemporaryDirectory(prefix="pilotfish-selftest-") as folder:
-            shelf = Shelf(Path(folder), self._show)
+            shelf = CheckArtifacts(Path(folder), self._show)
             runtime_version()  # raises if ONNX Runtime is missing
             for provider in providers:
                 self._look(provider)
@@ -90,8 +90,8 @@ class Runner:
                     self.attempt(provider, shelf.jobs(provider, quick=self._quick))
         if self._quick:
             self.found.left_out.append("the default model: --quick")
-        elif shelf.absent:
-            self.found.left_out.append(f"the default model: {shelf.absent}")
+        elif shelf.missing:
+            self.found.left_out.append(f"the default model: {shelf.missing}")
         bad = [each for each in self.found.findings if each.status in ("differs", "failed")]
         self.found.passed = not bad
         self.found.seconds = round(time.monotonic() - self._begin, 1)
@@ -102,14 +102,14 @@ class Runner:
         total = sum(len(job.checks) for job in jobs)
         while jobs:
             watch = JobWatch(self, provider, jobs, total)
-            jobs = jobs[watch.through(self._command) :]
+            jobs = jobs[watch.follow(self._command) :]
 
     @property
-    def over(self) -> bool:
+    def out_of_time(self) -> bool:
         """Whether the time is over."""
         return time.monotonic() - self._begin > self._minutes * 60
 
-    def left_out(self) -> str:
+    def describe_left_out(self) -> str:
         """Say that the time was over."""
         return f"{self._minutes:g} minutes were over: --minutes gives more"
 
@@ -121,9 +121,9 @@ class Runner:
 
     def _look(self, provider: str) -> None:
         """Find out whether a provider is there, in a process of its own."""
-        child = TiedProcess([*self._command, _order(provider, ())], LOOK_S)
+        child = ChildProcess([*self._command, _order(provider, ())], LOOK_S)
         try:
-            said = child.tie.receive() or {"absent": "the process that looked for it died"}
+            said = child.pipe.receive() or {"absent": "the process that looked for it died"}
         except TimeoutError:
             said = {"absent": f"it did not say within {LOOK_S:g} s whether it is there"}
         finally:
@@ -145,18 +145,18 @@ class JobWatch:
         self._total = total
         self._done = total - sum(len(job.checks) for job in jobs)
 
-    def through(self, command: Sequence[str]) -> int:
+    def follow(self, command: Sequence[str]) -> int:
         """Follow the process to its end; return how many of the jobs are over."""
-        child = TiedProcess([*command, _order(self._provider, self._jobs)], TICK_S)
+        child = ChildProcess([*command, _order(self._provider, self._jobs)], TICK_S)
         heard = time.monotonic()
         try:
             while True:
                 try:
-                    said = child.tie.receive()
+                    said = child.pipe.receive()
                 except TimeoutError:
                     silent_s = time.monotonic() - heard
                     building = self._check == OPENING and self._provider in BUILDING
-                    if not self._runner.over and (building or silent_s < SILENT_S):
+                    if not self._runner.out_of_time and (building or silent_s < SILENT_S):
                         continue
                     return self._stopped(silent_s)
                 if said is None:
@@ -165,7 +165,7 @@ class JobWatch:
                     return self._ended(child.process.poll())
                 heard = time.monotonic()
                 self._hear(said)
-                if self._runner.over:
+                if self._runner.out_of_time:
                     return self._stopped(0.0)
         finally:
             child.stop(terminate=True)
@@ -178,7 +178,7 @@ class JobWatch:
             self._runner.progress(self._provider, job, self._check, self._done, self._total)
             self._done += 1
         elif "finding" in said:
-            found.findings = [*found.findings, msgspec.convert(said["finding"], Finding)]
+            found.findings = [*found.findings, msgspec.convert(said["finding"], CheckResult)]
             self._told = True
         elif "times" in said:
             found.times = [*found.times, said["times"]]
@@ -197,19 +197,19 @@ class JobWatch:
 
     def _stopped(self, silent_s: float) -> int:
         """It is stopped: it said nothing for long, or the time is over."""
-        if not self._runner.over:
+        if not self._runner.out_of_time:
             why = f"nothing came for {silent_s:.0f} s"
             self._conclude(self._job, self._check, "failed", why)
             return self._job + 1
         if not self._told:
-            self._conclude(self._job, self._check, "left out", self._runner.left_out())
+            self._conclude(self._job, self._check, "left out", self._runner.describe_left_out())
         for index in range(self._job + 1, len(self._jobs)):
-            self._conclude(index, OPENING, "left out", self._runner.left_out())
+            self._conclude(index, OPENING, "left out", self._runner.describe_left_out())
         return len(self._jobs)
 
     def _conclude(self, index: int, check: str, status: Status, reason: str) -> None:
         job = self._jobs[index]
-        finding = Finding(
+        finding = CheckResult(
             provider=self._provider,
             model=job.model,
             precision=job.precision,

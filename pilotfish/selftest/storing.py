@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from pilotfish.export.architectures import Names
-    from pilotfish.export.config import ModelConfig
+    from pilotfish.export.model_config import ModelConfig
 
 Floats = NDArray[np.float32]
 

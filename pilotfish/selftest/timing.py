@@ -9,7 +9,7 @@ import time
 from statistics import median
 from typing import NamedTuple
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.selftest.checks import TEXT
 
 SIZES = (1, 4, 8, 16)

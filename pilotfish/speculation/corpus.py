@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.repeats import Ids, find_places
+from pilotfish.speculation.prompt_lookup import Ids, find_places
 
 BREAK = np.uint32(0xFFFF_FFFF)  # stands between texts, and is no token
 MOST_TOKENS = 1_000_000  # 16 MB, and for a moment 24 MB more while places are sorted

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.corpus import BREAK, EMPTY_SNAPSHOT, CorpusSnapshot
-from pilotfish.speculation.odds import REPEAT_PRIOR, AcceptanceEstimator
-from pilotfish.speculation.repeats import Ids, find_places, match_lengths
+from pilotfish.speculation.prompt_lookup import Ids, find_places, match_lengths
 
 _MANY = 64  # places that are compared: the latest
 _SCANNED = 4096  # places in this text that had the last token, of which some had the last two

@@ -7,7 +7,7 @@ sender's key, and a session can belong to a key.
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import zmq
 from zmq.utils import z85
@@ -17,6 +17,9 @@ from pilotfish.wire.refused_keys import RefusedKeys
 _ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"pilotfish"  # of the key that an edge started with; `domain` names the others'
 BAN_S = 60.0
+# ZAP's answers. At 300, a failure for a time, ZeroMQ closes the connection; its peer comes again.
+_OK, _REFUSED = (b"200", b"OK"), (b"400", b"key not on the allow-list")
+_LATER = (b"300", b"too much of this key waits")
 _log = logging.getLogger("pilotfish.wire")
 
 
@@ -29,6 +32,8 @@ class Gate:
     """Answers ZeroMQ's questions from an allow-list of public keys in Z85.
 
     ``allowed`` may be replaced at any time; ``refused`` counts and logs refused handshakes.
+    ``is_full``: whether a key has to wait until what it sent before was taken in: then it is sent
+    away without a word, as if the network had failed, and comes again.
     ``present``: the domain of the edge's present key; ``behind``: keys that came by another one
     last.
     """
@@ -39,6 +44,7 @@ class Gate:
         self.refused = RefusedKeys()
         self.allowed = allowed
         self.present_domain = DOMAIN
+        self.is_full: Callable[[bytes], bool] = lambda key: False
         self._came_by: dict[bytes, bytes] = {}  # key → domain; of those that were let in
         self._shut_out: dict[bytes, float] = {}  # key → end, on the monotonic clock
         self.socket = context.socket(zmq.REP)
@@ -56,7 +62,7 @@ class Gate:
         self.refused.learn(keys)
 
     def ban(self, key: bytes) -> None:
-        """Refuse a key for `SHUT_OUT_S` seconds."""
+        """Refuse a key for `BAN_S` seconds."""
         self._shut_out[key] = time.monotonic() + BAN_S
         _log.warning("key %s is shut out for %g s", key.decode(), BAN_S)
 
@@ -82,12 +88,17 @@ class Gate:
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and len(credentials) == 1 else b""
         ours = asked_for.partition(b".")[0] == DOMAIN
         welcome = version == b"1.0" and ours and self._welcomes(key)
+        if welcome and self.is_full(key):
+            self._answer(request, _LATER, key)
+            return
         if welcome:
             self._came_by[key] = asked_for
         if not welcome:
             peer = address.decode(errors="replace")
             self.refused.note(key, peer, listed=key in self.allowed)
-        status = (b"200", b"OK") if welcome else (b"400", b"key not on the allow-list")
+        self._answer(request, _OK if welcome else _REFUSED, key)
+
+    def _answer(self, request: bytes, status: tuple[bytes, bytes], key: bytes) -> None:
         self.socket.send_multipart([b"1.0", request, *status, key, b""])
 
     def close(self) -> None:

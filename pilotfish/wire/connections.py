@@ -19,35 +19,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import zmq
 
+from pilotfish.wire.backlog import Backlog
+from pilotfish.wire.connection import (
+    BACKLOG,
+    CLOSING,
+    CROWD,
+    FRAGMENTED,
+    PER_KEY,
+    QUIET,
+    REVOKED,
+    UNFINISHED,
+    Connection,
+)
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, clear_overhead
-from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, queued_s, volume
+from pilotfish.wire.link.tcp import Volume, borrowed, deafen, hang_up, queued_s, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.socket_events import next_event
-
-# Reasons for which a connection is cut.
-CROWD: Final = "crowd"  # too many strangers, or too many connections
-UNFINISHED: Final = "unfinished-message"  # too many bytes of an unfinished message
-BACKLOG: Final = "too-much-of-one-key"  # too many bytes of messages not taken in yet
-PER_KEY: Final = "too-many-of-one-key"
-REVOKED: Final = "revoked-key"
-CLOSING: Final = "closing"  # it came while the edge was stopping
-QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
-FRAGMENTED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _BURST = 256  # events taken in one turn
-# Messages of full size that may be unfinished at once: in all; and of one key with several,
-# or of all strangers, whose keys are unknown before their first message.
-_UNFINISHED_IN_ALL, _OF_ONE_KEY_TIMES = 4, 0.5
 _CHARGED_IN_ALL = 2 * CHARGED_BYTES
 # Bytes of replies that a connection, and a key with all of its own, may leave untaken.
 _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
@@ -69,33 +66,21 @@ class Bounds(NamedTuple):
     message_bytes: int
 
 
-@dataclass(slots=True)
-class _Connection:
-    descriptor: int
-    peer: str  # an address without its port
-    counter: ReceiveCounter
-    client: bytes = b""  # ZeroMQ's name for it, after its first message
-    owner: bytes = b""
-    came_s: float = field(default_factory=time.monotonic)
-    liveness: Liveness = field(init=False)
-    sent: int = 0  # bytes on the wire, at least
-    acknowledged: int = 0  # of these, when last looked at
-    revoked_s: float = math.inf  # when its key was first seen to be off the list
-    cut: bool = False
-
-    def __post_init__(self) -> None:
-        self.liveness = Liveness(self.came_s)
-
-
 class Connections:
     """The connections of one listening socket.
 
     Used by the thread that serves the socket and by the memory watch; a lock guards them.
     growth: of the memory that the socket's context takes for messages; None: it is encrypted.
+    inherited: another process listens, too.
     """
 
     def __init__(
-        self, listening: "zmq.Socket[bytes]", bounds: Bounds, growth: Growth | None
+        self,
+        listening: "zmq.Socket[bytes]",
+        bounds: Bounds,
+        growth: Growth | None,
+        *,
+        inherited: bool = False,
     ) -> None:
         self.monitor = listening.get_monitor_socket(_EVENTS)
         self.bounds = bounds
@@ -108,11 +93,12 @@ class Connections:
         self.on_miss: Callable[[str], object] = lambda address: None  # and its address, or ""
         self.descriptor: int | None = None  # of the socket that listened first
         self._listening = listening
+        self._inherited = inherited
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
         self._denied = self._undeciphered = 0  # handshakes whose connections have not ended yet
-        self._open: dict[int, _Connection] = {}  # by descriptor
-        self._strangers: dict[int, _Connection] = {}  # those of them without a message yet
-        self._known: dict[bytes, _Connection] = {}  # by ZeroMQ's name
+        self._open: dict[int, Connection] = {}  # by descriptor
+        self._strangers: dict[int, Connection] = {}  # those of them without a message yet
+        self._known: dict[bytes, Connection] = {}  # by ZeroMQ's name
         self._local: int | str | None = None  # our port or path, once bound
         self._turn = threading.RLock()  # guards these tables and the monitor
         self.drained = False  # all messages that had arrived were received
@@ -120,6 +106,9 @@ class Connections:
         self._growth = growth
         self._allowed: Collection[bytes] = ()  # keys, as of the last look
         self._left = False  # a connection ended since the memory was last checked
+        self._received = 0  # messages of all
+        self.backlog = Backlog(bounds.message_bytes, keyed=self.encrypted)
+        self._turned_away = False  # the kernel drops all that comes from new peers
 
     def bound(self, endpoint: str) -> None:
         """Note that the socket listens on this endpoint, and start the checks."""
@@ -150,18 +139,35 @@ class Connections:
 
     def note_message(
         self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int
-    ) -> None:
-        """Note a message of this size from ``client``; ``frame`` is one of its frames."""
+    ) -> bool:
+        """Note a message of this size from ``client``; ``frame`` is one of its frames.
+
+        False: it is to be dropped, for its connection was cut for what it held.
+        """
+        self._received += 1
         connection = self._known.get(client)
         if connection is None:
-            self.read_events()  # the event of its connection may still be unread
-            with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
-                connection = self._open.get(frame.get(_SRCFD))
-            # the sender may have gone, and its descriptor be another peer's
-            if connection is None or connection.peer not in ("", _sender(frame)):
-                return
-            self._introduce(connection, client, owner)
+            with self._turn:
+                dropped = self.backlog.took(client, size, frames)
+                if dropped is not None:
+                    return not dropped
+                connection = self._meet(client, owner, frame)
+            if connection is None:
+                return True
         connection.counter.add(size, frames)
+        return not connection.shed
+
+    def _meet(self, client: bytes, owner: bytes, frame: zmq.Frame) -> Connection | None:
+        """Return the connection of which this is the first message; None if it has ended."""
+        self.read_events()  # the event of its connection may still be unread
+        connection = None
+        with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
+            connection = self._open.get(frame.get(_SRCFD))
+        # the sender may have gone, and its descriptor be another peer's
+        if connection is None or connection.peer not in ("", _sender(frame)):
+            return None
+        self._introduce(connection, client, owner)
+        return connection
 
     def queued_s(self, client: bytes) -> float:
         """Return how long ago a client's last bytes came, in seconds; 0 where nobody knows."""
@@ -190,7 +196,7 @@ class Connections:
         if connection is not None:
             connection.sent += size + frames * _LEAST_FRAME_BYTES[self.encrypted]
 
-    def _unread(self, connection: _Connection) -> int:
+    def _unread(self, connection: Connection) -> int:
         """Count bytes sent and not taken in yet, as far as the kernel knows (for TCP it does)."""
         counters = self._volume(connection)
         # the kernel's count includes heartbeats and the handshake
@@ -249,8 +255,11 @@ class Connections:
     def check_memory(self, sample: MemorySample) -> bool:
         """Cut peers that make the process hold too much: unfinished or too many messages."""
         with self._turn:
-            self.read_events()
             drained, self.drained = self.drained, False
+            self.read_events()
+            connected = len(self._open)
+            self.backlog.check(self._received, connected, sample.grown, drained=drained)
+            self._turn_away(self.backlog.is_full())
             if self._growth is not None:
                 self._growth.measure()
             counted = []
@@ -264,13 +273,22 @@ class Connections:
                 left, self._left = self._left or len(counted) < len(self._open), False
                 self._growth.charge([each.counter for each in counted], left=left)
             present = [each for each in counted if not each.cut]
-            self._bound_charged([each for each in present if each.counter.charged])
-            self._bound_held([each for each in present if each.counter.held])
+            self._bound_charged([each for each in present if each.counter.overhead_bytes])
+            holders = [each for each in present if each.counter.held_bytes]
+            for connection, reason in self.backlog.excess(holders):
+                self._cut(connection, reason)
             for connection in counted:
                 self._bound_quiet(connection)
-        return False
+            return bool(len(self.backlog))
 
-    def _bound_quiet(self, connection: _Connection) -> None:
+    def _turn_away(self, turned_away: bool) -> None:
+        """Without keys, let no new peer in, or let them in again."""
+        if turned_away != self._turned_away and not self.encrypted and not self._inherited:
+            with borrowed(self.descriptor, self._is_ours) as lent:
+                deafen(lent, turned_away)
+            self._turned_away = turned_away
+
+    def _bound_quiet(self, connection: Connection) -> None:
         """End a connection over which nothing moves any more."""
         if connection.client:
             if connection.liveness.quiet_s > _QUIET_MOST_S:
@@ -279,7 +297,7 @@ class Connections:
             with borrowed(connection.descriptor, self._is_ours) as lent:
                 hang_up(lent)
 
-    def _bound_charged(self, charged: list[_Connection]) -> None:
+    def _bound_charged(self, charged: list[Connection]) -> None:
         """Cut those whose frames are so small that they take far more memory than their bytes."""
         total = sum(each.counter.overhead_bytes for each in charged)
         charged.sort(key=lambda each: (bool(each.client), -each.counter.overhead_bytes))
@@ -289,32 +307,6 @@ class Connections:
                 total -= connection.counter.overhead_bytes
         if cut := [each.counter for each in charged if each.cut]:
             clear_overhead(cut, [each.counter for each in charged if not each.cut])
-
-    def _bound_held(self, holders: list[_Connection]) -> None:
-        """Cut what exceeds the bounds: strangers first, then of the keys that hold most."""
-        limit = self.bounds.message_bytes + SLACK_BYTES
-        by_key: Counter[bytes] = Counter()
-        for connection in holders:
-            by_key[connection.owner] += connection.counter.held_bytes
-
-        def last_to_go(connection: _Connection) -> tuple[bool, int, int]:
-            known, key = bool(connection.client), by_key[connection.owner]
-            # of a key's messages the most complete one is kept
-            held = connection.counter.held_bytes
-            return (known, -key, held) if known else (known, 0, -held)
-
-        holders.sort(key=last_to_go)
-        total = by_key.total()
-        for connection in holders:
-            held = connection.counter.held_bytes
-            alone = held > limit
-            if alone or total > _UNFINISHED_IN_ALL * limit:
-                self._cut(connection, UNFINISHED)
-            elif held < by_key[connection.owner] > _OF_ONE_KEY_TIMES * limit:
-                self._cut(connection, BACKLOG)  # not the key's (or the strangers') largest
-            if connection.cut:
-                total -= held
-                by_key[connection.owner] -= held
 
     def close(self) -> None:
         """Stop reading the monitor."""
@@ -326,11 +318,13 @@ class Connections:
     def _came(self, descriptor: int) -> None:
         with borrowed(descriptor, self._is_ours) as lent:
             peer = "" if lent is None else _host(lent)
-        connection = _Connection(descriptor, peer, ReceiveCounter(self.encrypted))
+        connection = Connection(descriptor, peer, ReceiveCounter(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
         if self.closing:
             self._cut(connection, CLOSING)
+        elif self.backlog.is_full():
+            self._cut(connection, BACKLOG)
         elif len(self._strangers) > max(1, most // 2) or len(self._open) > most:
             crowd = Counter(stranger.peer for stranger in self._strangers.values())
             busiest, _ = crowd.most_common(1)[0]
@@ -350,6 +344,7 @@ class Connections:
         self._left = True
         if self._known.get(connection.client) is connection:
             del self._known[connection.client]
+        self.backlog.leave(connection, self._received)
         if not connection.client and not connection.cut:
             if self._denied:
                 self._denied -= 1
@@ -360,29 +355,28 @@ class Connections:
             else:
                 self.broken += 1
 
-    def _introduce(self, connection: _Connection, client: bytes, owner: bytes) -> None:
+    def _introduce(self, connection: Connection, client: bytes, owner: bytes) -> None:
         """Note the first message of a stranger."""
-        with self._turn:
-            self._known.pop(connection.client, None)
-            connection.client, connection.owner = client, owner
-            self._known[client] = connection
-            self._strangers.pop(connection.descriptor, None)
-            same = [each for each in self._known.values() if each.owner == owner and not each.cut]
-            if len(same) > self.bounds.per_owner:
-                # one that a device has left for a newer one is quiet; else the oldest goes
-                quiet = [each for each in same[:-1] if each.liveness.quiet]
-                self._cut((quiet or same)[0], PER_KEY)
+        self._known.pop(connection.client, None)
+        connection.client, connection.owner = client, owner
+        self._known[client] = connection
+        self._strangers.pop(connection.descriptor, None)
+        same = [each for each in self._known.values() if each.owner == owner and not each.cut]
+        if len(same) > self.bounds.per_owner:
+            # one that a device has left for a newer one is quiet; else the oldest goes
+            quiet = [each for each in same[:-1] if each.liveness.quiet]
+            self._cut((quiet or same)[0], PER_KEY)
 
-    def _cut(self, connection: _Connection, reason: str) -> None:
+    def _cut(self, connection: Connection, reason: str) -> None:
         self._strangers.pop(connection.descriptor, None)
         if connection.cut:
             return
-        connection.cut = True
+        connection.note_cut(reason)
         self.cuts[reason] += 1
         with borrowed(connection.descriptor, self._is_ours) as lent:
             hang_up(lent)
 
-    def _volume(self, connection: _Connection) -> Volume | None:
+    def _volume(self, connection: Connection) -> Volume | None:
         """Return a connection's byte counts; None where the kernel has none, or it has ended."""
         with borrowed(connection.descriptor, self._is_ours) as lent:
             return volume(lent)

@@ -31,7 +31,7 @@ from pilotfish.base.errors import KeysError
 from pilotfish.base.files import sync, write_whole
 from pilotfish.base.home import user_folder
 from pilotfish.base.prose import one_line
-from pilotfish.base.reading import unmarked
+from pilotfish.base.reading import without_bom
 
 EDGE = "edge"
 DEVICE = "device"
@@ -275,7 +275,7 @@ def _content(path: Path) -> bytes:
     """Read the beginning of a file without blocking: it may be a pipe, or endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return unmarked(os.read(descriptor, _MOST_BYTES)).strip()
+        return without_bom(os.read(descriptor, _MOST_BYTES)).strip()
     finally:
         os.close(descriptor)
 

@@ -35,10 +35,14 @@ _PLAIN_SLACK_BYTES: Final = 1 << 12  # what is left of an idle peer's bytes; not
 
 
 class MemorySample(NamedTuple):
-    """When it is looked, and whether the process grows: then it is looked again soon."""
+    """When it is looked, and whether the process grows: then it is looked again soon.
+
+    grown: bytes by which it grew since the last look.
+    """
 
     now_s: float
     urgent: bool
+    grown: int = 0
 
 
 class Receiver(Protocol):
@@ -72,6 +76,8 @@ class ReceiveCounter:
     _messages_then: int = 0  # when all messages were last seen handed out
     _handed_then: int = 0
     _received_then: int = 0
+    _received: int = 0
+    _unfinished: int = 0  # bytes that were no complete messages when all were handed out
     _since_s: float = field(default_factory=time.monotonic)
 
     def add(self, size: int, frames: int) -> None:
@@ -88,6 +94,9 @@ class ReceiveCounter:
             self._begin()
         heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (sample.now_s - self._since_s))
         held = crossed.received - self._received_then - (handed - self._handed_then) - heartbeats
+        self._received = crossed.received
+        if drained:
+            self._unfinished = max(0, held)
         self.held_bytes = held if held > SLACK_BYTES else 0
         self.incomplete = held > _PLAIN_SLACK_BYTES
         if not self.incomplete:
@@ -98,6 +107,17 @@ class ReceiveCounter:
         )
         self.incomplete_bytes += self.new_bytes
         return self.held_bytes
+
+    @property
+    def left(self) -> int:
+        """Bytes of messages that were received by the last look and not handed out.
+
+        An ended connection leaves these: of an unfinished message nothing remains. Below 0: of what
+        came later some was handed out.
+        """
+        unfinished = self._unfinished if self.messages == self._messages_then else 0
+        handed = self.delivered - self._handed_then
+        return self._received - self._received_then - handed - unfinished
 
     def _begin(self) -> None:
         self.overhead_bytes = self.shared_overhead_bytes = self.incomplete_bytes = 0
@@ -147,7 +167,7 @@ class MemoryWatch:
                     self._thread = None
                     return
                 if urgent or now_s >= next_s:
-                    sample = MemorySample(now_s, urgent)
+                    sample = MemorySample(now_s, urgent, resident - then)
                     soon = [_checked(watched, sample) for watched in list(self._watched)]
                     then, next_s = resident, now_s if any(soon) else now_s + _ANYWAY_S
             self._free.trim_if_grown(resident, now_s)

@@ -21,7 +21,12 @@ from pilotfish.base.errors import MalformedError, TooLargeError
 from pilotfish.base.prose import MOST_CHARACTERS, one_line
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import MOST_BIASED, NO_LOGITS_OPTIONS, Grammar, LogitsOptions
+from pilotfish.speculation.logits_options import (
+    MOST_BIASED,
+    NO_LOGITS_OPTIONS,
+    Grammar,
+    LogitsOptions,
+)
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
@@ -362,7 +367,7 @@ class Verdict(Header, tag="verdict", frozen=True):
     accepted: U31
     token: U31 | None
     times: Times
-    # what the protocol's counters note of the round, in their order (`wire.protocols.declared`)
+    # what the protocol's counters note of the round, in their order (`wire.protocols.options`)
     notes: Annotated[list[U31 | NotNegative], msgspec.Meta(max_length=MAX_NOTES)] = []
 
 

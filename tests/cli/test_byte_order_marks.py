@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import zmq
 
-from pilotfish.base.reading import text
+from pilotfish.base.reading import read_text
 from pilotfish.cli import configuration, generation
 from pilotfish.deploy import signatures
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import openai
 from pilotfish.device_runtime.service.access import ApiKeys
 from pilotfish.device_runtime.service.responses import response_request
-from pilotfish.device_runtime.service.tokens import tokens_of
-from pilotfish.edge_runtime.targets.listed import Federation, read_list
+from pilotfish.device_runtime.service.tokens import detokenize_request
+from pilotfish.edge_runtime.targets.node_list import Federation, read_node_list
 from pilotfish.emulation.traces import Trace
-from pilotfish.export.kept_tokens import read_texts
+from pilotfish.export.head_tokens import read_texts
 from pilotfish.field.prompts import read_prompts
 from pilotfish.wire.keys import read_public
 
@@ -40,7 +40,7 @@ def tools(path: Path) -> Any:
 FILES: dict[str, tuple[Callable[[Path], Any], bytes]] = {
     "settings.toml": (configuration.read_settings, b'draft = "d"\n'),
     "nodes.toml": (
-        lambda path: read_list(path, Federation),
+        lambda path: read_node_list(path, Federation),
         b'[[worker]]\naddress = "tcp://127.0.0.1:1"\n',
     ),
     "schema.json": (lambda path: constraint(schema=path), b'{"type": "object"}'),
@@ -52,7 +52,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], bytes]] = {
     "prompts.txt": (read_prompts, b"One?\nTwo?\n"),
     "answers.jsonl": (lambda path: list(read_texts(path)), b'{"text": "said"}\n'),
     "link.trace": (lambda path: list(Trace.load(path).times_ms), b"1\n5\n"),
-    "notes.txt": (text, b"words\r\n"),
+    "notes.txt": (read_text, b"words\r\n"),
 }
 
 
@@ -75,10 +75,10 @@ BODIES: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}',
     ),
     "response": (
-        lambda body: response_request(body, Options(), lambda _: []).wanted,
+        lambda body: response_request(body, Options(), lambda _: []).completion,
         b'{"input": "x", "max_output_tokens": 4}',
     ),
-    "detokenize": (tokens_of, b'{"tokens": [1]}'),
+    "detokenize": (detokenize_request, b'{"tokens": [1]}'),
 }
 
 

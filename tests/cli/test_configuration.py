@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.errors import ConfigError
-from pilotfish.cli.configuration import ConfiguredParser, again, config_option
-from pilotfish.cli.options import between
+from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
+from pilotfish.cli.options import int_between
 
 
 def parser() -> argparse.ArgumentParser:
@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     serve = actions.add_parser("serve")
     config_option(serve, "sessions = 3")
     serve.add_argument("--target", required=True, type=Path)
-    serve.add_argument("--sessions", type=between(1), default=16)
+    serve.add_argument("--sessions", type=int_between(1), default=16)
     serve.add_argument("--idle-s", type=float, default=60.0)
     serve.add_argument("--quiet", action="store_true")
     serve.add_argument("--also", action="append", default=[])
@@ -57,12 +57,12 @@ def test_false_leaves_a_flag_out(file: Path) -> None:
 def test_read_again_it_is_as_it_stands_now(file: Path) -> None:
     args = parser().parse_args(["serve", "--config", str(file), "--idle-s", "9"])
     file.write_text('target = "other"\nsessions = 4\n')
-    fresh = again(args)
+    fresh = reread_args(args)
     assert (fresh.target, fresh.sessions, fresh.idle_s) == (Path("other"), 4, 9.0)
     file.write_text("target = \n")
     with pytest.raises(ConfigError, match=r"edge\.toml is not valid TOML"):
-        again(args)
-    assert again(parser().parse_args(["serve", "--target", "x"])).target == Path("x")
+        reread_args(args)
+    assert reread_args(parser().parse_args(["serve", "--target", "x"])).target == Path("x")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_what_a_run_before_has_done_says_nothing_of_the_pace(
     with Countdown("answers", 400, begun=300, wave=2) as shown:
         for done, now_s in ((300, 100.0), (301, 130.0), (302, 160.0)):
             clock.now_s = now_s
-            shown.at(done)
+            shown.update(done)
     # 98 are left, at 30 s each; with the others' the pace would be 0.2 s
     assert capsys.readouterr().err.splitlines() == [
         "answers: 301 of 400",
@@ -41,5 +41,5 @@ def test_a_wave_is_never_more_than_there_is(
 ) -> None:
     with Countdown("answers", 2, wave=8) as shown:
         clock.now_s += 30
-        shown.at(2)
+        shown.update(2)
     assert capsys.readouterr().err.splitlines() == ["answers: 2 of 2, about 0 s left"]

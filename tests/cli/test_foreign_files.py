@@ -16,26 +16,26 @@ from typing import Any
 import pytest
 
 from pilotfish.base.errors import PilotfishError
-from pilotfish.base.reading import content, reading
+from pilotfish.base.reading import read_content, reading_file
 from pilotfish.cli import configuration, generation
 from pilotfish.device_runtime.service.access import ApiKeys
-from pilotfish.distill.asking import read as read_asked
+from pilotfish.distill.prompt_selection import read as read_asked
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.edge_runtime.relaxation_file import read_relaxation, write_relaxation
-from pilotfish.edge_runtime.targets.listed import Federation, read_list
+from pilotfish.edge_runtime.targets.node_list import Federation, read_node_list
 from pilotfish.emulation.traces import Trace
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import EngineError
-from pilotfish.engines.genai.config import read_genai_config
+from pilotfish.engines.engine_errors import EngineError
+from pilotfish.engines.genai.genai_config import read_genai_config
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.errors import ExportError
-from pilotfish.export.kept_tokens import read_texts
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.head_tokens import read_texts
 from pilotfish.export.sources import open_source
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
-from pilotfish.field.answering import AnswerFile, Asking
 from pilotfish.field.prompts import read_questions
-from pilotfish.judge.episodes import Mined
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest
+from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.sweep_file import SweepFile
 from pilotfish.judge.tasks import Exact, questions
 from pilotfish.wire.keys import read_public
@@ -76,7 +76,7 @@ def learnt(path: Path) -> object:
 
 
 def answered(path: Path) -> object:
-    asking = Asking(prompts=["a"], **ASKING)
+    asking = AnswerRequest(prompts=["a"], **ASKING)
     with AnswerFile(path, asking, 10, resume=True) as file:
         return file.answers
 
@@ -94,7 +94,7 @@ def told(path: Path, **given: Any) -> argparse.Namespace:
 
 # name of the file → its content, and what reads it
 FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
-    "list.toml": ('late = "drop"\n[[worker]]\naddress = "tcp://a:1"\n', lambda path: read_list(
+    "list.toml": ('late = "drop"\n[[worker]]\naddress = "tcp://a:1"\n', lambda path: read_node_list(
         path, Federation)),
     "config.toml": ("threads = 1\n", lambda path: list(configuration._flags(path))),
     "q.jsonl": ({"question": "a", "answer": "1"}, lambda path: questions(path, Exact())),
@@ -109,7 +109,7 @@ FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "tekken.json": (TEKKEN, lambda path: tekken_tokenizer_json(path.parent)),
     "run.json": ({"settings": {"a": 1}}, learnt),
     "answers.jsonl": ({"prompts": ["a"], **ASKING}, answered),
-    "mined.json": (MINED | {"drafter": {}, "target": {}}, lambda path: Mined.read(path.parent)),
+    "mined.json": (MINED | {"drafter": {}, "target": {}}, lambda path: MiningRecord.read(path.parent)),
     "sweep.jsonl": ({"pace": {"draft_s": 1.0, "verify_s": {"1": 1.0}}}, SweepFile),
 }  # fmt: skip
 
@@ -177,7 +177,9 @@ def test_files_of_an_artifact(pair: Pair, tmp_path: Path) -> None:
     for name in ("manifest.json", "tokenizer.json"):
         (tmp_path / name).unlink()
         (tmp_path / name).write_bytes((pair.target / name).read_bytes())
-        expect_typed(tmp_path / name, lambda path: Vocabulary.of(Artifact.open(path.parent)))
+        expect_typed(
+            tmp_path / name, lambda path: Vocabulary.from_artifact(Artifact.open(path.parent))
+        )
 
 
 def test_a_relaxation_and_what_genai_writes(tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
     ],
 )
 def test_what_reading_can_raise_is_one_error(fault: Exception, words: str) -> None:
-    with pytest.raises(ExportError, match=words) as raised, reading(ExportError):
+    with pytest.raises(ExportError, match=words) as raised, reading_file(ExportError):
         raise fault
     assert "set_int" not in str(raised.value)
 
@@ -242,8 +244,8 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     path.write_text("{}")
     tracemalloc.start()
     try:
-        assert content(path) == b"{}"
+        assert read_content(path) == b"{}"
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert content(Path("/proc/self/status")).startswith(b"Name:")
+    assert read_content(Path("/proc/self/status")).startswith(b"Name:")

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from pilotfish.base.settings import Setting, settings
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.device_runtime.config import ServiceConfig
-from pilotfish.edge_runtime.config import EdgeConfig, NodeConfig
+from pilotfish.device_runtime.device_config import ServiceConfig
+from pilotfish.edge_runtime.edge_config import EdgeConfig, NodeConfig
 
 EXAMPLES = Path(str(resources.files("pilotfish"))) / "systemd"
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"

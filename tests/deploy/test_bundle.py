@@ -132,7 +132,7 @@ def test_a_bundle_holds_what_the_board_needs(
     assert (out / "signers/next.pub").read_bytes() == signer.read_bytes()
     assert manifest.read(out) == made
     made.verify(out, silent)
-    wheels = {wheel.name: wheel for wheel in map(Wheel.of, (out / "wheels").iterdir())}
+    wheels = {wheel.name: wheel for wheel in map(Wheel.from_path, (out / "wheels").iterdir())}
     assert set(wheels) == {*DIRECT, "pilotfish"}  # tomli: its marker is that of the board's Python
     assert wheels["onnxruntime"].path.name.endswith("cp310-cp310-manylinux_2_17_aarch64.whl")
     assert all(wheel.fits("3.10", "aarch64") for wheel in wheels.values())
@@ -206,7 +206,7 @@ def test_a_file_that_is_not_the_resolved_one_is_refused(
 ) -> None:
     (tmp_path / "out").mkdir()
     (path,) = index.glob("tomli-*.whl")
-    version = Wheel.of(path).version
+    version = Wheel.from_path(path).version
     line = f"tomli=={version} --hash=sha256:{'0' * 64}"
     with pytest.raises(FetchError, match=r"(?i)hash"):
         wheelhouse.fetch(tmp_path, [line], tmp_path / "out", "3.10", "aarch64", silent)
@@ -414,7 +414,7 @@ def test_real_wheels_for_aarch64_are_found(tmp_path: Path, python: str, runtime:
     assert any(name.startswith("tomli==") for name in names) == (python == "3.10")
     small = [line for line in found if line.startswith(("msgspec==", "markupsafe=="))]
     wheelhouse.fetch(tmp_path, small, tmp_path / "out", python, "aarch64", silent)
-    wheels = [Wheel.of(path) for path in (tmp_path / "out").iterdir()]
+    wheels = [Wheel.from_path(path) for path in (tmp_path / "out").iterdir()]
     assert {wheel.name for wheel in wheels} == {"msgspec", "markupsafe"}
     for wheel in wheels:
         wheel.verify()
@@ -425,7 +425,7 @@ def test_real_wheels_for_aarch64_are_found(tmp_path: Path, python: str, runtime:
 
 def test_tags_of_wheels_against_pythons_and_machines() -> None:
     def fits(tag: str, python: str, machine: str = "aarch64") -> bool:
-        return Wheel.of(Path(f"x-1-{tag}.whl")).fits(python, machine)
+        return Wheel.from_path(Path(f"x-1-{tag}.whl")).fits(python, machine)
 
     assert fits("py3-none-any", "3.10")
     assert fits("py2.py3-none-any", "3.13")
@@ -440,7 +440,7 @@ def test_tags_of_wheels_against_pythons_and_machines() -> None:
     assert not fits("pp310-pypy310_pp73-manylinux_2_28_aarch64", "3.10")
     for name in ("x.whl", "x-1.tar.gz", "x-1-../py3-none-any.whl"):
         with pytest.raises(BundleError, match="not named like a wheel"):
-            Wheel.of(Path(name))
+            Wheel.from_path(Path(name))
 
 
 def test_every_tag_of_the_c_librarys_versions_is_asked_for() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pilotfish.device_runtime.answer import AnswerBuffer
 from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.record import Round
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.vocabulary import Vocabulary
 from tests.support.vocabularies import byte_level
 

@@ -9,7 +9,7 @@ import pytest
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.costs import plan_costs
-from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.latency import Link
@@ -17,7 +17,7 @@ from pilotfish.speculation.theory import tokens_per_round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import LOCAL, STREAM, names
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.support.rounds import LOSSLESS
 
 VOCAB = 49152
@@ -70,7 +70,7 @@ def evidence(alpha: float | None = None, target: dict[int, float] | None = None)
 
 def streamed_s(seen: Evidence) -> float:
     """From one token of `stream` to the next."""
-    return seen.streaming_s(STREAM) + seen.between_s()
+    return seen.streaming_s(STREAM) + seen.pass_interval_s()
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
@@ -98,13 +98,13 @@ def test_an_untried_protocol_is_expected_to_accept_as_the_tried_ones_do() -> Non
     seen = evidence()
     tried = plan(protocol="coupled", window=8, temperature=1.0, seed=1)
     seen.add(tried, rounds(tried, [2] * 200))
-    hazards = seen.hazards(plan(protocol="dsd", window=8, temperature=1.0, seed=1))
-    own = seen.hazards(tried)
+    hazards = seen.acceptance_by_depth(plan(protocol="dsd", window=8, temperature=1.0, seed=1))
+    own = seen.acceptance_by_depth(tried)
     assert own[0] == pytest.approx(1.0, abs=0.05)
     assert own[2] < 0.1
     assert hazards[2] < 0.15
     # at temperature 0 another law holds: nothing is known of it
-    greedy = seen.hazards(plan(protocol="greedy", window=8))
+    greedy = seen.acceptance_by_depth(plan(protocol="greedy", window=8))
     assert greedy[2] > 0.7
 
 
@@ -163,7 +163,7 @@ def test_windows_grow_with_the_rtt_and_the_acceptance() -> None:
     def window(alpha: float, rtt_s: float) -> int:
         auto = Auto(among=["greedy"])
         link = state(rtt_s, 1e8, 1e8)
-        return Predictive().choose(auto, plans(auto), link, evidence(alpha))[1].window
+        return PredictivePolicy().choose(auto, plans(auto), link, evidence(alpha))[1].window
 
     assert window(0.5, 0.0) < window(0.9, 0.0)
     assert window(0.9, 0.0) <= window(0.9, 0.3)
@@ -174,12 +174,14 @@ def test_stream_where_speculation_does_not_pay() -> None:
     fast_target = {1: 0.011, 8: 0.02, 32: 0.04}
     far = state(0.1, 1e8, 1e8)
     rounds_or_stream = plans(Auto(among=["greedy", STREAM]))
-    chosen, choice = Predictive().choose(Auto(), rounds_or_stream, far, evidence(0.6, fast_target))
+    chosen, choice = PredictivePolicy().choose(
+        Auto(), rounds_or_stream, far, evidence(0.6, fast_target)
+    )
     assert chosen.protocol == STREAM
     assert choice.window == 0
     assert "greedy" in choice.reason  # and against what
     # a slow target behind the same link is speculated for
-    chosen, _ = Predictive().choose(Auto(), rounds_or_stream, far, evidence(0.8))
+    chosen, _ = PredictivePolicy().choose(Auto(), rounds_or_stream, far, evidence(0.8))
     assert chosen.protocol == "greedy"
 
 
@@ -188,17 +190,19 @@ def test_lossy_protocols_only_when_the_request_allows_them() -> None:
     allowed = plans(Auto(lossy=True))
     assert LOCAL in {one.protocol for one in allowed}
     # a bad link and a drafter that costs next to nothing
-    assert Predictive().choose(Auto(), allowed, state(1.0), evidence(0.5))[0].protocol == LOCAL
+    assert (
+        PredictivePolicy().choose(Auto(), allowed, state(1.0), evidence(0.5))[0].protocol == LOCAL
+    )
 
 
 def test_thin_uplinks_get_what_sends_little() -> None:
     found = evidence()
     thin, thick = state(0.02, 1e5, 1e5), state(0.02, 1e10, 1e10)
-    chosen = Predictive().choose(
+    chosen = PredictivePolicy().choose(
         Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thin, found
     )
     assert chosen[0].protocol == "coupled"
-    chosen = Predictive().choose(
+    chosen = PredictivePolicy().choose(
         Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thick, found
     )
     assert chosen[0].protocol == "dsd"
@@ -206,14 +210,14 @@ def test_thin_uplinks_get_what_sends_little() -> None:
 
 def test_an_unmeasured_rate_counts_as_slow() -> None:
     found = evidence()
-    chosen = Predictive().choose(
+    chosen = PredictivePolicy().choose(
         Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), state(0.02), found
     )
     assert chosen[0].protocol == "coupled"
 
 
 def test_noise_does_not_flip_a_choice() -> None:
-    policy, seen, chain = Predictive(), evidence(0.8), plans(Auto(among=["greedy"]))
+    policy, seen, chain = PredictivePolicy(), evidence(0.8), plans(Auto(among=["greedy"]))
     first = policy.choose(Auto(), chain, state(0.05, 1e8, 1e8), seen)[1]
     for rtt_s in (0.048, 0.053, 0.045, 0.055, 0.05):
         again = policy.choose(Auto(), chain, state(rtt_s, 1e8, 1e8), seen)[1]
@@ -223,7 +227,7 @@ def test_noise_does_not_flip_a_choice() -> None:
 
 
 def test_every_alternative_is_forecast() -> None:
-    _, choice = Predictive().choose(Auto(), plans(), state(0.05), evidence(0.8))
+    _, choice = PredictivePolicy().choose(Auto(), plans(), state(0.05), evidence(0.8))
     assert len(choice.forecasts) == len(WINDOWS) + 3  # `stream`, and `ahead` by whose hints
     costs = [forecast.token_s for forecast in choice.forecasts]
     assert costs == sorted(costs)
@@ -243,7 +247,7 @@ def test_one_window_is_all_there_is_to_choose_if_one_is_given() -> None:
 
 def test_all_alternatives_share_a_seed() -> None:
     alike = alternatives(Auto(), Options(temperature=1.0), offered=OFFERED)
-    assert len({one.law.seed for one in alike}) == 1
+    assert len({one.sampling.seed for one in alike}) == 1
 
 
 def test_what_the_edge_does_not_take_is_no_alternative() -> None:
@@ -297,7 +301,7 @@ def test_an_edge_that_tells_no_times() -> None:
 
 def test_a_machine_that_was_slow_once_is_tried_again() -> None:
     """Throttled while it drafted, the device streams; when it is cool it drafts again."""
-    seen, policy = evidence(0.8), Predictive()
+    seen, policy = evidence(0.8), PredictivePolicy()
     known = plans(Auto(among=["greedy", STREAM]))
     hot = plan(protocol="greedy", window=8)
     for _ in range(4):
@@ -332,6 +336,6 @@ def test_an_edge_that_lies_about_its_times(seconds: float) -> None:
     seen = evidence()
     wanted = plan(protocol="greedy", window=4)
     seen.add(wanted, rounds(wanted, [2] * 10, draft=seconds, verify=seconds))
-    _, choice = Predictive().choose(Auto(), plans(), state(0.05), seen)
+    _, choice = PredictivePolicy().choose(Auto(), plans(), state(0.05), seen)
     assert choice.token_s is not None
     assert choice.token_s >= 0.0

@@ -7,14 +7,14 @@ import pytest
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.choice.costs import PlanCosts, compare, plan_costs
-from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.choice.costs import PlanCosts, add_forecast_error, plan_costs
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.ahead import survival, token_costs
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.protocols import STREAM, names
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.device_runtime.test_choice import plans, rounds, state
 
 AHEAD = "ahead"
@@ -66,7 +66,7 @@ def evidence(alpha: float | None, beside: dict[int, float] | None = None) -> Evi
 
 def chosen(rtt_ms: float, seen: Evidence, auto: Auto | None = None) -> Choice:
     link = state(rtt_ms * 1e-3, 1e8, 1e8)
-    return Predictive().choose(auto or Auto(), plans(auto), link, seen)[1]
+    return PredictivePolicy().choose(auto or Auto(), plans(auto), link, seen)[1]
 
 
 def cost(wanted: Plan, rtt_ms: float, seen: Evidence) -> PlanCosts:
@@ -125,7 +125,7 @@ def test_acceptance_is_by_the_run_so_far() -> None:
     for depth in range(1, 20):
         pieces += [(depth, 1, 1)] * 190 + [(depth, 1, 0)] * 10
     seen.add(wanted, streamed(pieces))
-    hazards = seen.hazards(wanted)
+    hazards = seen.acceptance_by_depth(wanted)
     assert hazards[0] == pytest.approx(0.5, abs=0.03)
     assert hazards[[1, 5, 15]] == pytest.approx(0.95, abs=0.02)
     assert hazards[60] == pytest.approx(0.95, abs=0.02)  # where no run has come so far yet
@@ -179,7 +179,7 @@ def test_what_a_drafter_slows_beside_it_is_not_expected_of_the_target_alone(hint
         slow = streamed([(0, 1, 1)] * 20, source="edge", window=3, accepted=3, pass_s=2 * GPU[1])
         seen.add(wanted, slow)
     assert cost(plan(protocol=STREAM), 20, seen).token_s == pytest.approx(alone_s, rel=0.1)
-    paced = seen.streaming_s(seen.paced_as(wanted))
+    paced = seen.streaming_s(seen.pace_protocol(wanted))
     assert paced == pytest.approx(2 * seen.streaming_s(STREAM), rel=0.1)
 
 
@@ -229,12 +229,12 @@ LINK = Link(rtt_s=0.1, up_bps=1e9, down_bps=1e9)
 def answered(wanted: Plan, rounds_: list[Round], seen: Evidence) -> None:
     """One answer more."""
     seen.add(wanted, rounds_)
-    compare(wanted, rounds_, LINK, seen)
+    add_forecast_error(wanted, rounds_, LINK, seen)
 
 
 def test_an_edge_whose_drafter_gives_nothing_is_not_held() -> None:
     """It tells of one, which is never heard: a full edge, or one that cannot draft."""
-    seen, policy = evidence(0.8, beside={1: 0.002}), Predictive()
+    seen, policy = evidence(0.8, beside={1: 0.002}), PredictivePolicy()
     link = state(0.1, 1e8, 1e8)
     found = []
     for _ in range(30):
@@ -262,7 +262,7 @@ def test_forecasts_follow_what_came_of_them(slower: float) -> None:
     wanted = plan(protocol=AHEAD, hints="device")
     model_s = cost(wanted, 100, seen).token_s
     for _ in range(20):  # the passes are those of the model, and the tokens fewer
-        compare(wanted, streamed([(0, 1, 1)] * 20, pass_s=slower * model_s), LINK, seen)
+        add_forecast_error(wanted, streamed([(0, 1, 1)] * 20, pass_s=slower * model_s), LINK, seen)
     assert cost(wanted, 100, seen).token_s == pytest.approx(slower * model_s, rel=0.12)
     before = cost(plan(protocol=STREAM), 100, seen)
     assert cost(plan(protocol=STREAM), 100, seen) == before
@@ -272,16 +272,18 @@ def test_forecasts_follow_what_came_of_them(slower: float) -> None:
 @pytest.mark.parametrize("waited_s", [0.0, 1e-9, 1e9])
 def test_one_answer_changes_a_forecast_by_a_part(waited_s: float) -> None:
     seen, wanted = evidence(0.8), plan(protocol=AHEAD)
-    compare(wanted, streamed([(0, 1, 1)] * 20, pass_s=waited_s, drafted_s=0.0), LINK, seen)
+    add_forecast_error(
+        wanted, streamed([(0, 1, 1)] * 20, pass_s=waited_s, drafted_s=0.0), LINK, seen
+    )
     assert 0.8 < seen.outcomes.factor(wanted) <= 1.5
-    compare(wanted, streamed([(0, 1, 1)]), LINK, seen)  # which waited for the prompt
-    compare(plan(protocol=STREAM), streamed([(0, 1, 1)] * 20), LINK, seen)
+    add_forecast_error(wanted, streamed([(0, 1, 1)]), LINK, seen)  # which waited for the prompt
+    add_forecast_error(plan(protocol=STREAM), streamed([(0, 1, 1)] * 20), LINK, seen)
     assert 0.8 < seen.outcomes.factor(wanted) <= 1.5
 
 
 def test_the_device_rests_as_soon_as_it_drafts_in_vain() -> None:
     """What is held is not kept where it is no faster than to let the device rest."""
-    seen, policy = evidence(0.8), Predictive()
+    seen, policy = evidence(0.8), PredictivePolicy()
     auto, link = Auto(among=[AHEAD, STREAM]), state(0.1, 1e8, 1e8)
     found = []
     while len(found) < 30 and found[-1:] != ["edge"]:
@@ -298,7 +300,7 @@ def test_whoever_names_the_hints_gets_them() -> None:
     asked.update({"hints": "device"})
     found = alternatives(Auto(among=[AHEAD]), asked, offered=names())
     assert len(found) == 1
-    choice = Predictive().choose(Auto(), found, state(0.02), evidence(0.7))[1]
+    choice = PredictivePolicy().choose(Auto(), found, state(0.02), evidence(0.7))[1]
     assert [one.hints for one in choice.forecasts] == ["device"]
     assert choice.reason.startswith("ahead, hints device at ")
 
@@ -320,7 +322,7 @@ def test_thrift_takes_what_spares_the_edge_and_is_no_slower_than_the_target_alon
 
 
 def test_thrift_is_held_as_long_as_it_is_hardly_slower() -> None:
-    policy, seen, auto = Predictive(), evidence(0.8), Auto(thrift=True)
+    policy, seen, auto = PredictivePolicy(), evidence(0.8), Auto(thrift=True)
     alike = plans(auto)
     first = policy.choose(auto, alike, state(0.02, 1e8, 1e8), seen)[1]
     for rtt_ms in (21, 19, 22, 20):

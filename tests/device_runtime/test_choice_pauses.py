@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.choice.costs import compare, link_known, plan_costs
-from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.choice.costs import add_forecast_error, plan_costs, with_defaults
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.plan import Auto, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.device_runtime.test_choice import (
     DRAFTER,
     SLOW_TARGET,
@@ -32,7 +32,7 @@ PAUSES = [1.0, 5.0]
 
 def untried(hope: float) -> Evidence:
     """Nothing is known of any time; of drafts this is hoped."""
-    return Evidence(DRAFTER, SLOW_TARGET, PairSizes(VOCAB, 576), hope=hope)
+    return Evidence(DRAFTER, SLOW_TARGET, PairSizes(VOCAB, 576), prior=hope)
 
 
 def usual(wanted: Plan, count: int, accepted: int = 0) -> list[Round]:
@@ -65,7 +65,7 @@ def answer(
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_pause_in_the_first_short_answer_bars_no_protocol(best, stage, count, pause_s):
     hope, accepted = (0.8, 6) if best == GREEDY else (0.2, 0)
-    seen, policy = untried(hope), Predictive()
+    seen, policy = untried(hope), PredictivePolicy()
     known = plans(Auto(among=[GREEDY, STREAM]))
     wanted, choice = policy.choose(Auto(), known, LINK, seen)
     assert choice.protocol == best
@@ -92,7 +92,7 @@ def test_a_pause_in_an_answer_changes_no_forecast(count, at, pause_s):
     told = answer(wanted, count)
     told[at].timings.downlink += pause_s
     paused.add(wanted, told)
-    link = link_known(LINK)
+    link = with_defaults(LINK)
     expected_s = plan_costs(wanted, link, quiet).token_s
     assert plan_costs(wanted, link, paused).token_s == pytest.approx(expected_s, rel=0.02)
 
@@ -100,14 +100,14 @@ def test_a_pause_in_an_answer_changes_no_forecast(count, at, pause_s):
 @pytest.mark.parametrize("pause_s", PAUSES)
 @pytest.mark.parametrize(("count", "at"), [(20, 1), (20, 19), (40, 20), (100, 1), (100, 99)])
 def test_a_pause_in_an_answer_of_ahead_is_no_outcome(count, at, pause_s):
-    wanted, link = plan(protocol=AHEAD, hints="device"), link_known(state(0.05, 1e8, 1e8))
+    wanted, link = plan(protocol=AHEAD, hints="device"), with_defaults(state(0.05, 1e8, 1e8))
 
     def after(pause_s: float) -> tuple[float, Evidence]:
         seen = ahead_evidence(0.8)
         told = streamed(runs_of(0.8, count), source="device", window=2, accepted=1, pass_s=GPU[1])
         told[at].timings.downlink += pause_s
         seen.add(wanted, told)
-        compare(wanted, told, link, seen)
+        add_forecast_error(wanted, told, link, seen)
         return seen.outcomes.factor(wanted), seen
 
     quiet, _ = after(0.0)
@@ -117,7 +117,7 @@ def test_a_pause_in_an_answer_of_ahead_is_no_outcome(count, at, pause_s):
 
 def test_an_answer_while_others_worked_is_not_held_against_its_protocol_for_good():
     """The machine was overloaded during one answer; since then another protocol has run alone."""
-    seen, link = untried(0.2), link_known(LINK)
+    seen, link = untried(0.2), with_defaults(LINK)
     slow, since = plan(protocol=STREAM), plan(protocol=GREEDY, window=8)
     expected_s = plan_costs(slow, link, seen).token_s
     told = answer(slow, 20)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import POLICIES, Evidence
 from pilotfish.device_runtime.choice.costs import predicted_round_s
-from pilotfish.device_runtime.choice.predictive import Predictive
-from pilotfish.device_runtime.choice.threshold import Threshold
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
+from pilotfish.device_runtime.choice.threshold import ThresholdPolicy
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY
-from pilotfish.wire.protocols.exchange import PairSizes
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.device_runtime.test_choice import (
     DRAFTER,
     OFFERED,
@@ -102,7 +102,7 @@ def test_the_window_is_the_requests_or_the_one_that_the_cost_model_finds_cheapes
     assert len(chosen(LOSSY, state(0.05), window=7)[0].expansion) == 7
     link, own = state(0.05, 1e8, 1e8), Auto(among=[FULL])
     picked, choice = chosen(LOSSY, link)
-    by_model, modelled = Predictive().choose(own, plans(own), link, fresh())
+    by_model, modelled = PredictivePolicy().choose(own, plans(own), link, fresh())
     assert len(picked.expansion) == len(by_model.expansion)
     assert choice.token_s == modelled.token_s
     # where hardly anything is accepted a long window does not pay
@@ -128,7 +128,7 @@ def test_a_threshold_with_nothing_to_choose_from_says_what_to_do(
 ) -> None:
     def choose() -> None:
         found = alternatives(auto, options, offered=offered)
-        Threshold().choose(auto, found, state(0.001), fresh())
+        ThresholdPolicy().choose(auto, found, state(0.001), fresh())
 
     with pytest.raises(UnsupportedError, match=told):
         choose()
@@ -201,8 +201,8 @@ def test_what_was_forgiven_makes_no_other_protocol_look_better(accepted: int) ->
     strict.add(full, rounds(full, accepted, 0, count=300))
     forgiving.add(full, rounds(full, accepted, accepted // 2, count=300))
     assert forgiving.tokens(full) == pytest.approx(strict.tokens(full), rel=0.1)
-    assert forgiving.hazards(greedy)[0] == pytest.approx(0.5, abs=0.05)
-    assert strict.hazards(greedy)[0] > 0.9
+    assert forgiving.acceptance_by_depth(greedy)[0] == pytest.approx(0.5, abs=0.05)
+    assert strict.acceptance_by_depth(greedy)[0] > 0.9
 
 
 @given(st.integers(1, 16), st.data())
@@ -211,7 +211,7 @@ def test_no_acceptance_is_beyond_certain(window: int, data: st.DataObject) -> No
     accepted = data.draw(st.integers(0, window))
     seen.add(full, rounds(full, accepted, data.draw(st.integers(0, accepted))))
     for name in ("greedy", FULL, SELECTIVE):
-        hazards = seen.hazards(plan(protocol=name, window=16))
+        hazards = seen.acceptance_by_depth(plan(protocol=name, window=16))
         assert ((hazards >= 0.0) & (hazards <= 1.0)).all()
 
 
@@ -257,7 +257,7 @@ def test_bytes_of_rounds_with_and_without_a_second_exchange_are_averaged() -> No
     with_states, without = rounds(wanted, 8, inquired=2, count=2)
     with_states.uplink_bytes, without.uplink_bytes = 1300, 60
     seen.add(wanted, [without] + 6 * [with_states, without, without])
-    assert seen.freight(wanted).up == pytest.approx((1300 + 2 * 60) / 3)
+    assert seen.round_bytes(wanted).up == pytest.approx((1300 + 2 * 60) / 3)
 
 
 def test_a_short_way_and_a_thin_link_are_selectives_a_long_one_is_fulls() -> None:

@@ -20,8 +20,8 @@ from pilotfish.device_runtime.link.connectivity import (
     LinkStatus,
 )
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.family import Family
-from pilotfish.device_runtime.link.loss import FAIL, Interrupt, Patience
+from pilotfish.device_runtime.link.link_group import LinkGroup
+from pilotfish.device_runtime.link.retry import FAIL, CancelToken, RetryPolicy
 from pilotfish.wire import messages as m
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
@@ -42,13 +42,13 @@ NOWHERE = "tcp://127.0.0.1:1"
 @pytest.mark.parametrize("state", Connectivity)
 @pytest.mark.parametrize("keys", [False, True])
 def test_every_state_has_a_sentence_and_the_error_says_it(state: Connectivity, keys: bool) -> None:
-    status = LinkStatus.of(state, "tcp://edge.example:7077", keys=keys)
+    status = LinkStatus.from_state(state, "tcp://edge.example:7077", keys=keys)
     assert "tcp://edge.example:7077" in status.message
     assert status.message.endswith(".")
     assert "{" not in str(status)
     assert bool(status.remedy) or state not in REFUSALS
     for met in (False, True):
-        error = status.error(was_met=met, waited_s=2.2)
+        error = status.error(was_welcomed=met, waited_s=2.2)
         assert str(status) in str(error)
         assert type(error) is REFUSALS.get(state, type(error))
 
@@ -75,9 +75,9 @@ def test_what_an_edge_says_instead_of_a_welcome(pair: Pair, code: str) -> None:
     edge = LyingEdge(pair, script)
     edge.start()
     link = EdgeLink(edge.endpoint, None, FAIL)
-    link.introduce(HELLO)
+    link.set_hello(HELLO)
     try:
-        link.reach()
+        link.connect()
         assert link.status.state is Connectivity.CONNECTING
 
         def attended(state: Connectivity) -> bool:
@@ -97,8 +97,10 @@ def test_what_an_edge_says_instead_of_a_welcome(pair: Pair, code: str) -> None:
 def opened() -> Iterator[Callable[..., EdgeLink]]:
     links: list[EdgeLink] = []
 
-    def make(endpoint: str, keys: DeviceKeys | None = None, patience: Patience = FAIL) -> EdgeLink:
-        links.append(EdgeLink(endpoint, keys, patience, Interrupt()))
+    def make(
+        endpoint: str, keys: DeviceKeys | None = None, patience: RetryPolicy = FAIL
+    ) -> EdgeLink:
+        links.append(EdgeLink(endpoint, keys, patience, CancelToken()))
         return links[-1]
 
     yield make
@@ -112,7 +114,7 @@ def test_a_proxy_without_an_edge_is_no_wrong_edge_pub_and_is_tried_each_second(
     relay = Relay(NOWHERE)
     try:
         link = opened(relay.endpoint)
-        link.introduce(HELLO)
+        link.set_hello(HELLO)
 
         def is_in(state: Connectivity) -> bool:
             link.attend()
@@ -125,7 +127,7 @@ def test_a_proxy_without_an_edge_is_no_wrong_edge_pub_and_is_tried_each_second(
             time.sleep(0.05)
         relay.turn_to(edge.endpoint)
         began_s = time.monotonic()
-        eventually(link.up)
+        eventually(link.is_up)
         assert time.monotonic() - began_s < 5.0  # not half a minute
     finally:
         relay.close()
@@ -144,7 +146,7 @@ def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
         listener.stop_accepting()
     assert listener.gate is not None
     link = opened(listener.endpoint, DeviceKeys.load(key_folders["alice"]))
-    link.introduce(HELLO)
+    link.set_hello(HELLO)
     seen = set()
     try:
         end_s = time.monotonic() + 60.0
@@ -163,7 +165,7 @@ def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
 
 @pytest.mark.parametrize("policy", ["fail", "wait", "local"])
 def test_what_becomes_of_requests_is_said_as_it_is(policy: str) -> None:
-    patience = Patience.under(policy, 7.0)
+    patience = RetryPolicy.from_policy(policy, 7.0)
     away, refused = (patience.consequence(refused=each) for each in (False, True))
     assert ("7 s" in away) == (policy == "wait")
     assert ("requests fail" in refused) == (policy != "local")
@@ -179,7 +181,7 @@ PLACES = {
 def test_why_nobody_is_reached(place: str, opened: Callable[..., EdgeLink]) -> None:
     link = opened(place)
     with pytest.raises(PilotfishError, match="No edge answers"):
-        link.reach()
+        link.connect()
     eventually(lambda: link.status.state is PLACES[place])
 
 
@@ -187,7 +189,7 @@ def test_a_port_that_says_nothing(opened: Callable[..., EdgeLink]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         link = opened(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
         with pytest.raises(PilotfishError, match="No edge answers"):
-            link.reach()
+            link.connect()
 
 
 @pytest.mark.parametrize("policy", ["fail", "wait", "local"])
@@ -239,15 +241,15 @@ def test_an_edge_that_says_the_same_again_and_again_is_a_line(
     said = [busy]
     edge = LyingEdge(pair, lambda request: [[said[0]]] if isinstance(request, m.Hello) else [])
     edge.start()
-    link = EdgeLink(edge.endpoint, None, Patience.under(policy, 1.0))
-    link.introduce(HELLO)
+    link = EdgeLink(edge.endpoint, None, RetryPolicy.from_policy(policy, 1.0))
+    link.set_hello(HELLO)
     try:
-        eventually(link.up)
+        eventually(link.is_up)
 
         def heard(times: int) -> bool:
             link.attend()
             if policy == "local":
-                link.look()
+                link.poll()
             time.sleep(0.001)
             return len(edge.requests) >= times
 
@@ -262,11 +264,11 @@ def test_an_edge_that_says_the_same_again_and_again_is_a_line(
 
 
 def test_a_device_is_as_well_off_as_its_best_lane(edge) -> None:
-    family = Family(edge.endpoint, None)
+    family = LinkGroup(edge.endpoint, None)
     assert family.status is None
-    first, second = (family.open(FAIL, Interrupt()) for _ in range(2))
+    first, second = (family.open(FAIL, CancelToken()) for _ in range(2))
     try:
-        eventually(lambda: first.up() and second.up())
+        eventually(lambda: first.is_up() and second.is_up())
         assert family.status is not None
         assert family.status.state is Connectivity.CONNECTED
         second._said = second.connection, Connectivity.DRAINING
@@ -287,7 +289,7 @@ class SlowStatus:
 
     @property
     def status(self) -> LinkStatus:
-        status = LinkStatus.of(self.state, NOWHERE, keys=True)
+        status = LinkStatus.from_state(self.state, NOWHERE, keys=True)
         if not self.asked.is_set():
             self.asked.set()
             self.go_on.wait(10.0)
@@ -300,9 +302,9 @@ class SlowStatus:
 def test_states_are_logged_in_their_order(caplog: pytest.LogCaptureFixture) -> None:
     """A thread that looked before a change, and is late, does not log the former state again."""
     caplog.set_level(logging.INFO, "pilotfish.device")
-    family, link = Family(NOWHERE, None), SlowStatus()
+    family, link = LinkGroup(NOWHERE, None), SlowStatus()
     family._links.add(link)  # type: ignore[arg-type]  # it has what is used of a link
-    patience = Patience.under("local", 1.0)
+    patience = RetryPolicy.from_policy("local", 1.0)
     late, soon = (
         threading.Thread(target=family._log_change, args=(patience,), daemon=True) for _ in range(2)
     )

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from pilotfish.device_runtime.link.flow import LEAST_BYTES, Flow
+from pilotfish.device_runtime.link.flow import LEAST_BYTES, ChunkFlow
 
 
 class Path:
@@ -18,7 +18,7 @@ class Path:
     def __init__(self, rate_bps: float, rtt_s: float, mtu: int = 1 << 30) -> None:
         self.now_s = 0.0
         self.rate, self.rtt_s, self.mtu = rate_bps / 8, rtt_s, mtu
-        self.flow = Flow(lambda: self.now_s)
+        self.flow = ChunkFlow(lambda: self.now_s)
         self.most_s = 0.0  # the longest that a byte has waited for the link
         self.lost: list[int] = []
         self.largest = 0
@@ -32,8 +32,8 @@ class Path:
             while size := self.flow.next_size(total - sent):
                 if size > self.mtu:
                     self.lost.append(size)
-                    self.flow.sent(sent + size, size)
-                    self.flow.stood_still()
+                    self.flow.on_sent(sent + size, size)
+                    self.flow.on_stall()
                     self.now_s += 1.0
                     connection += 1
                     self.flow.follow(connection)
@@ -41,13 +41,13 @@ class Path:
                     continue
                 sent += size
                 self.largest = max(self.largest, size)
-                self.flow.sent(sent, size)
+                self.flow.on_sent(sent, size)
                 free_s = max(free_s, self.now_s) + size / self.rate
                 self.most_s = max(self.most_s, free_s - self.now_s)
                 acks.append((free_s + self.rtt_s, sent))
             if acks:
                 self.now_s, offset = acks.popleft()
-                self.flow.acknowledged(offset)
+                self.flow.on_acknowledged(offset)
         return self.now_s - begun_s
 
 
@@ -79,7 +79,7 @@ def test_a_link_that_is_not_filled_tells_no_rate_of_its_own() -> None:
 
 
 def test_large_messages_go_whole_where_the_link_is_known_to_be_fast() -> None:
-    flow = Flow()
+    flow = ChunkFlow()
     assert flow.whole_bytes(None) == 16 << 10
     assert flow.whole_bytes(100e6) == 3_125_000
     assert flow.whole_bytes(64e3) == 2000
@@ -101,8 +101,8 @@ def test_a_path_that_was_suspected_wrongly_is_as_fast_as_ever_in_the_end() -> No
     path = Path(1e7, 0.05)
     path.carry(100_000)
     path.flow.next_size(1 << 20)
-    path.flow.sent(4096, 4096)
-    path.flow.stood_still()
+    path.flow.on_sent(4096, 4096)
+    path.flow.on_stall()
     assert path.flow.next_size(1 << 20) == 0  # until what was under way is over
     path.flow.follow(2)
     assert path.flow.next_size(1 << 20) == LEAST_BYTES
@@ -114,16 +114,16 @@ def test_a_path_that_was_suspected_wrongly_is_as_fast_as_ever_in_the_end() -> No
 
 def test_a_connection_is_risked_only_by_a_size_that_has_not_passed() -> None:
     """One that stands still with it will not move again, and is given up at once."""
-    flow = Flow()
+    flow = ChunkFlow()
     flow.follow(1)
-    flow.sent(2048, 2048)
+    flow.on_sent(2048, 2048)
     assert not flow.tries_larger
-    flow.stood_still()
+    flow.on_stall()
     flow.follow(2)
     end = 0
     for risked in (False, False, False, False, True, False):
         end += (size := flow.next_size(1 << 20))
-        flow.sent(end, size)
+        flow.on_sent(end, size)
         assert flow.tries_larger == risked
-        flow.acknowledged(end)
+        flow.on_acknowledged(end)
     assert size == 2 * LEAST_BYTES

@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Round
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting.turns import Turns
+from pilotfish.device_runtime.drafting.fair_lock import FairLock
 from tests.conftest import Pair
 
 PROMPT = [1, 3, 2, 7]
@@ -115,7 +115,7 @@ def test_a_long_prompt_does_not_stall_the_other_lanes(long_pair: Pair) -> None:
 
 
 def test_turns_go_round() -> None:
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
 
     def come(name: str) -> None:
         with turns:

@@ -15,8 +15,8 @@ import pytest
 from pilotfish import EdgeServer
 from pilotfish.base.errors import InterruptedGenerationError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.loss import Patience
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.retry import RetryPolicy
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys
@@ -32,9 +32,9 @@ HELLO = m.Hello(
 
 @contextmanager
 def linked(endpoint: str, keys: Path, policy: str = "wait") -> Iterator[EdgeLink]:
-    patience = Patience.under(policy, 20.0)  # type: ignore[arg-type]  # a literal in the tests
+    patience = RetryPolicy.from_policy(policy, 20.0)  # type: ignore[arg-type]  # a literal in the tests
     link = EdgeLink(endpoint, DeviceKeys.load(keys), patience)
-    link.introduce(HELLO)
+    link.set_hello(HELLO)
     try:
         yield link
     finally:
@@ -44,7 +44,7 @@ def linked(endpoint: str, keys: Path, policy: str = "wait") -> Iterator[EdgeLink
 def echoed(link: EdgeLink, size: int) -> TimedReply:
     """The answer to a ping with so many bytes."""
     frame = bytes(range(256)) * (size // 256)
-    answer = link.ask(m.Ping(nonce=7), [frame], lambda reply: isinstance(reply, m.Pong))
+    answer = link.request(m.Ping(nonce=7), [frame], lambda reply: isinstance(reply, m.Pong))
     assert bytes(answer.frames[0]) == frame
     return answer
 
@@ -108,10 +108,10 @@ def test_whoever_changes_his_mind_often_is_not_refused(
     ):
         echoed(link, 256)
         for _ in range(9):
-            threading.Timer(0.1, link._interrupt.strike).start()
+            threading.Timer(0.1, link._interrupt.cancel).start()
             with pytest.raises(InterruptedGenerationError):
                 echoed(link, 400_128)
-            link._interrupt.arm()
+            link._interrupt.reset()
         began_s = time.monotonic()
         echoed(link, 100_096)  # 0.8 s, behind what was on its way: 0.3 s each
         assert time.monotonic() - began_s < 8.0
@@ -141,7 +141,7 @@ def holed(pair: Pair, key_folders: dict[str, Path]) -> Iterator[Callable[..., Ed
 
             def open_(policy: str, **mtus: int) -> EdgeLink:
                 path.set(rtt_s=0.02, **mtus)
-                link._patience = link._absence._patience = Patience.under(policy, 20.0)  # type: ignore[arg-type]  # a literal in the tests
+                link._patience = link._absence._patience = RetryPolicy.from_policy(policy, 20.0)  # type: ignore[arg-type]  # a literal in the tests
                 return link
 
             yield open_

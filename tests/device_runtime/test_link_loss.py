@@ -26,7 +26,7 @@ from pilotfish.base.errors import (
     TooManySessionsError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.link.loss import backoff
+from pilotfish.device_runtime.link.retry import backoff
 from pilotfish.emulation.emulator import Emulator
 from pilotfish.wire import messages as m
 from tests.conftest import Pair

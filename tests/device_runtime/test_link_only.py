@@ -64,7 +64,7 @@ def ping(link: EdgeLink, between: Callable[[], object], **how: Any) -> float:
     answer = link.wait(sent, lambda reply: isinstance(reply, m.Pong), **how)
     assert isinstance(answer.reply, m.Pong)
     pong = answer.reply
-    link.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    link.estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
     state = link.state()
     return 0.0 if state.rtt is None else state.rtt.value
 
@@ -133,14 +133,14 @@ def test_what_was_abandoned_is_in_the_way_of_the_next(edge: EdgeServer) -> None:
             try:
                 link.send(m.Ping(nonce=1), (bytes(12_000),))
                 nonce = secrets.randbits(60) + 2
-                answer = link.ask(
+                answer = link.request(
                     m.Ping(nonce=nonce),
                     (),
                     lambda reply, nonce=nonce: isinstance(reply, m.Pong) and reply.nonce == nonce,
                 )
                 assert isinstance(answer.reply, m.Pong)
                 pong = answer.reply
-                link.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+                link.estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
                 assert link.state().rtt is None
             finally:
                 link.close()
@@ -161,7 +161,7 @@ def test_what_lies_at_the_edge_is_no_rtt() -> None:
             time.sleep(busy_s)
             while (envelope := listener.receive()) is None:
                 assert not listener.waiting or not busy_s
-            lay_s.append(envelope.queued_ns * 1e-9)
+            lay_s.append(envelope.queued_ns() * 1e-9)
         assert max(lay_s[:2]) < BUSY_S / 4
         assert lay_s[2] == pytest.approx(BUSY_S, abs=0.05)
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish.base.errors import MalformedError, PilotfishError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import Patience
+from pilotfish.device_runtime.link.retry import RetryPolicy
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 from tests.conftest import Pair
@@ -20,7 +20,7 @@ from tests.device_runtime.test_bad_edge import Answer, LyingEdge
 HELLO = m.Hello(
     version=m.VERSION, tokenizer="", vocab_size=1, padded_vocab_size=1, hidden_size=1, bridges=True
 )
-PATIENCE = Patience("fail", absent_s=0.4, silent_s=0.5)
+PATIENCE = RetryPolicy("fail", absent_s=0.4, silent_s=0.5)
 SIZE = 60_000
 Script = Callable[[m.Request], list[Answer]]
 
@@ -41,7 +41,7 @@ def linked(pair: Pair) -> Iterator[Callable[[Script], tuple[LyingEdge, EdgeLink]
         edge.start()
         link = EdgeLink(edge.endpoint, None, PATIENCE)
         opened.extend([edge, link])
-        link.introduce(HELLO)
+        link.set_hello(HELLO)
         return edge, link
 
     yield make
@@ -50,7 +50,7 @@ def linked(pair: Pair) -> Iterator[Callable[[Script], tuple[LyingEdge, EdgeLink]
 
 
 def ask(link: EdgeLink, size: int) -> None:
-    link.ask(m.Ping(nonce=1), [bytes(size)], lambda reply: isinstance(reply, m.Pong))
+    link.request(m.Ping(nonce=1), [bytes(size)], lambda reply: isinstance(reply, m.Pong))
 
 
 def ack(chunk: m.Chunk, offset: int) -> Answer:

@@ -26,15 +26,15 @@ from pilotfish.device_runtime.record import (
     Round,
     Timings,
 )
-from pilotfish.device_runtime.service.metrics import Metrics
-from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
+from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.engines.language_model import Execution
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import names
 from tests.field.test_host import sensor
 
 UP, DOWN = (
-    LinkStatus.of(state, "tcp://edge.example:7077", keys=True)
+    LinkStatus.from_state(state, "tcp://edge.example:7077", keys=True)
     for state in (Connectivity.CONNECTED, Connectivity.KEY_REFUSED)
 )
 STATE = LinkState(
@@ -74,7 +74,7 @@ def an_answer(rounds: list[Round], **changes) -> Generation:
     return Generation(**{**facts, **changes})
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
+def samples(metrics: ServiceMetrics) -> dict[str, float]:
     """Each sample's value, by its name and labels as one string: ``name{a="b"}``."""
     found = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
@@ -86,25 +86,25 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 @pytest.fixture
 def metrics():
-    opened = Metrics([])
+    opened = ServiceMetrics([])
     yield opened
     opened.close()
 
 
-def everything(metrics: Metrics) -> None:
+def everything(metrics: ServiceMetrics) -> None:
     """Have every series that there is."""
     for protocol in (*names(), "tomorrow's"):
         window = 0 if protocol in ("stream", "local") else 40
         one = a_round(protocol, window=window, accepted=window, tokens=window + 1)
-        metrics.round(one)
+        metrics.add_round(one)
         recovery = Recovery(at=3, lost_s=1.5, local_tokens=2)
         choice = Choice(policy="model", protocol=protocol, window=4, token_s=None, reason="")
-        metrics.generation(an_answer([one, a_round()], recoveries=[recovery], choice=choice))
+        metrics.add_generation(an_answer([one, a_round()], recoveries=[recovery], choice=choice))
     for link in (UP, DOWN):
-        metrics.link(link, LinkState(**dict.fromkeys(LinkState.__annotations__, STATE.rtt)))
-    metrics.request("/v1/models", 200, 0.01)
-    metrics.refused("busy")
-    metrics.queue(2, 1)
+        metrics.set_link(link, LinkState(**dict.fromkeys(LinkState.__annotations__, STATE.rtt)))
+    metrics.add_request("/v1/models", 200, 0.01)
+    metrics.count_refusal("busy")
+    metrics.set_queue(2, 1)
 
 
 def accept_by_promtool(exposition: bytes) -> None:
@@ -120,7 +120,7 @@ def accept_by_promtool(exposition: bytes) -> None:
 
 def test_promtool_accepts_every_series_that_there_is(tmp_path):
     sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
-    fresh, full = Metrics([]), Metrics(rails(tmp_path))
+    fresh, full = ServiceMetrics([]), ServiceMetrics(rails(tmp_path))
     everything(full)
     for metrics in (fresh, full):
         accept_by_promtool(metrics.exposition())
@@ -297,7 +297,7 @@ def test_the_process_is_told(metrics):
 
 
 def test_how_the_drafter_is_run_is_told():
-    metrics = Metrics([], "tiny", Execution("cuda", "int4", 4))
+    metrics = ServiceMetrics([], "tiny", Execution("cuda", "int4", 4))
     [build] = [name for name in samples(metrics) if name.startswith("pilotfish_build_info{")]
     for label in ('model="tiny"', 'provider="cuda"', 'precision="int4"', 'threads="4"'):
         assert label in build
@@ -311,7 +311,7 @@ def test_without_a_sensor_energy_is_absent(metrics):
     text = metrics.exposition().decode()
     assert "joules" not in text
     assert "watts" not in text
-    assert Status(drafter="d", lanes=1, energy=metrics.energy).snapshot()["energy"] is None
+    assert ServiceStatus(drafter="d", lanes=1, energy=metrics.energy).snapshot()["energy"] is None
 
 
 def test_energy_is_counted_while_the_service_runs(tmp_path):
@@ -326,7 +326,7 @@ def test_energy_is_counted_while_the_service_runs(tmp_path):
 
 def test_energy_is_exposed_as_a_counter(tmp_path):
     sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
-    metrics = Metrics(rails(tmp_path))
+    metrics = ServiceMetrics(rails(tmp_path))
     awaited(lambda: metrics.energy.watts is not None)
     found = samples(metrics)
     assert found["pilotfish_power_watts"] == pytest.approx(10.0)
@@ -365,7 +365,7 @@ def awaited(condition, within_s: float = 20.0) -> None:
 
 @pytest.fixture
 def status():
-    return Status(drafter="tiny", lanes=2)
+    return ServiceStatus(drafter="tiny", lanes=2)
 
 
 def test_a_new_service_knows_little_and_says_so(status):

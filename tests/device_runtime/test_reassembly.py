@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pilotfish.base.errors import MalformedError
-from pilotfish.device_runtime.link.flow import Flow
-from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival, Line
-from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.flow import ChunkFlow
+from pilotfish.device_runtime.link.line import REPLY_BYTES, Line, ReceivedReply
 from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
@@ -27,20 +27,20 @@ def tokens(start: int) -> m.Tokens:
 BODY = pack(m.encode(tokens(3)), [bytes(range(256)) * 40])
 
 
-def part(offset: int, data: bytes, total: int = len(BODY), transfer: bytes = ID) -> Arrival:
+def part(offset: int, data: bytes, total: int = len(BODY), transfer: bytes = ID) -> ReceivedReply:
     reply = m.Slice(transfer=transfer, offset=offset, total=total)
-    return Arrival(reply, [data], len(data))
+    return ReceivedReply(reply, [data], len(data))
 
 
 @pytest.fixture
 def replies() -> Reassembly:
-    return Reassembly(Flow())
+    return Reassembly(ChunkFlow())
 
 
 def fetch(replies: Reassembly, **others: bytes) -> int:
     """Answer questions until there are none; returns the bytes that were sent."""
     sent, bodies = 0, {ID.decode(): BODY} | others
-    while asked := replies.questions():
+    while asked := replies.chunk_requests():
         for more in asked:
             body = bodies[more.transfer.decode()]
             data = body[more.offset : more.offset + more.bytes]
@@ -57,7 +57,7 @@ def test_a_large_reply_is_whole_in_the_end(replies: Reassembly) -> None:
     assert found is not None
     assert (found.reply, found.sliced, found.size) == (tokens(3), True, len(BODY))
     assert bytes(found.frames[0]) == bytes(range(256)) * 40
-    assert not replies.under_way
+    assert not replies.is_incomplete
 
 
 def test_what_comes_behind_it_keeps_its_turn(replies: Reassembly) -> None:
@@ -65,9 +65,9 @@ def test_what_comes_behind_it_keeps_its_turn(replies: Reassembly) -> None:
     welcome: Any = m.Failure(code="busy", message="of no session")
     replies.take(part(0, BODY[:1000]))
     for reply in (tokens(4), welcome):
-        replies.take(Arrival(reply, [], 10))
+        replies.take(ReceivedReply(reply, [], 10))
     replies.take(part(0, other[:100], len(other), b"another1"))
-    replies.take(Arrival(tokens(6), [], 10))
+    replies.take(ReceivedReply(tokens(6), [], 10))
     first = replies.next()
     assert first is not None
     assert first.reply is welcome
@@ -78,10 +78,10 @@ def test_what_comes_behind_it_keeps_its_turn(replies: Reassembly) -> None:
 
 def test_after_a_break_only_what_is_missing_is_asked_for(replies: Reassembly) -> None:
     replies.take(part(0, BODY[:1000]))
-    first = replies.questions()
+    first = replies.chunk_requests()
     replies.take(part(1000, BODY[1000 : 1000 + first[0].bytes]))
     replies.resume()
-    asked = replies.questions()
+    asked = replies.chunk_requests()
     assert asked[0].offset == 1000 + first[0].bytes
     replies.take(part(0, BODY[:1000]))  # late
     for more in asked:
@@ -92,10 +92,10 @@ def test_after_a_break_only_what_is_missing_is_asked_for(replies: Reassembly) ->
 
 def test_a_reply_that_the_edge_has_not_any_more(replies: Reassembly) -> None:
     replies.take(part(0, BODY[:1000]))
-    replies.take(Arrival(tokens(4), [], 10))
+    replies.take(ReceivedReply(tokens(4), [], 10))
     replies.take(part(1000, b"", total=0))
     assert replies.gone
-    assert not replies.under_way
+    assert not replies.is_incomplete
     late = replies.next()
     assert late is not None
     replies.abandon()
@@ -107,17 +107,17 @@ def test_a_reply_that_the_edge_has_not_any_more(replies: Reassembly) -> None:
     [
         part(1000, bytes(len(BODY))),
         part(1000, b"1", total=len(BODY) + 1),
-        Arrival(m.Slice(transfer=ID, offset=1000, total=len(BODY)), [], 0),
-        Arrival(m.Slice(transfer=ID, offset=1000, total=len(BODY)), [b"1", b"2"], 0),
+        ReceivedReply(m.Slice(transfer=ID, offset=1000, total=len(BODY)), [], 0),
+        ReceivedReply(m.Slice(transfer=ID, offset=1000, total=len(BODY)), [b"1", b"2"], 0),
         part(1000, bytes(len(BODY) - 1000)),  # no message
         part(0, b"1", total=REPLY_BYTES * 2),
     ],
 )
-def test_an_edge_that_contradicts_itself(replies: Reassembly, arrival: Arrival) -> None:
+def test_an_edge_that_contradicts_itself(replies: Reassembly, arrival: ReceivedReply) -> None:
     replies.take(part(0, bytes(1000)))
     with pytest.raises(MalformedError):
         replies.take(arrival)
-    assert not replies.under_way
+    assert not replies.is_incomplete
 
 
 def test_a_slice_inside_of_slices(replies: Reassembly) -> None:
@@ -129,7 +129,7 @@ def test_a_slice_inside_of_slices(replies: Reassembly) -> None:
 def test_replies_that_wait_take_bounded_memory(replies: Reassembly) -> None:
     replies.take(part(0, BODY[:1000]))
     for start in range(2000):
-        replies.take(Arrival(tokens(start), [], 100_000))
+        replies.take(ReceivedReply(tokens(start), [], 100_000))
     fetch(replies)
     waited = 0
     while replies.next() is not None:
@@ -141,9 +141,9 @@ def test_over_another_connection_nothing_is_asked_for_before_it_is_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two questions at once get two slices in one segment, which some paths lose for its size."""
-    line = SlicedLine("tcp://127.0.0.1:1", None, Interrupt())
+    line = SlicedLine("tcp://127.0.0.1:1", None, CancelToken())
     asked: list[m.More] = []
-    pong = Arrival(m.Pong(nonce=1, received_ns=1, sent_ns=1), [], 10)
+    pong = ReceivedReply(m.Pong(nonce=1, received_ns=1, sent_ns=1), [], 10)
     arriving = [part(0, BODY[:1000]), pong]
     connection = 1
     monkeypatch.setattr(Line, "receive", lambda self, timeout_s: arriving.pop(0))

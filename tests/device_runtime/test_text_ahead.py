@@ -9,10 +9,10 @@ import numpy as np
 
 from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.drafting import TextDrafter
-from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.plan import plan
-from pilotfish.speculation.odds import MODEL_PRIOR, AcceptanceEstimator
+from pilotfish.speculation.acceptance import MODEL_PRIOR, AcceptanceEstimator
 
 PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint32)
 
@@ -36,7 +36,7 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
     for _ in range(3):  # 9 to 12 followed, and then the text ended
         memory.texts("words", 64).add(np.arange(1, 13, dtype=np.uint32))
     drafter = TextDrafter(memory)
-    drafter.cross(TrivialBridge(64), "words")
+    drafter.set_bridge(TrivialBridge(64), "words")
     drafter._recall.start("words", 64)
     drafter._recall.update(PROMPT[:4])
     for end in range(5, 9):  # so that long matches are trusted

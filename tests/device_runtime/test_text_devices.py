@@ -16,7 +16,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import EdgeUnreachableError, UnsupportedError
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from tests.conftest import Pair
 from tests.support.daemons import free_port
 from tests.support.relay import Relay

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafting.drafter
-import pilotfish.device_runtime.drafting.model
+import pilotfish.device_runtime.drafting.model_drafter
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.device_runtime.drafting import ModelDrafter, TextDrafter
-from pilotfish.device_runtime.drafting.memory import TextMemory
-from pilotfish.device_runtime.drafting.text import Recollection
+from pilotfish.device_runtime.drafting.text_drafter import Recollection
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.logits_options import Grammar, LogitsOptions
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Grammar, LogitsOptions
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams, choose
 from tests.support.bridged import END, WORDS, ids, pair_of, vocabulary
 from tests.support.examples import examples
@@ -54,7 +54,7 @@ def text_drafter(size, earlier, start=START):
     """A text drafter that knows these texts, and has begun to answer."""
     drafter = TextDrafter(memory_of(earlier))
     pair = PAIRS[size]
-    drafter.cross(pair.bridge(), "words")
+    drafter.set_bridge(pair.bridge(), "words")
     drafter.start(pair.prompt(list(start)))
     return drafter
 
@@ -235,7 +235,7 @@ def model_drafter(folder, pair, tokens, earlier, seed=3):
         context=None,
         text=Recollection(memory_of(earlier)),
     )
-    drafter.cross(pair.bridge(), "words")
+    drafter.set_bridge(pair.bridge(), "words")
     drafter.start(pair.prompt(list(START)))
     return drafter
 
@@ -260,21 +260,21 @@ def test_a_model_with_which_the_text_grows_a_tree_is_exact(words, expansion, tmp
 
 def exactly(words, name, expansion, sure, folder, monkeypatch):
     """A round is exact, with fixed windows and "auto", by the model or by the text."""
-    monkeypatch.setattr(pilotfish.device_runtime.drafting.model, "_SURE", sure)
+    monkeypatch.setattr(pilotfish.device_runtime.drafting.model_drafter, "_SURE", sure)
     if words == "the same":
         pair, tokens = Pair(*[vocabulary(["a", "b", "ab"], END)] * 2), ["a", "b", "ab"]
     else:
         pair, tokens = pair_of(words), WORDS[words][0]
     drafter = model_drafter(folder, pair, tokens, EARLIER)
     told = Counter()
-    real = drafter._said
+    real = drafter._look_up_text
 
     def said(path):
         level = real(path)
         told[level is not None] += 1
         return level
 
-    monkeypatch.setattr(drafter, "_said", said)
+    monkeypatch.setattr(drafter, "_look_up_text", said)
     setting = Setting(name, expansion, vocab=pair.target.vocab_size)
     ends = pair.target.eos_ids
     for auto, answer in product((None, 0.7), ((), (0,), (0, 1, 0, 1, 1))):

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.files import write_whole
-from pilotfish.device_runtime.drafting.memory import TextMemory
-from pilotfish.device_runtime.drafting.text import Recollection
+from pilotfish.device_runtime.drafting.text_drafter import Recollection
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.speculation.corpus import BREAK
 from tests.support.examples import examples
 
@@ -34,7 +34,7 @@ def ids(*tokens: int) -> np.ndarray:
 
 def kept(memory: TextMemory, vocabulary: str = "words") -> list[list[int]]:
     """All texts that a device searches."""
-    held = memory.texts(vocabulary, SIZE).look().ids
+    held = memory.texts(vocabulary, SIZE).snapshot().ids
     parts = np.split(held, np.flatnonzero(held == BREAK) + 1)
     return [part[:-1].tolist() for part in parts if len(part)]
 
@@ -100,10 +100,10 @@ def test_a_file_of_any_size_is_opened_in_little_memory(tmp_path, text):
     path = written(tmp_path, [text])
     path.write_bytes(path.read_bytes() * 2 * most)
     os.truncate(path, 50 << 30)
-    memory = TextMemory(tmp_path, most=most)
+    memory = TextMemory(tmp_path, max_tokens=most)
     tracemalloc.start()
     try:
-        held = memory.texts("words", SIZE).look().ids
+        held = memory.texts("words", SIZE).snapshot().ids
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -154,7 +154,7 @@ def test_off_keeps_nothing_and_none_keeps_it_in_memory(tmp_path, monkeypatch):
 
 HOLDS = """
 import sys
-from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
 memory = TextMemory(sys.argv[1])
 memory.texts(sys.argv[2], 100)
 print("held", flush=True)
@@ -233,12 +233,12 @@ def test_a_disk_without_locks_is_called_so(tmp_path, monkeypatch):
 FILLS = """
 import resource, sys
 import numpy as np
-from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 memory = TextMemory(sys.argv[1])
 for at in range(50):
     memory.texts("words", 100).add(np.full(10, at, np.uint32))
-print(len(memory.texts("words", 100).look().ids))
+print(len(memory.texts("words", 100).snapshot().ids))
 """
 
 
@@ -256,7 +256,7 @@ def test_a_full_disk_costs_no_text_that_is_there_already(tmp_path):
 
 def test_a_file_is_written_anew_when_it_is_twice_what_is_used(tmp_path):
     most, sizes = 300, []
-    memory = TextMemory(tmp_path, most=most)
+    memory = TextMemory(tmp_path, max_tokens=most)
     for at in range(400):
         memory.texts("words", SIZE).add(ids(*[at % SIZE] * 9))
         (path,) = tmp_path.iterdir()  # and nothing is left beside it
@@ -265,16 +265,16 @@ def test_a_file_is_written_anew_when_it_is_twice_what_is_used(tmp_path):
     assert max(sizes) <= 8 * most + 44
     assert any(after < before for before, after in pairwise(sizes))
     memory.close()
-    found = reopened(tmp_path, most=most)
+    found = reopened(tmp_path, max_tokens=most)
     assert len(found) >= 22  # three quarters of 30
     assert found == [[at % SIZE] * 9 for at in range(400 - len(found), 400)]
 
 
 def test_a_file_that_was_written_anew_is_still_held(tmp_path):
-    memory = TextMemory(tmp_path, most=50)
+    memory = TextMemory(tmp_path, max_tokens=50)
     for at in range(60):
         memory.texts("words", SIZE).add(ids(*[at] * 9))
-    other = TextMemory(tmp_path, most=50)
+    other = TextMemory(tmp_path, max_tokens=50)
     with pytest.raises(UnsupportedError, match="Another device"):
         other.texts("words", SIZE)
     memory.close()
@@ -371,7 +371,7 @@ def test_an_answer_that_never_began_is_not_kept():
 
 def test_the_last_lane_that_is_released_closes_the_file(tmp_path):
     first = Recollection(TextMemory(tmp_path))
-    second = first.beside()
+    second = first.fork()
     for lane in (first, second):
         lane.start("words", SIZE)
     first.end(ids(1, 2))

@@ -12,11 +12,11 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting import owners
-from pilotfish.device_runtime.drafting.memory import TextMemory
-from pilotfish.device_runtime.drafting.owners import OWN, Owner
-from pilotfish.device_runtime.drafting.text import Recollection
-from pilotfish.device_runtime.drafting.texts import KeptTexts
+from pilotfish.device_runtime.drafting import text_folder as owners
+from pilotfish.device_runtime.drafting.text_drafter import Recollection
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.device_runtime.drafting.text_store import FileTextStore
 from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.service.access import ApiKeys, Client
 from pilotfish.speculation.corpus import BREAK
@@ -26,7 +26,7 @@ from tests.device_runtime.test_text_memory import TEXTS, holder, ids, kept, writ
 
 SIZE = 100
 SECRET = [1, 2, 3, 41, 42, 43, 44]
-OWNERS: list[Owner] = ["alice", "bob", OWN, None]
+OWNERS: list[Owner] = ["alice", "bob", DEFAULT_OWNER, None]
 
 
 def say(lane: Recollection, owner: Owner, text: list[int]) -> None:
@@ -46,7 +46,7 @@ def quoted(lane: Recollection, owner: Owner, begin: list[int], *, lossless: bool
 def test_each_owner_is_quoted_its_own_words(tmp_path: Path, folder: bool) -> None:
     """In the same lane, in another, and nobody's words to nobody."""
     lane = Recollection(TextMemory(tmp_path if folder else None))
-    other = lane.beside()
+    other = lane.fork()
     for at, owner in enumerate(OWNERS):
         say(lane, owner, [5, 6, 50 + at])
     for each in (lane, other, lane):
@@ -107,8 +107,8 @@ def test_what_could_not_be_kept_is_not_among_the_words_of_the_last_owner(tmp_pat
     say(lane, "alice", SECRET)
     say(lane, "bob", [4, 5])
     lane.release()
-    path = owners.TextsFolder(tmp_path).path("words", "bob")
-    other = KeptTexts(path, 1000, SIZE)
+    path = owners.TextFolder(tmp_path).owner_path("words", "bob")
+    other = FileTextStore(path, 1000, SIZE)
     again = Recollection(TextMemory(tmp_path))
     assert quoted(again, "alice", [9, 2, 3]) == 41
     with pytest.raises(UnsupportedError, match="Another device"):
@@ -125,7 +125,7 @@ def test_what_could_not_be_kept_is_not_among_the_words_of_the_last_owner(tmp_pat
 
 
 def test_who_says_much_pushes_out_nobody_else() -> None:
-    memory = TextMemory(most=1000)
+    memory = TextMemory(max_tokens=1000)
     lane = Recollection(memory)
     say(lane, "alice", SECRET)
     for at in range(200):
@@ -141,7 +141,7 @@ def test_owners_in_memory_are_bounded(tmp_path: Path) -> None:
     """On disk the texts of those that were longest away are found again."""
     opened = len(os.listdir("/proc/self/fd"))
     for folder, wanted in ((None, -1), (tmp_path, 41)):
-        memory = TextMemory(folder, most_owners=4)
+        memory = TextMemory(folder, max_owners=4)
         lane = Recollection(memory)
         say(lane, "alice", SECRET)
         for at in range(9):
@@ -159,12 +159,12 @@ def test_files_of_owners_that_do_not_come_again_are_removed(
     """The longest unused first; never one that a device has open, nor the user's own."""
     name, most = {"files": ("_MOST_FILES", 8), "bytes": ("_MOST_BYTES", 8 * 36)}[bound]
     monkeypatch.setattr(owners, name, most)
-    folder = owners.TextsFolder(tmp_path)
-    say(Recollection(TextMemory(tmp_path)), OWN, SECRET)
-    first = KeptTexts(folder.path("words", "first"), 1000, SIZE)
+    folder = owners.TextFolder(tmp_path)
+    say(Recollection(TextMemory(tmp_path)), DEFAULT_OWNER, SECRET)
+    first = FileTextStore(folder.owner_path("words", "first"), 1000, SIZE)
     first.add(ids(*SECRET))
-    os.utime(folder.path("words", "first"), ns=(0, 0))
-    (folder.path("words", "x").with_name(".half.pilotfish-partial")).write_bytes(b"1" * 36)
+    os.utime(folder.owner_path("words", "first"), ns=(0, 0))
+    (folder.owner_path("words", "x").with_name(".half.pilotfish-partial")).write_bytes(b"1" * 36)
     for at in range(20):
         lane = Recollection(TextMemory(tmp_path))
         for owner in ("often", f"client {at}"):
@@ -173,16 +173,16 @@ def test_files_of_owners_that_do_not_come_again_are_removed(
     left = sorted(one.name for one in (tmp_path / "owners").iterdir() if one.name != "secret")
     assert len(left) <= 9
     stay = ("first", "often", "client 19", "client 18")
-    assert {folder.path("words", owner).name for owner in stay} <= set(left)
+    assert {folder.owner_path("words", owner).name for owner in stay} <= set(left)
     assert not [one for one in left if "partial" in one]
     assert [*tmp_path.glob("*.own.texts")]
     first.close()
 
 
 def test_a_file_shrinks_with_what_is_in_memory(tmp_path: Path) -> None:
-    memory = TextMemory(tmp_path, most=20_000)
+    memory = TextMemory(tmp_path, max_tokens=20_000)
     lane = Recollection(memory)
-    path = owners.TextsFolder(tmp_path).path("words", "alice")
+    path = owners.TextFolder(tmp_path).owner_path("words", "alice")
     for at in range(300):
         say(lane, "alice", [at % SIZE] * 99)
         say(lane, f"client {at % 9}", [at % SIZE] * 199)
@@ -288,14 +288,14 @@ def test_what_was_said_unshared_is_not_shared_later(tmp_path: Path) -> None:
 
 
 def test_everyones_texts_are_bounded_as_an_owners_are(tmp_path: Path) -> None:
-    memory = TextMemory(most=500, shared=True)
+    memory = TextMemory(max_tokens=500, shared=True)
     lane = Recollection(memory)
     for at in range(60):
         say(lane, f"client {at % 5}", [at] * 50)
-        shared = memory.shared("words", SIZE)
+        shared = memory.shared_texts("words", SIZE)
         assert shared is not None
         assert len(shared) <= 500
-    assert np.count_nonzero(shared.look().ids == BREAK) >= 7
+    assert np.count_nonzero(shared.snapshot().ids == BREAK) >= 7
 
 
 def test_another_process_may_have_other_owners(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_lane_holds_nothing_of_another_owners_prompt(long_pair: Pair, draft: s
         for protocol in ("greedy", "ahead", "stream", "greedy"):
             wish = {"protocol": protocol, "temperature": 0.0, "max_tokens": 20}
             texts = []
-            for owner in ("alice", "bob", None, OWN, "alice"):
+            for owner in ("alice", "bob", None, DEFAULT_OWNER, "alice"):
                 assert device.shared(made, owner) == 0
                 read = device._conversation.session.edge._id
                 texts.append(tuple(device.generate(made, owner=owner, **wish).tokens))
@@ -364,7 +364,7 @@ def test_a_lane_holds_nothing_of_another_owners_prompt(long_pair: Pair, draft: s
             if draft == "model":  # what the drafter has read is dropped before it reads anew
                 device._conversation.session.start(made, plan(**wish), owner="bob")
                 assert device._drafter._held == 0
-            device.generate(made, owner=OWN, **wish)
+            device.generate(made, owner=DEFAULT_OWNER, **wish)
         device.close()
         for owner in ("alice", "bob"):
             shares.generate(prompt, protocol="greedy", owner=owner, temperature=0.0, max_tokens=5)

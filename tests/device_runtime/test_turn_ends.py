@@ -65,7 +65,7 @@ def locks(device: Device) -> dict[str, Any]:
     link = device._link
     assert link is not None
     return {
-        "link": link._turn, "gauge": link.gauge._lock, "learned": device._partner.learned._lock
+        "link": link._turn, "gauge": link.estimator._lock, "learned": device._partner.statistics._lock
     }  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def test_what_needs_no_turn_answers_meanwhile(device: Device) -> None:
     assert len(device.prompt("ho")) > 0
     assert device.link_up
     assert device.link_state() is not None
-    assert device.looked_s <= time.monotonic()
+    assert device.last_checked_s <= time.monotonic()
     with device.beside() as other:
         assert other.generate("hi", **wish()).text == whole  # in the same thread
     assert text + said(pieces) == whole

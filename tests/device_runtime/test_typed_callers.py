@@ -12,7 +12,7 @@ from pilotfish.wire.protocols.adaptive import RelaxationOptions
 CALLER = """\
 from pilotfish import Device
 from pilotfish.wire.protocols.adaptive import RelaxationOptions
-from pilotfish.wire.protocols.judged import JudgingOptions
+from pilotfish.wire.protocols.decision_head import JudgingOptions
 
 with Device("drafter", "tcp://127.0.0.1:7077") as device:
     answer = device.generate(

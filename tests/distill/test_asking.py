@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.distill import asking
-from pilotfish.distill.asking import UNTRAINED, Prompting
+from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill.prompt_selection import UNTRAINED, DistillPrompt
 
 
 def test_a_text_file_has_a_prompt_a_line_and_its_name_is_their_kind(tmp_path: Path) -> None:
     path = tmp_path / "chats.txt"
     path.write_text("Why?\n\n  How so?  \n")
-    assert asking.read(path) == [Prompting("chats", "Why?"), Prompting("chats", "How so?")]
+    assert asking.read(path) == [DistillPrompt("chats", "Why?"), DistillPrompt("chats", "How so?")]
 
 
 def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
     path = tmp_path / "made.jsonl"
     path.write_text("\n".join(json.dumps(one) for one in [*lines, {"messages": talk}]))
     first, second, third = asking.read(path)
-    assert (first, second) == (Prompting("made", "1 + 1?"), Prompting("chat", "Hi"))
+    assert (first, second) == (DistillPrompt("made", "1 + 1?"), DistillPrompt("chat", "Hi"))
     # the answer that stands there is left out: the target gives its own
     assert third.asked == [
         {"role": "system", "content": "Be brief."},
@@ -75,13 +75,13 @@ def test_built_in_prompts_are_a_few_hundred_of_several_kinds() -> None:
 
 
 prompts = st.lists(st.integers(0, 500), min_size=16, max_size=60, unique=True).map(
-    lambda numbers: [Prompting("abc"[number % 3], f"prompt {number}") for number in numbers]
+    lambda numbers: [DistillPrompt("abc"[number % 3], f"prompt {number}") for number in numbers]
 )
 
 
 @given(prompts, st.integers(16, 60), st.sampled_from([0.1, 0.3]))
 def test_a_prompt_is_learnt_or_held_out_and_more_prompts_change_no_choice(
-    given_: list[Prompting], fewer: int, held: float
+    given_: list[DistillPrompt], fewer: int, held: float
 ) -> None:
     whole = asking.select(given_, [], most=1000, mixed=0, held=held)
     keys = {one.key for one in given_}
@@ -96,7 +96,7 @@ def test_a_prompt_is_learnt_or_held_out_and_more_prompts_change_no_choice(
 
 
 def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
-    mine = [Prompting("mine", f"prompt {number}") for number in range(30)]
+    mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
     chosen = asking.select(mine, asking.built_in(), most=20, mixed=40, held=0.2)
     assert not chosen.kinds & set(UNTRAINED)
     assert set(UNTRAINED) <= {one.kind for one in chosen.held}
@@ -106,20 +106,20 @@ def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
 
 def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="nothing to learn"):
-        asking.select([Prompting("a", "one")], [], most=10, mixed=0, held=0.2)
+        asking.select([DistillPrompt("a", "one")], [], most=10, mixed=0, held=0.2)
 
 
 def test_what_is_to_measure_by_is_never_learnt() -> None:
-    mine = [Prompting("mine", f"prompt {number}") for number in range(30)]
-    apart = [Prompting("exam", one.asked) for one in mine[:10]]
+    mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
+    apart = [DistillPrompt("exam", one.asked) for one in mine[:10]]
     chosen = asking.select(mine, [], most=30, mixed=0, held=0.2, apart=apart)
     assert {one.key for one in apart} <= {one.key for one in chosen.held}
     assert not {one.key for one in apart} & {one.key for one in chosen.learnt}
 
 
 def test_a_prompt_that_is_given_twice_counts_once() -> None:
-    mine = [Prompting("mine", f"prompt {number}") for number in range(30)]
-    exam = [Prompting("exam", f"question {number}") for number in range(10)]
+    mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
+    exam = [DistillPrompt("exam", f"question {number}") for number in range(10)]
     chosen = asking.select([*mine, *mine, *exam], [], most=30, mixed=0, held=0.2, apart=exam)
     keys = [one.key for one in [*chosen.learnt, *chosen.held]]
     assert sorted(keys) == sorted(one.key for one in [*mine, *exam])

@@ -13,18 +13,18 @@ import pytest
 
 from pilotfish.base.errors import EdgeLostError, UnsupportedError
 from pilotfish.device_runtime.device import Device
-from pilotfish.distill.answers import LessonFile
-from pilotfish.distill.asking import Prompting, Selection
-from pilotfish.distill.generating import Asker
-from pilotfish.distill.measuring import ALL, Measurer, measured
-from pilotfish.distill.rows import TrainingRow
-from pilotfish.distill.settings import AnswerOptions
+from pilotfish.distill.answer_collector import AnswerCollector
+from pilotfish.distill.answers import TrainingExampleFile
+from pilotfish.distill.distill_settings import AnswerOptions
+from pilotfish.distill.measuring import ALL, Measurer, measure_agreement
+from pilotfish.distill.prompt_selection import DistillPrompt, Selection
+from pilotfish.distill.training_rows import TrainingRow
 from pilotfish.edge_runtime.process import EdgeServer
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.engine_settings import EngineSettings
 from tests.conftest import Pair
 
 OPTIONS = AnswerOptions(tokens=12, top=4)
-ASKED = [Prompting("ab"[number % 2], f"say {number}") for number in range(12)]
+ASKED = [DistillPrompt("ab"[number % 2], f"say {number}") for number in range(12)]
 SELECTION = Selection(ASKED[3:], ASKED[:3])
 
 
@@ -35,9 +35,9 @@ def lanes(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
 
 
 def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -> None:
-    kept = LessonFile(tmp_path / "answers.jsonl")
+    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
     told: list[tuple[int, int]] = []
-    found, left_out = Asker(lanes, OPTIONS, 3).ask(
+    found, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(
         SELECTION, kept, lambda done, total: told.append((done, total))
     )
     assert left_out == 0
@@ -50,22 +50,26 @@ def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -
         assert all(
             top[0] == label for top, label in zip(one.row.likely, one.row.labels, strict=True)
         )
-    assert LessonFile(kept.path).answers == kept.answers
+    assert TrainingExampleFile(kept.path).answers == kept.answers
 
 
 def test_what_is_answered_is_not_asked_again(lanes: Device, tmp_path: Path) -> None:
-    kept = LessonFile(tmp_path / "answers.jsonl")
-    Asker(lanes, OPTIONS, 3).ask(Selection(ASKED[3:6], ASKED[:2]), kept, lambda *_: None)
+    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
+    AnswerCollector(lanes, OPTIONS, 3).collect(
+        Selection(ASKED[3:6], ASKED[:2]), kept, lambda *_: None
+    )
     before = kept.path.read_bytes()
-    found, _ = Asker(lanes, OPTIONS, 3).ask(SELECTION, LessonFile(kept.path), lambda *_: None)
+    found, _ = AnswerCollector(lanes, OPTIONS, 3).collect(
+        SELECTION, TrainingExampleFile(kept.path), lambda *_: None
+    )
     assert len(found) == 12
     assert kept.path.read_bytes().startswith(before)
     assert kept.path.read_bytes().count(b"\n") == 12
 
 
 def test_an_edge_that_dies_costs_no_answer(pair: Pair, tmp_path: Path) -> None:
-    kept = LessonFile(tmp_path / "answers.jsonl")
-    many = Selection([Prompting("a", f"say {number}") for number in range(200)], ASKED[:1])
+    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
+    many = Selection([DistillPrompt("a", f"say {number}") for number in range(200)], ASKED[:1])
 
     with (
         EdgeServer(pair.target, threads=1) as edge,
@@ -77,29 +81,29 @@ def test_an_edge_that_dies_costs_no_answer(pair: Pair, tmp_path: Path) -> None:
                 os.kill(edge.pid, signal.SIGKILL)
 
         with pytest.raises(EdgeLostError, match=r"answers are kept in .* the same command again"):
-            Asker(device, OPTIONS, 3).ask(many, kept, kill)
-    there = LessonFile(kept.path).answers
+            AnswerCollector(device, OPTIONS, 3).collect(many, kept, kill)
+    there = TrainingExampleFile(kept.path).answers
     assert 5 <= len(there) < 100
     assert there == kept.answers
 
 
 def test_prompts_without_room_are_left_out(lanes: Device, tmp_path: Path) -> None:
-    kept = LessonFile(tmp_path / "answers.jsonl")
-    long = Prompting("a", "say " * (lanes.context // 2))
-    found, left_out = Asker(lanes, OPTIONS, 3).ask(
+    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
+    long = DistillPrompt("a", "say " * (lanes.context // 2))
+    found, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(
         Selection([long, *ASKED[3:5]], ASKED[:1]), kept, lambda *_: None
     )
     assert (len(found), left_out) == (3, 1)
     options = AnswerOptions(tokens=lanes.context)
     with pytest.raises(UnsupportedError, match=r"no prompt fits .* lower --tokens"):
-        Asker(lanes, options, 3).ask(SELECTION, kept, lambda *_: None)
+        AnswerCollector(lanes, options, 3).collect(SELECTION, kept, lambda *_: None)
 
 
 def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     pair: Pair, lanes: Device, tmp_path: Path
 ) -> None:
-    found, _ = Asker(lanes, OPTIONS, 3).ask(
-        SELECTION, LessonFile(tmp_path / "answers.jsonl"), lambda *_: None
+    found, _ = AnswerCollector(lanes, OPTIONS, 3).collect(
+        SELECTION, TrainingExampleFile(tmp_path / "answers.jsonl"), lambda *_: None
     )
     engine = EngineSettings(threads=1)
     measurer = Measurer(pair.draft, lanes.context, engine, None)
@@ -112,17 +116,19 @@ def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
             if round_.window and at < len(agreed):
                 assert bool(round_.accepted) == agreed[at]
             at += len(round_.tokens)
-    itself = measured(Measurer(pair.target, lanes.context, engine, None), found, lambda _: None)
+    itself = measure_agreement(
+        Measurer(pair.target, lanes.context, engine, None), found, lambda _: None
+    )
     assert itself[ALL].alpha == 1.0
     assert set(itself) == {"a", "b", ALL}
 
 
 def test_an_answer_too_long_for_the_drafter_is_left_out(lanes: Device, tmp_path: Path) -> None:
-    kept = LessonFile(tmp_path / "answers.jsonl")
-    found, _ = Asker(lanes, OPTIONS, 3).ask(SELECTION, kept, lambda *_: None)
+    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
+    found, _ = AnswerCollector(lanes, OPTIONS, 3).collect(SELECTION, kept, lambda *_: None)
     row = msgspec.structs.replace(found[0].row, ids=[1] * (lanes.context + 1))
     kept.add(msgspec.structs.replace(found[0], row=row))
-    again, left_out = Asker(lanes, OPTIONS, 3).ask(SELECTION, kept, lambda *_: None)
+    again, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(SELECTION, kept, lambda *_: None)
     assert again == found[1:]
     assert left_out == 1
 

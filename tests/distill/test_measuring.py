@@ -6,17 +6,17 @@ import numpy as np
 from rich.console import Console
 
 from pilotfish.cli.distill import _table
-from pilotfish.distill.answers import Lesson
-from pilotfish.distill.asking import Prompting
+from pilotfish.distill.answers import TrainingExample
 from pilotfish.distill.measuring import ALL, by_kind
 from pilotfish.distill.outcome import Distilled
-from pilotfish.distill.rows import TrainingRow, agreement
+from pilotfish.distill.prompt_selection import DistillPrompt
+from pilotfish.distill.training_rows import TrainingRow, agreement
 
 
-def answered(kind: str, number: int) -> Lesson:
-    asked = Prompting(kind, f"prompt {number}")
+def answered(kind: str, number: int) -> TrainingExample:
+    asked = DistillPrompt(kind, f"prompt {number}")
     row = TrainingRow([1, 2], 1, [0], [2], [[]], [[]])
-    return Lesson(asked.key, asked, True, [1], [2], "length", row)
+    return TrainingExample(asked.key, asked, True, [1], [2], "length", row)
 
 
 def test_a_kind_that_is_called_all_is_counted_once() -> None:

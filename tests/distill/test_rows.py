@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.distill.rows import NOWHERE, TrainingRow, agreement, row_of
+from pilotfish.distill.training_rows import NOWHERE, TrainingRow, agreement, row_of
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from tests.support.bridged import WORDS, ids, pair_of
 from tests.support.rounds import PROMPT
@@ -21,8 +21,8 @@ def test_each_place_is_where_the_device_asks_for_the_token(words: str, data: st.
     prompt = pair.prompt(PROMPT)
     told = [TokenLogprob(-1.0, [(token, -1.0 - token) for token in tops]) for _ in answer]
     row = row_of(pair, prompt, answer, told)
-    to_own = pair.shared.to_own
-    assert row.ids[: row.prompt] == prompt.own.tolist()
+    to_own = pair.shared.to_draft_ids
+    assert row.ids[: row.prompt] == prompt.draft_ids.tolist()
     for place, token in enumerate(answer):
         bridge = pair.bridge()
         bridge.start(prompt)

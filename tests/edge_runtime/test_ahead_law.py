@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime import rounds
-from pilotfish.edge_runtime.config import EdgeLimits
-from pilotfish.edge_runtime.price import Price
+from pilotfish.edge_runtime import generations as rounds
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_config import EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import Service
-from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import Decision, SamplingParams, choose
 from pilotfish.wire.protocols.ahead import DraftAhead, HintChain, draft_with_margin
 from pilotfish.wire.transport import Envelope
@@ -78,7 +78,7 @@ class TableTarget(Target):
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         raise AssertionError("hints are no trees")
 
-    def finished(self) -> Sequence[Scores]:
+    def collect_scores(self) -> Sequence[Scores]:
         done, self._done = self._done, []
         return done
 
@@ -87,14 +87,14 @@ class Edge:
     """The edge's half without socket and clock: every pass takes as long as its positions say."""
 
     def __init__(self, artifact: Artifact, model: Model, a_s: float, b_s: float) -> None:
-        price = Price({width: a_s + b_s * width for width in (1, 2, 4, 8, 16)})
+        price = DraftCost({width: a_s + b_s * width for width in (1, 2, 4, 8, 16)})
         ticks = count(0, 1_000_000)
-        self._target, self.tally = TableTarget(model), Tally()
+        self._target, self.tally = TableTarget(model), EdgeMetrics()
         self._scheduler = Scheduler(self._target, lambda: next(ticks), self.tally, price)
         self.sent: dict[bytes, list[tuple[m.Reply, list[int]]]] = {ME: [], OTHER: []}
-        self._service = Service(
+        self._service = MessageHandler(
             artifact, self._target, EdgeLimits(messages_per_s=1e9), self._scheduler.submit,
-            self._keep, price=price, tally=self.tally,
+            self._keep, draft_cost=price, metrics=self.tally,
         )  # fmt: skip
 
     def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
@@ -113,9 +113,9 @@ class Edge:
         if batch is None:
             return False
         self._target.start(batch.number, batch.spans)
-        for scores in self._target.finished():
-            for job in self._scheduler.rule(scores):
-                self._service.answer(job)
+        for scores in self._target.collect_scores():
+            for job in self._scheduler.finish_pass(scores):
+                self._service.finish_job(job)
         return True
 
 

@@ -36,13 +36,13 @@ def test_each_coming_and_going_is_one_line(caplog: pytest.LogCaptureFixture) -> 
         ([], ["no longer connected: device-02, device-03"]),
         ([b"a stranger"], []),
     ):
-        seen.note(owners, ALLOWED)
+        seen.log_changes(owners, ALLOWED)
         assert logged(caplog) == expected
 
 
 @pytest.mark.usefixtures("unpaused")
 def test_many_at_once_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    Attendance().note([*ALLOWED], ALLOWED)
+    Attendance().log_changes([*ALLOWED], ALLOWED)
     [line] = logged(caplog)
     assert line.endswith("device-09 and 30 more")
 
@@ -51,6 +51,6 @@ def test_who_comes_and_goes_all_the_time_fills_no_log(caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO, "pilotfish.edge")
     seen = Attendance()
     for _ in range(1000):
-        seen.note([b"\1"], ALLOWED)
-        seen.note([], ALLOWED)
+        seen.log_changes([b"\1"], ALLOWED)
+        seen.log_changes([], ALLOWED)
     assert len(caplog.messages) <= 2

@@ -19,15 +19,15 @@ from msgspec.structs import replace
 
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.beside import Beside, Trail, open_drafter
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.daemon import _beside
-from pilotfish.edge_runtime.price import Price as PassPrice
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_daemon import _start_drafter
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
 from tests.support.examples import examples
@@ -84,7 +84,7 @@ def alone(pair: Pair) -> Callable[[np.ndarray, SamplingParams, int], list[int]]:
 def drafted(trail: Trail, count: int) -> list[int]:
     """Wait for so many drafts."""
     end_s = time.monotonic() + 30.0
-    while len(ids := trail.offer(count).ids) < count:
+    while len(ids := trail.propose(count).ids) < count:
         assert time.monotonic() < end_s
         time.sleep(0.0005)
     return list(ids)
@@ -95,10 +95,10 @@ def test_it_drafts_what_the_drafter_says(pair: Pair, alone, law: SamplingParams)
     expected = alone(PROMPT, law, 60)
     with drafting(pair.draft) as beside:
         trail = beside.follow(b"a", 0, PROMPT, law)
-        trail.pulled(FAR)
+        trail.set_requested_end(FAR)
         for at in range(0, 60, 4):
             assert drafted(trail, 3) == expected[at : at + 3]
-            trail.meet(expected[at : at + 4])
+            trail.record_tokens(expected[at : at + 4])
 
 
 def test_it_follows_the_text_where_it_goes(pair: Pair, alone) -> None:
@@ -106,12 +106,12 @@ def test_it_follows_the_text_where_it_goes(pair: Pair, alone) -> None:
     text = PROMPT
     with drafting(pair.draft) as beside:
         trail = beside.follow(b"a", 1, text, GREEDY)
-        trail.pulled(FAR)
+        trail.set_requested_end(FAR)
         for _ in range(12):
             assert drafted(trail, 1) == alone(text, GREEDY, 1)
             more = rng.integers(1, VOCAB, rng.integers(1, 4)).astype(np.uint32)
             text = np.concatenate([text, more])
-            trail.meet(more.tolist())
+            trail.record_tokens(more.tolist())
 
 
 def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alone) -> None:
@@ -120,14 +120,14 @@ def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alon
         trails = [beside.follow(bytes([at]), at, PROMPT[at:], GREEDY) for at in range(3)]
         trails.append(beside.follow(b"long", 3, long, GREEDY))
         for trail in trails:
-            trail.pulled(FAR)
+            trail.set_requested_end(FAR)
         for at, trail in enumerate(trails[:3]):
             assert drafted(trail, 2) == alone(PROMPT[at:], GREEDY, 2)
         assert drafted(trails[3], 2) == alone(long, GREEDY, 2)
         for _ in range(10):
             for trail in trails[:3]:
-                trail.meet(drafted(trail, 1))
-        assert beside._tally.own_drafts > beside._tally.own_passes  # of several at once
+                trail.record_tokens(drafted(trail, 1))
+        assert beside._metrics.drafter_tokens > beside._metrics.drafter_passes  # of several at once
 
 
 def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
@@ -135,15 +135,15 @@ def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
         trail = beside.follow(b"a", 0, PROMPT, GREEDY)
         eventually(lambda: beside._slots[0].length == len(PROMPT) - 1)  # reads the prompt
         time.sleep(0.05)
-        assert not trail.offer(FAR).ids
-        trail.pulled(len(PROMPT) + 4)
+        assert not trail.propose(FAR).ids
+        trail.set_requested_end(len(PROMPT) + 4)
         assert len(drafted(trail, 3)) == 3
         time.sleep(0.05)
-        assert len(trail.offer(FAR).ids) == 3  # the fourth is the target's, whatever is drafted
-        trail.pulled(0)
-        trail.meet([int(trail.offer(1).ids[0]) + 1])
+        assert len(trail.propose(FAR).ids) == 3  # the fourth is the target's, whatever is drafted
+        trail.set_requested_end(0)
+        trail.record_tokens([int(trail.propose(1).ids[0]) + 1])
         time.sleep(0.05)
-        assert not trail.offer(FAR).ids
+        assert not trail.propose(FAR).ids
 
 
 def test_it_stops_at_an_end_token_and_behind_it(pair: Pair, alone) -> None:
@@ -152,13 +152,13 @@ def test_it_stops_at_an_end_token_and_behind_it(pair: Pair, alone) -> None:
     count = said.index(end) + 1
     with drafting(pair.draft, ends=(end,)) as beside:
         trail = beside.follow(b"a", 0, PROMPT, GREEDY)
-        trail.pulled(FAR)
+        trail.set_requested_end(FAR)
         assert drafted(trail, count) == said[:count]
         time.sleep(0.05)
-        assert len(trail.offer(FAR).ids) == count
-        trail.meet(said[:count])
+        assert len(trail.propose(FAR).ids) == count
+        trail.record_tokens(said[:count])
         time.sleep(0.05)
-        assert not trail.offer(FAR).ids
+        assert not trail.propose(FAR).ids
 
 
 def test_a_full_edge_has_the_cores_for_itself(pair: Pair) -> None:
@@ -166,45 +166,45 @@ def test_a_full_edge_has_the_cores_for_itself(pair: Pair) -> None:
     price.now = 1.0
     with drafting(pair.draft, price) as beside:
         trail = beside.follow(b"a", 0, PROMPT, GREEDY)
-        trail.pulled(FAR)
+        trail.set_requested_end(FAR)
         time.sleep(0.1)
-        assert beside._tally.own_passes == 0
+        assert beside._metrics.drafter_passes == 0
         price.now = 0.01
-        trail.meet([1])  # as the next pass lands
+        trail.record_tokens([1])  # as the next pass lands
         assert drafted(trail, 1)
 
 
 def test_drafts_that_never_come_true_become_few(pair: Pair) -> None:
     with drafting(pair.draft) as beside:
         trail = beside.follow(b"a", 0, PROMPT, GREEDY)
-        trail.pulled(FAR)
+        trail.set_requested_end(FAR)
         for _ in range(60):
-            trail.meet([(drafted(trail, 1)[0] + 1) % VOCAB])
+            trail.record_tokens([(drafted(trail, 1)[0] + 1) % VOCAB])
         drafted(trail, 1)
         time.sleep(0.1)
-        offer = trail.offer(FAR)
+        offer = trail.propose(FAR)
         assert len(offer.ids) <= 4
-        assert offer.odds[0] < 0.3
+        assert offer.acceptance[0] < 0.3
 
 
 def test_a_generation_that_nobody_holds_is_let_go_of(pair: Pair) -> None:
     with drafting(pair.draft, slots=2) as beside:
         for at in range(60):
             trail = beside.follow(bytes([at]), at % 2, PROMPT, GREEDY)
-            trail.pulled(FAR)
+            trail.set_requested_end(FAR)
             drafted(trail, 1)
         del trail
         gc.collect()
         eventually(lambda: not len(beside._trails))
-        spent = beside._tally.own_passes
+        spent = beside._metrics.drafter_passes
         time.sleep(0.05)
-        assert beside._tally.own_passes == spent
+        assert beside._metrics.drafter_passes == spent
 
 
 def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None:
     with drafting(pair.draft) as beside:
         first = beside.follow(b"a", 0, PROMPT, GREEDY)
-        first.pulled(FAR)
+        first.set_requested_end(FAR)
         text = np.concatenate([PROMPT, np.array(drafted(first, 4), np.uint32), PROMPT[:3]])
         second = beside.follow(b"a", 0, text, GREEDY)
         with beside.news:
@@ -213,7 +213,7 @@ def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None
         third = beside.follow(b"b", 0, text, GREEDY)
         with beside.news:
             assert beside._task(third).held == 0
-        third.pulled(FAR)
+        third.set_requested_end(FAR)
         assert drafted(third, 3) == alone(text, GREEDY, 3)
 
 
@@ -221,12 +221,12 @@ def test_a_text_beyond_the_drafters_context_is_left_alone(pair: Pair) -> None:
     with drafting(pair.draft) as beside:
         long = beside.follow(b"a", 0, np.resize(PROMPT, 257), GREEDY)
         almost = beside.follow(b"b", 1, np.resize(PROMPT, 254), GREEDY)
-        long.pulled(FAR)
-        almost.pulled(FAR)
-        eventually(lambda: len(almost.offer(FAR).ids) == 3)  # of which the last is not read
+        long.set_requested_end(FAR)
+        almost.set_requested_end(FAR)
+        eventually(lambda: len(almost.propose(FAR).ids) == 3)  # of which the last is not read
         time.sleep(0.05)
-        assert len(almost.offer(FAR).ids) == 3
-        assert not long.offer(FAR).ids
+        assert len(almost.propose(FAR).ids) == 3
+        assert not long.propose(FAR).ids
 
 
 def test_a_pass_that_fails_ends_the_drafts_of_its_sessions_only(pair: Pair, monkeypatch) -> None:
@@ -242,16 +242,16 @@ def test_a_pass_that_fails_ends_the_drafts_of_its_sessions_only(pair: Pair, monk
     monkeypatch.setattr(Decoder, "forward", failing)
     with drafting(pair.draft) as beside:
         first = beside.follow(b"a", 0, PROMPT, GREEDY)
-        first.pulled(FAR)
+        first.set_requested_end(FAR)
         drafted(first, 1)
         time.sleep(0.05)
         broken.set()
-        first.meet([0, 0])
+        first.record_tokens([0, 0])
         eventually(lambda: not broken.is_set())
         second = beside.follow(b"b", 1, PROMPT, GREEDY)
-        second.pulled(FAR)
+        second.set_requested_end(FAR)
         assert drafted(second, 1)
-        assert not first.offer(FAR).ids
+        assert not first.propose(FAR).ids
 
 
 def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pair, caplog) -> None:
@@ -264,18 +264,18 @@ def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pa
     price = Unsure()
     with drafting(pair.draft, price) as beside:
         first = beside.follow(b"a", 0, PROMPT, GREEDY)
-        first.pulled(FAR)
+        first.set_requested_end(FAR)
         drafted(first, 1)
         price.now = -1.0
-        first.meet([0, 0])
+        first.record_tokens([0, 0])
         eventually(lambda: "no price" in caplog.text)
         time.sleep(0.05)
         assert caplog.text.count("Traceback") == 1  # it waits for news
         price.now = 0.0
         second = beside.follow(b"b", 1, PROMPT, GREEDY)
-        second.pulled(FAR)
+        second.set_requested_end(FAR)
         assert drafted(second, 1)
-        assert not first.offer(FAR).ids
+        assert not first.propose(FAR).ids
 
 
 def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
@@ -283,7 +283,7 @@ def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
     trail = beside.follow(b"a", 0, PROMPT, GREEDY)
     for _ in range(3000):
         trail.lead.append(1, 0.5, 1.0)
-        trail.meet([1])
+        trail.record_tokens([1])
     assert 0 < len(beside.lessons) < 2000
 
 
@@ -301,9 +301,9 @@ def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -
             eventually(lambda slot=slot: slot.length == len(PROMPT) - 1)
         for at in range(3):  # further turns of the same sessions, of which one is asked for tokens
             trails[at] = beside.follow(bytes([at]), at, PROMPT, GREEDY)
-        trails[0].pulled(FAR)
+        trails[0].set_requested_end(FAR)
         for at in range(20):
-            trails[0].meet([drafted(trails[0], 1)[0] ^ (at % 2)])
+            trails[0].record_tokens([drafted(trails[0], 1)[0] ^ (at % 2)])
         assert len(looked) <= 3  # once a trail
 
 
@@ -327,9 +327,9 @@ def test_it_knows_what_a_slot_holds(pair: Pair, steps: list[tuple[int, int, int,
         tasks = beside._next()
         if tasks and not under_way:
             beside._forward(tasks)
-        ids = [*trail.offer(right).ids, *range(wrong)]
+        ids = [*trail.propose(right).ids, *range(wrong)]
         if ids:
-            trail.meet(ids)
+            trail.record_tokens(ids)
         if tasks and under_way:
             beside._forward(tasks)
         slot, text = beside._slots[0], trail.lead.text.ids
@@ -349,10 +349,10 @@ def test_the_drafter_does_not_keep_the_interpreter(pair: Pair) -> None:
     config = EdgeConfig(target=pair.target, limits=EdgeLimits(sessions=2))
     usual_s = sys.getswitchinterval()
     with ExitStack() as stack:
-        assert _beside(stack, config, manifest, PassPrice({1: 0.01}), Tally()) is None
+        assert _start_drafter(stack, config, manifest, PassPrice({1: 0.01}), EdgeMetrics()) is None
         assert sys.getswitchinterval() == usual_s
         with_drafter = replace(config, draft=pair.draft)
-        assert _beside(stack, with_drafter, manifest, PassPrice({1: 0.01}), Tally())
+        assert _start_drafter(stack, with_drafter, manifest, PassPrice({1: 0.01}), EdgeMetrics())
         assert sys.getswitchinterval() <= 1e-3
     assert sys.getswitchinterval() == usual_s
 
@@ -368,7 +368,7 @@ def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: 
         wanted = np.append(wanted, np.uint32(kept[logits[kept].argmax()]))
     with drafting(said.path) as beside:
         trail = beside.follow(b"one", 0, PROMPT, GREEDY)
-        trail.pulled(FAR)
+        trail.set_requested_end(FAR)
         assert drafted(trail, 4) == wanted[len(PROMPT) :].tolist()
 
 

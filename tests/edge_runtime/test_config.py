@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pilotfish.base.errors import ConfigError
-from pilotfish.edge_runtime.config import ClusterPlan, EdgeConfig
+from pilotfish.edge_runtime.edge_config import ClusterPlan, EdgeConfig
 
 LOCAL = EdgeConfig(target=Path("target"))
 LISTED = Path("nodes.toml")
@@ -47,10 +47,10 @@ def test_settings_that_contradict_each_other_are_refused(
 
 
 def test_none_means_no_decision_heads_at_all() -> None:
-    assert replace(LOCAL, heads=("none",)).judges == ()
-    assert replace(LOCAL, heads=("a", "b")).judges == ("a", "b")
-    assert LOCAL.judges is None
-    assert replace(LOCAL, federate=LISTED).judges == ()
+    assert replace(LOCAL, heads=("none",)).head_names == ()
+    assert replace(LOCAL, heads=("a", "b")).head_names == ("a", "b")
+    assert LOCAL.head_names is None
+    assert replace(LOCAL, federate=LISTED).head_names == ()
 
 
 def test_a_target_leaves_its_cores_to_a_drafter_beside_it() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import zmq
 
-from pilotfish.base.descriptors import room
+from pilotfish.base.descriptors import connection_room
 from pilotfish.base.errors import BusyError
 from pilotfish.base.shortage import shortage
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.support.daemons import Daemon, Systemd, await_sample, free_port, running, scrape
@@ -102,7 +102,7 @@ def test_connections_leave_open_files_for_other_needs(
     limit: int, connections: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pilotfish.base.descriptors.raised_limit", lambda wanted: limit)
-    assert room(connections, 128) == found
+    assert connection_room(connections, 128) == found
 
 
 @pytest.mark.parametrize("where", ["pass", "rule"])
@@ -112,7 +112,7 @@ def test_a_lack_of_memory_is_told_as_busy(pair: Pair, where: str, monkeypatch) -
 
     decoder = Decoder(pair.target, slots=1, threads=1)
     scheduler = Scheduler(LocalTarget(decoder))
-    scheduler.submit(Job(b"a" * 16, 0, np.array([1, 2, 3], np.uint32), rows=1, rule=lacking))
+    scheduler.submit(Job(b"a" * 16, 0, np.array([1, 2, 3], np.uint32), rows=1, verify=lacking))
     if where == "pass":
         monkeypatch.setattr(Decoder, "forward", lacking)
     [done] = run(scheduler)

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from pilotfish import Device
 from pilotfish.base.errors import AccessDeniedError, KeysError
 from pilotfish.base.extras import installing
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
@@ -247,7 +247,7 @@ def test_what_needs_a_restart_does_not_change_by_halves(
     started = EdgeKeys.load(folder)
     listener = Listener(context, "tcp://127.0.0.1:0", started, bounds_of(config))
     with SocketlessEdge(pair.target) as edge:
-        settings = LiveSettings(config, started, lambda: found[0], Tally())
+        settings = LiveSettings(config, started, lambda: found[0], EdgeMetrics())
         keys.allow(folder, key_folders["eve"] / "device.pub", "eve")
         (folder / "allowed" / "bob.pub").unlink()
         settings.reload(listener, edge.service)
@@ -280,12 +280,12 @@ def test_a_list_that_moves_where_none_can_be_read_is_read_where_it_was(
         elsewhere.mkdir()
         (elsewhere / "allowed").write_text("")
     with SocketlessEdge(pair.target) as edge:
-        settings = LiveSettings(config, started, lambda: found[0], Tally())
+        settings = LiveSettings(config, started, lambda: found[0], EdgeMetrics())
         found[0] = replace(config, keys=elsewhere)
         keys.allow(folder, key_folders["eve"] / "device.pub", "eve")
         (folder / "allowed" / "bob.pub").unlink()
         settings.reload(listener, edge.service)
-        assert str(elsewhere) in settings.trouble
+        assert str(elsewhere) in settings.problem
         assert sorted(listener.gate.allowed.values()) == ["alice", "eve"]
         (folder / "allowed" / "alice.pub").unlink()  # again, after a reload that failed
         settings.reload(listener, edge.service)

@@ -93,7 +93,7 @@ def test_what_is_no_request_is_refused(server: Exposition) -> None:
 REQUESTS = {
     "GET / HTTP/1.0\r\n\r\n": 200,
     "GET / HTTP/1.1\n\n": 200,
-    "GET /\r\n\r\n": 200,  # of HTTP/0.9: with a status all the same
+    "GET /\r\n\r\n": 200,  # HTTP/0.9, and yet the answer has a status line
     "HEAD / HTTP/1.1\r\n\r\n": 200,  # what a method means is the application's
     "OPTIONS / HTTP/1.1\r\n\r\n": 200,
     "POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc": 200,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.edge_runtime.supplies import Supplies
+from pilotfish.edge_runtime.resources import EdgeResources
 from tests.support.genai_folders import genai_artifact
 from tests.support.small_heads import head
 
@@ -29,9 +29,9 @@ def test_a_head_is_refused_for_a_target_without_hidden_states(tmp_path: Path) ->
         path = str(made.save(tmp_path / manifest.origin))
         if manifest is blind:
             with pytest.raises(UnsupportedError, match=r"no hidden states.*leave --head away"):
-                Supplies.of(manifest, [path], None)
+                EdgeResources.load(manifest, [path], None)
         else:
-            assert Supplies.of(manifest, [path], None).heads == ["tiny"]
-        offered = Supplies.of(manifest, None, None).protocols("0" * 16, 6)
+            assert EdgeResources.load(manifest, [path], None).heads == ["tiny"]
+        offered = EdgeResources.load(manifest, None, None).protocols("0" * 16, 6)
         assert "greedy" in offered
         assert "tree" not in offered

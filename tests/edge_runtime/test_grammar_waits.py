@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from pilotfish import Device
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.keys import DeviceKeys
@@ -56,7 +56,7 @@ def compiled(edge: SocketlessEdge) -> None:
     """Wait until all grammars are compiled, and go on with their generations."""
     until_s = time.monotonic() + 30.0
     while any(session.queued for session in edge.service.sessions) and time.monotonic() < until_s:
-        edge.service.deliver()
+        edge.service.start_compiled()
         time.sleep(0.005)
 
 
@@ -178,14 +178,14 @@ def test_nothing_is_compiled_for_a_session_that_ended(
 ) -> None:
     """Neither for a revoked key, nor for a session that another one displaced: that is told so."""
     compiler, limits = parked(edge, monkeypatch), EdgeLimits(sessions=3)
-    edge.service.revise(limits, {b"me": "a", b"you": "b", b"they": "c"})
+    edge.service.apply_config(limits, {b"me": "a", b"you": "b", b"they": "c"})
     for _ in range(2):
         edge.deliver(begin(RawSession(), REGEX))
     for client in (b"you", b"they"):
         edge.deliver(RawSession().begin(PROMPT), client=client)
     assert sum(map(len, compiler._waiting.values())) == 1
     edge.fails("unknown-session")
-    edge.service.revise(limits, {b"you": "b"})
+    edge.service.apply_config(limits, {b"you": "b"})
     assert not compiler._waiting
 
 
@@ -212,7 +212,7 @@ def test_what_fails_refuses_its_own_generation_alone(
 
     for owner, name, failing in (
         (edge.service.compiler._grammars, "constraint", panics),
-        (edge.service._starter._shapers, "of", fails),
+        (edge.service._starter._logits_processors, "of", fails),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, failing)
@@ -259,7 +259,7 @@ def test_a_drain_refuses_what_waits(edge: SocketlessEdge) -> None:
 
 @pytest.fixture(scope="module")
 def compiler_words(writers: Pair) -> Vocabulary:
-    vocabulary = Vocabulary.of(Artifact.open(writers.target))
+    vocabulary = Vocabulary.from_artifact(Artifact.open(writers.target))
     vocabulary.grammars.warm()
     return vocabulary
 
@@ -275,7 +275,7 @@ def order(vocabulary: Vocabulary, asked: Sequence[tuple[bytes, str]]) -> list[by
             compiler.submit(done[-1])
         until_s = time.monotonic() + 60.0
         while len(found) < len(done) and time.monotonic() < until_s:
-            compiler.deliver()
+            compiler.run_callbacks()
             time.sleep(0.002)
         assert not any(one.error for one in found)
         return [one.owner for one in found][1:]
@@ -302,7 +302,10 @@ def trial_of(pid: int) -> int:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and b"pilotfish.engines.trial" in (path / "cmdline").read_bytes():
+            if (
+                parent == pid
+                and b"pilotfish.engines.grammar_trial" in (path / "cmdline").read_bytes()
+            ):
                 return int(path.name)
         except OSError:
             continue

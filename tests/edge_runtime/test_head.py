@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.head import DecisionHead, token_buckets
-from pilotfish.edge_runtime.head_file import End, LinkScale
+from pilotfish.edge_runtime.head_file import LinkScale, ModelIdentity
 from pilotfish.engines.manifest import Manifest, Source
 from pilotfish.speculation.channel import Channel
 from tests.engines.test_artifact import MANIFEST
@@ -106,7 +106,7 @@ def test_logits_are_those_of_plain_float64(
 @pytest.mark.parametrize(("count", "widths"), [(1, 60_000), (64, 1536), (7000, T)])
 def test_logits_of_wide_or_many_states_are_the_same(count: int, widths: int) -> None:
     """Products that are computed in pieces, and those that are too many for it."""
-    made = card(target=End(model="m", origin="0" * 16, hidden=widths, precision="int4"))
+    made = card(target=ModelIdentity(model="m", origin="0" * 16, hidden=widths, precision="int4"))
     judging = DecisionHead(made, weights(made))
     drafter, _, tokens = mismatches(count)
     wide = np.random.default_rng(2).standard_normal((count, widths)).astype(np.float32)
@@ -277,28 +277,30 @@ def manifest(**change: Any) -> Manifest:
 
 def test_head_is_refused_for_another_target() -> None:
     own = manifest()
-    end = End(model="large", origin=own.origin, hidden=T, precision="fp32")
+    end = ModelIdentity(model="large", origin=own.origin, hidden=T, precision="fp32")
     made = head(target=end)
-    made.suits(own)
-    made.suits(manifest(dialect="contrib"))
+    made.check_target(own)
+    made.check_target(manifest(dialect="contrib"))
     other = manifest(model="stranger", source=Source(kind="random", location="seed 2"))
     for target in (other, manifest(hidden=T + 1)):
         with pytest.raises(PairMismatchError, match=f"target large.*not for {target.model}"):
-            made.suits(target)
+            made.check_target(target)
     hashed = Source(kind="hub", location="l", sha256={"w": "1" * 64})
-    end = End(model="large", origin=manifest(source=hashed).origin, hidden=T, precision="fp32")
+    end = ModelIdentity(
+        model="large", origin=manifest(source=hashed).origin, hidden=T, precision="fp32"
+    )
     with pytest.raises(PairMismatchError, match="hidden states of 10"):
-        head(target=end).suits(manifest(source=hashed, hidden=T + 1))
+        head(target=end).check_target(manifest(source=hashed, hidden=T + 1))
 
 
 def test_another_precision_is_served_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     own = manifest()
-    made = head(target=End(model="large", origin=own.origin, hidden=T, precision="int4"))
+    made = head(target=ModelIdentity(model="large", origin=own.origin, hidden=T, precision="int4"))
     with caplog.at_level(logging.WARNING, "pilotfish.edge"):
-        made.suits(manifest(precision="int4"))
+        made.check_target(manifest(precision="int4"))
         assert caplog.messages == []
-        made.suits(own)
-        made.suits(own)
+        made.check_target(own)
+        made.check_target(own)
     assert caplog.messages == [
         "the decision head tiny was trained on int4 states of large and judges fp32 ones"
     ]
@@ -306,10 +308,10 @@ def test_another_precision_is_served_with_one_warning(caplog: pytest.LogCaptureF
 
 def test_head_serves_its_drafter_only() -> None:
     made = head()
-    assert made.serves("0" * 16, D)
-    assert not made.serves("0" * 15 + "1", D)
-    assert not made.serves("0" * 16, D + 1)
-    assert not made.serves("", D)
+    assert made.supports("0" * 16, D)
+    assert not made.supports("0" * 15 + "1", D)
+    assert not made.supports("0" * 16, D + 1)
+    assert not made.supports("", D)
 
 
 def test_origin_is_the_weights_in_whatever_form(tmp_path: Path) -> None:

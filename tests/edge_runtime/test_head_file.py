@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import HeadError, PilotfishError, from_code
 from pilotfish.edge_runtime import head as heads
-from pilotfish.edge_runtime.head import DecisionHead, shipped
+from pilotfish.edge_runtime.head import DecisionHead, list_shipped_heads
 from pilotfish.edge_runtime.head_file import (
     CARD_BYTES,
     HIDDEN_WIDTH,
     WEIGHTS_BYTES,
     CurvePoint,
-    End,
     LinkScale,
+    ModelIdentity,
     Training,
 )
 from pilotfish.speculation.channel import FEATURES, Channel
@@ -81,7 +81,7 @@ def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(HeadError, match="cannot be written"):
         head().save(tmp_path / "file")
-    wide = card(drafter=End(model="m", origin="0" * 16, hidden=60_000, precision="fp32"))
+    wide = card(drafter=ModelIdentity(model="m", origin="0" * 16, hidden=60_000, precision="fp32"))
     tensors = {**weights(wide), "w1": np.ones((17, 60_000 + T + 4), np.float32)}
     tensors |= {name: np.ones(17, np.float32) for name in ("b1", "w2")}
     with pytest.raises(HeadError, match="4000000 is the most"):
@@ -107,18 +107,18 @@ def test_largest_curve_fits(tmp_path: Path) -> None:
 
 
 def test_shipped_heads_load_and_are_small() -> None:
-    for name in shipped():
+    for name in list_shipped_heads():
         assert DecisionHead.load(name).card.name == name
 
 
 def test_shipped_head_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name with dots, as models have; a file of that name in the current folder needs ./"""
     monkeypatch.setattr(heads, "_SHIPPED", tmp_path / "heads")
-    assert shipped() == []
+    assert list_shipped_heads() == []
     with pytest.raises(HeadError, match=r"no head nothing.*: give the path"):
         DecisionHead.load("nothing")
     head(1, name="a-1.5b").save(tmp_path / "heads")
-    assert shipped() == ["a-1.5b"]
+    assert list_shipped_heads() == ["a-1.5b"]
     monkeypatch.chdir(tmp_path)
     head(2, name="a-1.5b", threshold=0.9).save(tmp_path)
     assert DecisionHead.load("a-1.5b").card.threshold == 0.4

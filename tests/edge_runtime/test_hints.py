@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints, Offer, TextHints, hints_of
+from pilotfish.edge_runtime.hint_sources import (
+    DeviceHints,
+    HintSources,
+    Proposal,
+    SourceBudget,
+    TextHints,
+    create_hint_sources,
+)
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import Ahead, Greedy
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, AheadOptions, HintChain
 from tests.support.examples import examples
@@ -25,21 +32,21 @@ class Said:
         self.met = []
         self.asked = 0
 
-    def offer(self, most):
+    def propose(self, limit):
         self.asked += 1
-        return Offer(self.ids[:most], self.odds[:most])
+        return Proposal(self.ids[:limit], self.odds[:limit])
 
-    def meet(self, ids):
+    def record_tokens(self, ids):
         self.met.append(list(ids))
 
 
 def hints(**sources):
-    return Hints([Account(source, name) for name, source in sources.items()], None)
+    return HintSources([SourceBudget(source, name) for name, source in sources.items()], None)
 
 
 def take(under, most, price):
     """Take all that is offered, as a pass does that is alone."""
-    return under.take(len(under.offer(most, price)))
+    return under.attach(len(under.propose(most, price)))
 
 
 @given(
@@ -59,8 +66,8 @@ def test_a_source_never_costs_more_than_its_purse(price, passes):
         accepted = min(right, len(drafts))
         ids = [1] * (accepted + 1)
         spent, won, made = spent + len(drafts) * price, won + accepted, made + len(ids)
-        under.landed(ids, accepted)
-        assert 0.0 <= under.accounts[0].purse <= MOST
+        under.record_pass(ids, accepted)
+        assert 0.0 <= under.budgets[0].balance <= MOST
         assert spent <= FIRST + won + ALLOWANCE * made + 1e-6
 
 
@@ -71,7 +78,7 @@ def test_a_liar_costs_a_few_tokens_and_then_a_hundredth(price):
     positions = 0
     for _ in range(2000):
         positions += len(take(under, MOST_DRAFTS, price))
-        under.landed([0], 0)
+        under.record_pass([0], 0)
     assert positions * price <= FIRST + 2000 * ALLOWANCE
 
 
@@ -80,13 +87,13 @@ def test_a_source_is_trusted_again_after_better_drafts():
     under = hints(device=source)
     for _ in range(30):
         take(under, MOST_DRAFTS, 0.1)
-        under.landed([0], 0)
-    low = under.accounts[0].trust
+        under.record_pass([0], 0)
+    low = under.budgets[0].reliability
     for _ in range(2000):
         drafts = take(under, MOST_DRAFTS, 0.1)
-        under.landed([1] * (len(drafts) + 1), len(drafts))
+        under.record_pass([1] * (len(drafts) + 1), len(drafts))
     assert low < 0.75
-    assert under.accounts[0].trust > 0.95
+    assert under.budgets[0].reliability > 0.95
     assert take(under, MOST_DRAFTS, 0.1) == [1] * 4
 
 
@@ -135,10 +142,10 @@ def test_promises_are_measured_by_what_they_brought():
     seen = []
     for _ in range(300):
         drafts = take(under, MOST_DRAFTS, 0.02)
-        source = under.taken.account.name if under.taken.account else ""
+        source = under.attached.budget.name if under.attached.budget else ""
         seen.append(source)
         accepted = len(drafts) if source == TEXT else 0
-        under.landed([2] * (accepted + 1), accepted)
+        under.record_pass([2] * (accepted + 1), accepted)
         assert device.met == text.met  # all follow the text
     assert seen[0] == DEVICE
     assert seen[-100:].count(TEXT) > 60  # the device's purse lets it try now and then
@@ -147,17 +154,17 @@ def test_promises_are_measured_by_what_they_brought():
 def test_a_pass_is_settled_once():
     under = hints(device=Said([0.9] * 3))
     take(under, MOST_DRAFTS, 0.1)
-    assert under.landed([1, 1, 1, 1], 3).ids == [1] * 3
-    before = under.accounts[0].purse
-    assert under.landed([5], 0).account is None
-    assert under.accounts[0].purse == pytest.approx(before + ALLOWANCE)
+    assert under.record_pass([1, 1, 1, 1], 3).ids == [1] * 3
+    before = under.budgets[0].balance
+    assert under.record_pass([5], 0).budget is None
+    assert under.budgets[0].balance == pytest.approx(before + ALLOWANCE)
 
 
 def test_drafts_taken_for_a_pass_that_was_not_made_cost_nothing():
     under = hints(device=Said([0.9] * 3))
     for _ in range(500):
         take(under, MOST_DRAFTS, 0.9)
-    assert under.accounts[0].purse == FIRST
+    assert under.budgets[0].balance == FIRST
 
 
 @pytest.mark.parametrize(
@@ -168,11 +175,13 @@ def test_whose_hints_are_used_is_the_generations_choice(whose, names):
     committed = CommittedTokens()
     committed.extend([1, 2, 1])
     exchange = Ahead(AheadOptions(hints=whose))
-    under = hints_of(exchange, committed, 64, Trailing)
-    assert [account.name for account in under.accounts] == names
+    under = create_hint_sources(exchange, committed, 64, Trailing)
+    assert [account.name for account in under.budgets] == names
     frames = [bytes(encode_ids(np.array([2, 1], np.uint32), 10)), b"\xff\xff"]
-    assert under.told(3, committed.hash, frames, 10) == (DEVICE in names)
-    assert EDGE not in [account.name for account in hints_of(exchange, committed, 64).accounts]
+    assert under.add_device_hint(3, committed.hash, frames, 10) == (DEVICE in names)
+    assert EDGE not in [
+        account.name for account in create_hint_sources(exchange, committed, 64).budgets
+    ]
 
 
 class Trailing(Said):
@@ -181,8 +190,8 @@ class Trailing(Said):
 
 
 def test_a_generation_by_windows_takes_no_hints():
-    assert hints_of(None, CommittedTokens(), 64) is None
-    assert hints_of(Greedy(), CommittedTokens(), 64) is None
+    assert create_hint_sources(None, CommittedTokens(), 64) is None
+    assert create_hint_sources(Greedy(), CommittedTokens(), 64) is None
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2)))
@@ -192,15 +201,15 @@ def test_what_the_text_repeats_is_offered_and_learnt_without_a_pass(prompt, answ
     committed.extend(prompt)
     source = TextHints(committed)
     for id in answer:
-        offer = source.offer(5)
-        assert len(offer.ids) == len(offer.odds) <= 5
-        assert all(0.0 <= odds <= 1.0 for odds in offer.odds)
-        if offer.ids:  # it stood so before
+        propose = source.propose(5)
+        assert len(propose.ids) == len(propose.acceptance) <= 5
+        assert all(0.0 <= odds <= 1.0 for odds in propose.acceptance)
+        if propose.ids:  # it stood so before
             text = committed.ids.tolist()
-            at = [i for i in range(len(text) - 1) if text[i : i + 2] == [text[-1], offer.ids[0]]]
+            at = [i for i in range(len(text) - 1) if text[i : i + 2] == [text[-1], propose.ids[0]]]
             assert at or text[-1] in text[:-1]
         committed.extend([id])
-        source.meet([id])
+        source.record_tokens([id])
 
 
 def test_a_repeat_is_found_soon_however_long_nothing_was_repeated():
@@ -209,9 +218,9 @@ def test_a_repeat_is_found_soon_however_long_nothing_was_repeated():
     source = TextHints(committed)
     offered = []
     for id in [*range(1000, 1200), *range(20, 60)]:
-        offered.append(list(source.offer(4).ids))
+        offered.append(list(source.propose(4).ids))
         committed.extend([id])
-        source.meet([id])
+        source.record_tokens([id])
     assert not any(offered[:200])
     found = next(at for at, ids in enumerate(offered) if ids)
     assert found - 200 <= 5
@@ -225,11 +234,11 @@ def test_the_chain_of_a_device_follows_the_text():
     chain = HintChain(committed, 8)
     frames = [bytes(encode_ids(np.array([2, 3, 4], np.uint32), 10)), b"\xff\x80\x40"]
     assert chain.add(1, committed.hash, frames, 10)
-    under = Hints([Account(DeviceHints(chain), DEVICE)], chain)
+    under = HintSources([SourceBudget(DeviceHints(chain), DEVICE)], chain)
     assert take(under, 2, 0.0) == [2, 3]
     committed.extend([2])
-    under.landed([2], 1)
+    under.record_pass([2], 1)
     assert take(under, 5, 0.0) == [3, 4]
     committed.extend([9])
-    under.landed([9], 0)
+    under.record_pass([9], 0)
     assert take(under, 5, 0.0) == ()

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.errors import ConfigError, KeysError
-from pilotfish.edge_runtime.targets.listed import Federation, Pipeline, places, read_list
-from pilotfish.edge_runtime.targets.peer import expect_locked
+from pilotfish.edge_runtime.targets.node_client import expect_encrypted
+from pilotfish.edge_runtime.targets.node_list import (
+    Federation,
+    Pipeline,
+    read_addresses,
+    read_node_list,
+)
 from pilotfish.wire import keys
 from pilotfish.wire.keys import EdgeKeys
 
@@ -25,7 +30,7 @@ def listing(folder: Path, text: str | bytes, mode: int = 0o644) -> Path:
 
 
 def test_what_a_list_may_say(tmp_path: Path) -> None:
-    read = read_list(listing(tmp_path, ONE), Federation)
+    read = read_node_list(listing(tmp_path, ONE), Federation)
     assert (read.late, read.kept, read.values, read.reconstruction) == (
         "wait",
         64,
@@ -33,7 +38,7 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         "spread",
     )
     assert (read.late_s, read.give_up_s) == (10.0, 60.0)
-    (one,) = places(tmp_path / "workers.toml", read.worker)
+    (one,) = read_addresses(tmp_path / "workers.toml", read.worker)
     assert one == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:1", b"")
 
     public = keys.create(tmp_path / "theirs", keys.EDGE)
@@ -47,13 +52,13 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         {ONE} name = "one"\n weight = 3\n key = "theirs/edge.pub"\n digest = "0123456789abcdef"
         {TWO}
     """
-    read = read_list(listing(tmp_path, text), Federation)
+    read = read_node_list(listing(tmp_path, text), Federation)
     assert [node.weight for node in read.worker] == [3.0, 1.0]
     assert read.worker[0].digest == "0123456789abcdef"
-    found = places(tmp_path / "workers.toml", read.worker)
+    found = read_addresses(tmp_path / "workers.toml", read.worker)
     assert [place.name for place in found] == ["one", "tcp://127.0.0.1:2"]
     assert found[0].key == public.read_bytes().strip()
-    pipeline = read_list(listing(tmp_path, ONE.replace("worker", "stage")), Pipeline)
+    pipeline = read_node_list(listing(tmp_path, ONE.replace("worker", "stage")), Pipeline)
     assert pipeline.states == "fp32"
 
 
@@ -90,7 +95,7 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
 )
 def test_what_a_list_may_not_say(tmp_path: Path, text: str | bytes, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_list(listing(tmp_path, text), Federation)
+        read_node_list(listing(tmp_path, text), Federation)
     assert says in str(caught.value)
     assert "workers.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -107,19 +112,19 @@ def test_what_a_list_may_not_say(tmp_path: Path, text: str | bytes, says: str) -
 def test_nodes_that_cannot_be_told_apart(tmp_path: Path, text: str, says: str) -> None:
     path = listing(tmp_path, text)
     with pytest.raises(ConfigError, match=says):
-        places(path, read_list(path, Federation).worker)
+        read_addresses(path, read_node_list(path, Federation).worker)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        read_list(tmp_path / "nowhere.toml", Federation)
+        read_node_list(tmp_path / "nowhere.toml", Federation)
     with pytest.raises(ConfigError, match="Is a directory"):
-        read_list(tmp_path, Federation)
+        read_node_list(tmp_path, Federation)
     with pytest.raises(ConfigError, match="chmod o-w"):
-        read_list(listing(tmp_path, ONE, 0o646), Federation)
+        read_node_list(listing(tmp_path, ONE, 0o646), Federation)
     if os.geteuid() != 0:
         with pytest.raises(ConfigError, match="Permission denied"):
-            read_list(listing(tmp_path, ONE, 0o000), Federation)
+            read_node_list(listing(tmp_path, ONE, 0o000), Federation)
 
 
 @pytest.mark.parametrize("key", ["nowhere.pub", ".", "nonsense.pub"])
@@ -127,7 +132,7 @@ def test_keys_that_are_none(tmp_path: Path, key: str) -> None:
     (tmp_path / "nonsense.pub").write_text("half a key")
     path = listing(tmp_path, f'{ONE} key = "{key}"')
     with pytest.raises(KeysError, match=str(tmp_path / key)):
-        places(path, read_list(path, Federation).worker)
+        read_addresses(path, read_node_list(path, Federation).worker)
 
 
 def test_what_leaves_the_machine_goes_to_known_keys_only(tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_what_leaves_the_machine_goes_to_known_keys_only(tmp_path: Path) -> None
 
     def locked(address: str, key: str, own: EdgeKeys | None) -> None:
         path = listing(tmp_path, f'[[worker]]\naddress = "{address}"\n{key}')
-        expect_locked(path, places(path, read_list(path, Federation).worker), own)
+        expect_encrypted(path, read_addresses(path, read_node_list(path, Federation).worker), own)
 
     locked("tcp://127.0.0.1:1", "", None)
     locked("tcp://10.0.0.1:1", known, ours)

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish import Device
 from pilotfish.cli import main
-from pilotfish.edge_runtime.metrics import MetricsServer
+from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.wire.transport import is_own_host
 from tests.conftest import Pair
 from tests.support.daemons import exposition, free_port, running

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints
+from pilotfish.edge_runtime.hint_sources import DeviceHints, HintSources, SourceBudget
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols.ahead import HintChain
 from tests.conftest import VOCAB, Pair
 from tests.support.hostile import PROMPT, RawSession, ids_bytes
@@ -78,7 +78,7 @@ def test_a_pass_under_way_brings_no_more_than_was_pulled_last(
         edge.deliver(session.pull(count))
         edge.scheduler.target.start(batch.number, batch.spans)
         for job in collect(edge.scheduler):
-            edge.service.answer(job)
+            edge.service.finish_job(job)
         assert taken(edge) == text[:sent]
         if count < sent + 1:
             assert edge.scheduler.wait_s() is None  # and nothing more is computed
@@ -123,7 +123,7 @@ def test_an_end_token_within_a_run(pair: Pair, less: bool) -> None:
             edge.deliver(session.pull(1))
         edge.scheduler.target.start(batch.number, batch.spans)
         for job in collect(edge.scheduler):
-            edge.service.answer(job)
+            edge.service.finish_job(job)
         sent = taken(edge)
         assert sent == (text[:1] if less else text)
         assert edge.scheduler.wait_s() is None
@@ -135,8 +135,8 @@ def test_an_end_token_within_a_run(pair: Pair, less: bool) -> None:
 def test_a_price_near_zero() -> None:
     chain = HintChain(CommittedTokens(), 64)
     chain.ids, chain.acceptances = [1, 2], [1.0, 1.0]
-    hints = Hints([Account(DeviceHints(chain), "device")], chain)
-    assert len(hints.offer(15, 1e-309)) == 2
+    hints = HintSources([SourceBudget(DeviceHints(chain), "device")], chain)
+    assert len(hints.propose(15, 1e-309)) == 2
 
 
 def test_a_hint_beyond_the_rate_is_not_answered(tmp_path: Path) -> None:
@@ -150,12 +150,12 @@ def test_a_hint_beyond_the_rate_is_not_answered(tmp_path: Path) -> None:
 
 def test_a_source_that_becomes_good_is_heard_again() -> None:
     chain = HintChain(CommittedTokens(), 64)
-    hints = Hints([Account(DeviceHints(chain), "device")], chain)
+    hints = HintSources([SourceBudget(DeviceHints(chain), "device")], chain)
     for good in (False, True):
         heard = 0
         for _ in range(1000):
             chain.ids, chain.acceptances = [1] * 15, [1.0] * 15
-            drafts = hints.take(len(hints.offer(15, 0.1)))
+            drafts = hints.attach(len(hints.propose(15, 0.1)))
             heard += bool(drafts)
-            hints.landed([1] * (len(drafts) + 1) if good else [2], len(drafts) if good else 0)
+            hints.record_pass([1] * (len(drafts) + 1) if good else [2], len(drafts) if good else 0)
     assert heard > 500

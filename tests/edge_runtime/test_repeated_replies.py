@@ -60,7 +60,7 @@ def again(kind: str, edge: SocketlessEdge) -> Callable[[], list[bytes]]:
             edge.deliver(frames)
             return lambda: frames
         case "fetch":
-            vocabulary = edge.service._lexicon.digest
+            vocabulary = edge.service._vocabulary_server.digest
             return lambda: [m.encode(m.Fetch(vocabulary=vocabulary, part=0))]
         case _:
             artifact = edge.service._manifest
@@ -98,7 +98,7 @@ def test_refusals_of_what_was_not_read_are_bounded(edge: SocketlessEdge) -> None
     for _ in range(3000):
         edge.deliver([b"\0"])
     assert 1000 <= len(edge.replies) < 1000 + AT_ONCE / 200
-    assert edge.tally.drops > 2000
+    assert edge.tally.dropped_replies > 2000
 
 
 def test_a_pass_is_paid_by_itself(edge: SocketlessEdge) -> None:
@@ -138,7 +138,7 @@ def test_what_was_not_taken_is_told_again(long_pair: Pair) -> None:
     with SocketlessEdge(long_pair.target) as edge:
         edge.start()
         session, keep, full = RawSession(), edge._keep, [True]
-        edge.service._rounds._send = lambda *reply: False if full[0] else keep(*reply)
+        edge.service._generations._send = lambda *reply: False if full[0] else keep(*reply)
         edge.deliver(session.begin(PROMPT, "dssd", prompt_logprobs=20))
         frames = session.propose("dssd", drafted("dssd", (1,)))
         edge.deliver(frames)
@@ -160,8 +160,8 @@ def test_the_prompts_outlive_a_failed_pass(long_pair: Pair) -> None:
         edge.turn()  # tells of some
         batch = edge.scheduler.next_batch()
         assert batch is not None
-        for job in edge.scheduler.rule(Scores(batch.number, error=TargetLostError("gone"))):
-            edge.service.answer(job)
+        for job in edge.scheduler.finish_pass(Scores(batch.number, error=TargetLostError("gone"))):
+            edge.service.finish_job(job)
         edge.fails("target-lost")
         edge.deliver(session.pull(1))
         told = np.frombuffer(edge.reply_all()[1][-1], entry_type(2))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys
@@ -26,7 +26,7 @@ BOTH = {ALICE: "alice", BOB: "bob"}
 def edge(pair: Pair) -> SocketlessEdge:
     """Of two places, both of which are bob's; alice is on the list, too."""
     edge = SocketlessEdge(pair.target, sessions=2, sessions_per_client=2)
-    edge.service.revise(LIMITS, BOTH)
+    edge.service.apply_config(LIMITS, BOTH)
     return edge
 
 
@@ -53,14 +53,14 @@ def asked(edge: SocketlessEdge, owner: bytes) -> list[m.Reply]:
 def test_the_places_of_a_revoked_key_are_free_at_once(edge: SocketlessEdge) -> None:
     for _ in range(2):
         begun(edge, BOB)
-    edge.service.revise(LIMITS, {ALICE: "alice"})
+    edge.service.apply_config(LIMITS, {ALICE: "alice"})
     assert edge.service.sessions_by_device() == {}
     for _ in range(2):  # none of them has idled for long
         begun(edge, ALICE)
     assert [type(reply) for reply in asked(edge, ALICE)] == [m.Pong]
     assert edge.service.sessions_by_device() == {"alice": 2}
-    assert edge.tally.ended["revoked"] == 2
-    assert edge.tally.ended["displaced"] == 0
+    assert edge.tally.sessions_ended["revoked"] == 2
+    assert edge.tally.sessions_ended["displaced"] == 0
 
 
 def test_a_session_of_a_revoked_key_is_unknown_even_to_the_key_that_comes_back(
@@ -70,12 +70,12 @@ def test_a_session_of_a_revoked_key_is_unknown_even_to_the_key_that_comes_back(
     edge.start()
     edge.deliver(session.window(), BOB)
     assert isinstance(edge.reply(BOB), m.Verdict)
-    edge.service.revise(LIMITS, {ALICE: "alice"})
+    edge.service.apply_config(LIMITS, {ALICE: "alice"})
     edge.deliver(session.window(), BOB)
     refused = edge.reply(BOB)
     assert isinstance(refused, m.Failure)
     assert refused.code == "access-denied"
-    edge.service.revise(LIMITS, BOTH)
+    edge.service.apply_config(LIMITS, BOTH)
     edge.deliver(session.window(), BOB)
     unknown = edge.reply(BOB)
     assert isinstance(unknown, m.Failure)
@@ -88,7 +88,7 @@ def test_work_under_way_for_a_revoked_key_is_dropped_and_others_go_on(
     mine, other = begun(edge, BOB), begun(edge, ALICE)
     edge.deliver(mine.window(), BOB)
     edge.deliver(other.window(), ALICE)
-    edge.service.revise(LIMITS, {ALICE: "alice"})
+    edge.service.apply_config(LIMITS, {ALICE: "alice"})
     assert m.Verdict in [type(reply) for reply in asked(edge, ALICE)]
     assert m.Verdict not in [type(reply) for to, reply, _ in edge.replies if to == BOB]
     assert edge.tally.windows["greedy"] == 1

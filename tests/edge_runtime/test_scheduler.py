@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision
 from tests.support.passes import run
@@ -183,7 +183,7 @@ def test_whose_pass_was_last_is_remembered_of_so_many_owners(
 
     def submit(slot: int, owner: str, length: int) -> Job:
         ids = np.array(text(1, length), np.uint32)
-        job = Job(owner.encode(), slot, ids, rows=0, rule=None, owner=owner.encode())
+        job = Job(owner.encode(), slot, ids, rows=0, verify=None, owner=owner.encode())
         scheduler.submit(job)
         return job
 

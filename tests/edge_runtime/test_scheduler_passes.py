@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision, Draft
 from tests.edge_runtime.test_scheduler import MS, Clock
@@ -24,7 +24,7 @@ class Steered(Target):
 
     def __init__(self, lanes: int = 1, depth: int = 1, abreast: int = 1) -> None:
         self.context, self.digest = 512, "0"
-        self.lanes, self.depth, self.abreast = lanes, depth, abreast
+        self.lanes, self.depth, self.concurrent_passes = lanes, depth, abreast
         self.started: dict[int, list[Span]] = {}
         self.kept: list[tuple[int, list[int]]] = []
         self._finished: list[Scores] = []
@@ -35,7 +35,7 @@ class Steered(Target):
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         self.kept.append((slot, list(path)))
 
-    def finished(self) -> Sequence[Scores]:
+    def collect_scores(self) -> Sequence[Scores]:
         down, self._finished = self._finished, []
         return down
 
@@ -249,7 +249,7 @@ def test_a_pass_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
     target.finish(good)
     done = collect(scheduler)
     assert {each.slot for each in done if each.error} == {0, 1}
-    assert {each.slot for each in done if each.ruling} == {2, 3}
+    assert {each.slot for each in done if each.decision} == {2, 3}
     scheduler.submit(job(0, [1, 2, 3], clock))
     leave(scheduler)
     (spans,) = target.started.values()
@@ -272,7 +272,7 @@ def test_of_a_tree_the_path_is_kept_when_its_pass_is_over(clock: Clock) -> None:
     scheduler = Scheduler(target, clock)
     tree = job(0, [1, 2, 3, 4, 5], clock, rows=4)
     tree.draft = Branches(np.array([3, 4, 5], np.uint32))
-    tree.rule = lambda logits, hidden: Decision(3, 1)
+    tree.verify = lambda logits, hidden: Decision(3, 1)
     scheduler.submit(tree)
     leave(scheduler)
     assert target.kept == []

@@ -63,7 +63,7 @@ def test_one_costly_rule_a_pass() -> None:
     for slot in range(8):
         text = [1 + slot, 2]
         costly = job(slot, text, edge.clock, LONG if slot % 2 else b"other", rows=2)
-        costly.expected_s = 0.05 if slot < 7 else 0.001
+        costly.expected_cpu_s = 0.05 if slot < 7 else 0.001
         edge._owners[slot] = costly.owner
         edge.scheduler.submit(costly)
     done = [sorted(edge.turn()) for _ in range(7)]
@@ -75,7 +75,7 @@ def test_who_owes_time_waits_for_rules() -> None:
     """Not for reading a prompt; and as soon as nothing is owed, it goes on."""
     edge = Edge()
     owing = {LONG}
-    edge.scheduler.owes = owing.__contains__
+    edge.scheduler.over_budget = owing.__contains__
     edge.ask(0, LONG, 4)
     assert edge.scheduler.next_batch() is None
     assert 0.0 < (edge.scheduler.wait_s() or 0.0) < 0.1  # it is looked again soon

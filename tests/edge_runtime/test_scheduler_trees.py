@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision, Draft
 from tests.support.hostile import drafted
@@ -226,7 +226,7 @@ def test_of_a_tree_whose_rule_fails_nothing_stays(
     other, other_seen = desk.submit(1, beside, tree, accept=1)
     assert set(desk.run()) == {failing, other}
     assert isinstance(failing.error, ValueError)
-    assert failing.ruling is None
+    assert failing.decision is None
     assert other.error is None
     desk.agrees(other_seen, beside, tree)
     assert desk.decoder.length(0) == len(prompt)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Decision
 from tests.support.hostile import RawSession
@@ -104,7 +104,7 @@ def test_a_rule_that_fails_fails_its_own_round_only(pair) -> None:
     with SocketlessEdge(pair.target) as edge:
         rules = [lambda logits, hidden: Decision(0, int(logits[0].argmax())), broken]
         jobs = [
-            Job(bytes([i]) * 16, i, np.array([1, 2, 3]), rows=1, rule=rule)
+            Job(bytes([i]) * 16, i, np.array([1, 2, 3]), rows=1, verify=rule)
             for i, rule in enumerate(rules)
         ]
         for job in jobs:
@@ -112,7 +112,7 @@ def test_a_rule_that_fails_fails_its_own_round_only(pair) -> None:
         done = run(edge.scheduler)
         assert edge.scheduler.passes == 1
         assert done[0].error is None
-        assert done[0].ruling is not None
+        assert done[0].decision is not None
         assert isinstance(done[1].error, ArithmeticError)
 
 

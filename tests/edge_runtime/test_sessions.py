@@ -36,7 +36,7 @@ class Table:
         self.now_s += 1.0
         session = self.sessions.open(secrets.token_bytes(16), owner.encode())
         if busy:
-            session.jobs.append(Job(session.id, session.slot, [], rows=0, rule=None))
+            session.jobs.append(Job(session.id, session.slot, [], rows=0, verify=None))
         return session
 
     @property

@@ -49,7 +49,7 @@ def chunk(offset: int, total: int, transfer: bytes = ID) -> m.Chunk:
 
 
 def put(uploads: Uploads, body: bytes, offset: int, size: int, owner: bytes = b"me") -> Any:
-    return uploads.take(owner, chunk(offset, len(body)), body[offset : offset + size])
+    return uploads.receive_chunk(owner, chunk(offset, len(body)), body[offset : offset + size])
 
 
 @given(
@@ -80,7 +80,7 @@ def test_whoever_asks_after_the_end_misses_the_reply(uploads: Uploads) -> None:
     assert put(uploads, body, 0, 9).message == body
     assert put(uploads, body, 5, 4) == (9, None)  # a last chunk that was sent twice
     assert put(uploads, body, 0, 0).message == body
-    uploads.served(b"me", ID, keep=False)
+    uploads.mark_served(b"me", ID, keep=False)
     assert put(uploads, body, 0, 0) == (9, None)
     assert uploads.held == 0
 
@@ -109,13 +109,13 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     put(uploads, bytes(20), 0, 5)
     with pytest.raises(error):
-        uploads.take(b"me", chunk(offset, total), bytes(size))
+        uploads.receive_chunk(b"me", chunk(offset, total), bytes(size))
     assert uploads.held == 5
 
 
 def test_a_chunk_that_is_too_long_is_refused(clock: Clock) -> None:
     with pytest.raises(MalformedError):
-        Uploads(1 << 22, clock).take(b"me", chunk(0, 1 << 21), bytes(m.MAX_CHUNK + 1))
+        Uploads(1 << 22, clock).receive_chunk(b"me", chunk(0, 1 << 21), bytes(m.MAX_CHUNK + 1))
 
 
 def test_thousands_of_transfers_take_no_more_memory(uploads: Uploads, clock: Clock) -> None:
@@ -123,7 +123,7 @@ def test_thousands_of_transfers_take_no_more_memory(uploads: Uploads, clock: Clo
     for number in range(5000):
         clock.now_s += 0.01
         try:
-            uploads.take(b"me", chunk(0, 50_000, number.to_bytes(8, "big")), bytes(40_000))
+            uploads.receive_chunk(b"me", chunk(0, 50_000, number.to_bytes(8, "big")), bytes(40_000))
         except BusyError:
             busy += 1
         assert uploads.held <= MOST + 100
@@ -136,7 +136,9 @@ def test_each_lane_of_a_service_has_room(uploads: Uploads) -> None:
     body = bytes(1500)
     for at in (0, 750):
         for lane in range(64):
-            uploads.take(b"me", chunk(at, 1500, lane.to_bytes(8, "big")), body[at : at + 750])
+            uploads.receive_chunk(
+                b"me", chunk(at, 1500, lane.to_bytes(8, "big")), body[at : at + 750]
+            )
     assert len(uploads) == 64
     assert uploads.held == 64 * 1500
 
@@ -146,7 +148,7 @@ def test_a_few_keys_do_not_keep_all_others_out(uploads: Uploads, clock: Clock) -
     holders = [bytes([owner]) for owner in range(4)]
     for holder in holders:
         for number in range(8):
-            uploads.take(holder, chunk(0, 13_000, bytes([number] * 8)), bytes(12_000))
+            uploads.receive_chunk(holder, chunk(0, 13_000, bytes([number] * 8)), bytes(12_000))
     for _ in range(20):
         clock.now_s += 1.0
         body = bytes(20_000)
@@ -155,7 +157,7 @@ def test_a_few_keys_do_not_keep_all_others_out(uploads: Uploads, clock: Clock) -
         for holder in holders:
             with suppress(BusyError):
                 number = secrets.token_bytes(8)
-                uploads.take(holder, chunk(0, 13_000, number), bytes(12_000))
+                uploads.receive_chunk(holder, chunk(0, 13_000, number), bytes(12_000))
     assert uploads.held <= 4 * (MOST + 100)
 
 
@@ -163,7 +165,7 @@ def test_so_few_bytes_in_so_many_transfers_keep_nobody_out(clock: Clock) -> None
     uploads = Uploads(MOST, clock)
     for number in range(1024):
         owner = (number // 64).to_bytes(2, "big")
-        uploads.take(owner, chunk(0, 100, number.to_bytes(8, "big")), b"a")
+        uploads.receive_chunk(owner, chunk(0, 100, number.to_bytes(8, "big")), b"a")
     body = bytes(20_000)
     assert put(uploads, body, 0, 20_000, owner=b"honest").message == body
     assert len(uploads) <= 1024
@@ -173,7 +175,7 @@ def test_all_clients_together_are_bounded_and_idle_ones_give_way(
     uploads: Uploads, clock: Clock
 ) -> None:
     def begin(owner: int) -> None:
-        uploads.take(owner.to_bytes(8, "big"), chunk(0, 60_000), bytes(50_000))
+        uploads.receive_chunk(owner.to_bytes(8, "big"), chunk(0, 60_000), bytes(50_000))
 
     for owner in range(8):
         begin(owner)
@@ -189,7 +191,7 @@ def test_all_clients_together_are_bounded_and_idle_ones_give_way(
 
 def test_a_served_message_gives_way_first(uploads: Uploads) -> None:
     put(uploads, bytes(60_000), 0, 60_000)
-    uploads.take(b"me", chunk(0, 90_000, b"another1"), bytes(90_000))
+    uploads.receive_chunk(b"me", chunk(0, 90_000, b"another1"), bytes(90_000))
     assert uploads.held == 90_000
 
 
@@ -221,7 +223,7 @@ class Outbox:
 def test_a_large_reply_is_fetched_and_repeats_are_counted(clock: Clock) -> None:
     outbox = Outbox()
     downloads = Downloads(outbox, clock)
-    downloads.met(b"first", b"me", 1000)
+    downloads.set_slice_limit(b"first", b"me", 1000)
     pong = m.Pong(nonce=1, received_ns=2, sent_ns=3)
     frame = secrets.token_bytes(5000)
     assert downloads.send(b"first", pong, (frame,))
@@ -248,7 +250,7 @@ def test_a_large_reply_is_fetched_and_repeats_are_counted(clock: Clock) -> None:
 def test_replies_that_nobody_fetches_are_bounded(clock: Clock) -> None:
     outbox = Outbox()
     downloads = Downloads(outbox, clock)
-    downloads.met(b"me", b"me", 1)
+    downloads.set_slice_limit(b"me", b"me", 1)
     pong = m.Pong(nonce=1, received_ns=2, sent_ns=3)
     for _ in range(20):
         downloads.send(b"me", pong, (bytes(1 << 20),))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import Dimensions, Manifest, Source
 from pilotfish.export.catalog import list_artifacts
 

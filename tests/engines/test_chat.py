@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 USER = {"role": "user", "content": " Hi <b>🐟</b> "}

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 
 MOST = 1 << 20  # characters of a rendering here
 USER = {"role": "user", "content": "hi"}
@@ -175,7 +175,7 @@ def test_hostile_templates_stay_within_a_gibibyte() -> None:
     script = (
         "import resource\n"
         "from pilotfish.engines.chat import ChatTemplate\n"
-        "from pilotfish.engines.errors import TemplateError\n"
+        "from pilotfish.engines.engine_errors import TemplateError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "for source in ['{{ messages|tojson(indent=999999999) }}', \"{{ 'a'.zfill(2**31) }}\",\n"
         "    \"{{ range(99999)|map('string')|join('a' * 9999) }}\",\n"

@@ -24,10 +24,15 @@ from pilotfish.edge_runtime.relaxation_file import (
     read_relaxation,
     write_relaxation,
 )
-from pilotfish.edge_runtime.targets.listed import Federation, Pipeline, places, read_list
+from pilotfish.edge_runtime.targets.node_list import (
+    Federation,
+    Pipeline,
+    read_addresses,
+    read_node_list,
+)
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ArtifactError, EngineError
+from pilotfish.engines.engine_errors import ArtifactError, EngineError
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from tests.conftest import Pair
@@ -120,7 +125,7 @@ def test_spoilt_tokenizer(target: Path) -> None:
         text = tokenizer.decode(tokenizer.encode("abc <|end|>", special=True), special=True)
         tokenizer.encode(text)
         assert len(tokenizer.fingerprint) == 64
-        assert Vocabulary.of(Artifact.open(path.parent)).turn_end is not None
+        assert Vocabulary.from_artifact(Artifact.open(path.parent)).turn_end is not None
 
     assert_read_or_refused(target / "tokenizer.json", load, ArtifactError, 400)
 
@@ -215,8 +220,8 @@ def test_spoilt_list_of_nodes(
     path.write_bytes(data)
 
     def load(path: Path) -> None:
-        found = read_list(path, kind)
-        places(path, found.worker if isinstance(found, Federation) else found.stage)
+        found = read_node_list(path, kind)
+        read_addresses(path, found.worker if isinstance(found, Federation) else found.stage)
 
     assert_read_or_refused(path, load, (ConfigError, KeysError), 500)
 

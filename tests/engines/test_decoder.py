@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError
+from pilotfish.engines.engine_errors import ArtifactError, CapacityError, ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from tests.support.examples import examples
 from tests.support.runnable import hide_gpus, needs, runnable
 from tests.support.tiny import BASE, FAMILIES, SHARING, RandomSource, tiny_artifact, tiny_config

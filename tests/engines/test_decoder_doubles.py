@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pilotfish.engines.backends import Load
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tensorrt.profiles import Profile, Profiles
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,
@@ -103,7 +103,7 @@ def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):
         load = Load(decoder.artifact, 3, decoder.context)
         options = backend.options(load)
         inputs = {item.name for item in backend._session.get_inputs()}
-        profiles = Profiles.of(decoder.artifact.manifest, 3, decoder.context)
+        profiles = Profiles.for_slots(decoder.artifact.manifest, 3, decoder.context)
         shapes = {}
         for which in ("min", "opt", "max"):
             listed = options[f"trt_profile_{which}_shapes"].split(",")

@@ -7,8 +7,8 @@ import pytest
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.cudart import Cuda
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import CudaError
+from pilotfish.engines.engine_errors import CudaError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.split import split_artifact
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,

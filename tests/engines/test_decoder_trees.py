@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.support.examples import examples
 from tests.support.runnable import runnable

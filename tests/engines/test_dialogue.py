@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.dialogue import Dialogue
-from pilotfish.engines.errors import TextTooLongError
+from pilotfish.engines.engine_errors import TextTooLongError
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf import GgufSource

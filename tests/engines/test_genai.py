@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError, TreeError
+from pilotfish.engines.engine_errors import ArtifactError, CapacityError, ProviderError, TreeError
 from pilotfish.engines.genai import backend as genai_backend
 from pilotfish.engines.language_model import open_model
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.model import export_model
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     CONTEXT,

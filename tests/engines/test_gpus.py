@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.engines import gpus
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from tests.support.runnable import hide_gpus
 from tests.support.tiny import tiny_artifact
 

@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pilotfish.engines.compiling import compiled, on_deep_stack
-from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.compiling import compile_grammar, on_deep_stack
+from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.grammar import GrammarConstraint, Grammars
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.bridged import vocabulary
 from tests.support.examples import examples
 from tests.support.vocabularies import sentencepiece
@@ -44,7 +44,7 @@ def small() -> Grammars:
 def english(default_artifacts: Any) -> Vocabulary:
     from pilotfish.engines.artifact import Artifact
 
-    return Vocabulary.of(Artifact.open(default_artifacts.target))
+    return Vocabulary.from_artifact(Artifact.open(default_artifacts.target))
 
 
 def language() -> set[str]:
@@ -348,8 +348,8 @@ def test_an_endless_trial_ends_with_its_parent_or_by_itself() -> None:
     endless = HOSTILE["all patterns"]
     code = (
         "import os, sys, threading, time\n"
-        "from pilotfish.engines.trial import TRIAL\n"
-        "from pilotfish.speculation.shaping import Grammar\n"
+        "from pilotfish.engines.grammar_trial import TRIAL\n"
+        "from pilotfish.speculation.logits_options import Grammar\n"
         "TRIAL.warm()\n"
         "print(TRIAL._process.pid, flush=True)\n"
         "threading.Timer(0.1, os.kill, (os.getpid(), 9)).start()\n"
@@ -372,7 +372,9 @@ def test_dead_ends_of_drafts_compile_nothing_anew(small: Grammars) -> None:
     made = []
 
     def parser() -> Any:
-        made.append(compiled(Grammar("lark", 'start: A | "ab" "c"\nA: /[ab]x/'), small._read()))
+        made.append(
+            compile_grammar(Grammar("lark", 'start: A | "ab" "c"\nA: /[ab]x/'), small._read())
+        )
         return made[-1], 0.0
 
     constraint = GrammarConstraint(parser, END + 1, [END])
@@ -394,7 +396,7 @@ def test_drafts_that_lead_a_parser_astray_compile_nothing_costly_anew(small: Gra
     made = []
 
     def parser() -> Any:
-        made.append(on_deep_stack(partial(compiled, grammar, small._read())))
+        made.append(on_deep_stack(partial(compile_grammar, grammar, small._read())))
         return made[-1]
 
     constraint = GrammarConstraint(parser, END + 1, [END])

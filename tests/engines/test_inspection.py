@@ -14,7 +14,7 @@ import pytest
 from pilotfish import Device
 from pilotfish.base.errors import EdgeLostError, EdgeUnreachableError
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.inspection import PIECE_BYTES, Inspection
 from tests.conftest import Pair
 from tests.engines.test_artifact import FILES, write

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError
+from pilotfish.engines.engine_errors import ArtifactError, CapacityError, ProviderError
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.llamacpp import native
-from pilotfish.engines.llamacpp.decoder import LEAVES, LlamaDecoder
+from pilotfish.engines.llamacpp.llama_decoder import LEAVES, LlamaDecoder
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.model import export_model
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture

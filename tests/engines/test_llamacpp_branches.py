@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.engine_errors import CapacityError
 from pilotfish.engines.llamacpp.branches import Branches
 from pilotfish.engines.passes import Pass, check_all
 from tests.support.examples import examples

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pilotfish.engines.pace import in_turns, least_times
+from pilotfish.engines.pass_times import least_times, time_interleaved
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 LINES = {  # seconds of a pass: a + b · tokens
@@ -79,12 +79,12 @@ def test_drafters_that_are_tried_in_turns_are_not_compared_by_a_pause(paused):
 
         return timed
 
-    assert in_turns([timer(0.01), timer(0.012)]) == pytest.approx([0.01, 0.012])
+    assert time_interleaved([timer(0.01), timer(0.012)]) == pytest.approx([0.01, 0.012])
 
 
 STOPPED = """
 import os, signal, time
-from pilotfish.engines.pace import least_times
+from pilotfish.engines.pass_times import least_times
 
 stops = [{at}]
 

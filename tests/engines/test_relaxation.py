@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 from pilotfish.engines import relaxation, schemas
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
-from pilotfish.engines.families import FAMILIES, Tools
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.chat_formats import FAMILIES, Tools
+from pilotfish.engines.chat_formats.outline import Outline
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
+from pilotfish.engines.grammar_trial import TRIAL
 from pilotfish.engines.notices import Notices
 from pilotfish.engines.relaxation import (
     ANYTHING,
-    obstacle,
+    find_obstacle,
     relax,
-    relaxed,
+    relax_tool,
     with_relaxed_tools,
 )
 from pilotfish.engines.schemas import assertions
-from pilotfish.engines.trial import TRIAL
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 from tests.support.calling import grammars, vocabulary
 from tests.support.pydantic_types import TYPES, arguments
@@ -204,7 +204,9 @@ def written(schema: str, rng: np.random.Generator) -> str:
 def test_lists_of_keywords_and_formats_are_the_parsers() -> None:
     """What a newer llguidance can do must not be left out."""
     for keyword in schemas.LACKING - {"divisibleBy", "disallow", "extends", "dependencies"}:
-        found = obstacle(Outline(content=Grammar("json", json.dumps({keyword: {"maxLength": 1}}))))
+        found = find_obstacle(
+            Outline(content=Grammar("json", json.dumps({keyword: {"maxLength": 1}})))
+        )
         assert found is not None, keyword
     for name in schemas.FORMATS:
         text = json.dumps({"type": "string", "format": name})
@@ -224,7 +226,7 @@ def tools_of(schemas: dict[str, Any], **more: Any) -> Tools:
 
 def turn(tools: Tools) -> Outline:
     family = next(family for family in FAMILIES if family.name == "hermes")
-    return Outline.of(family, family.thought[1], tools=tools)
+    return Outline.for_chat_format(family, family.thought[1], tools=tools)
 
 
 def compiles(told: Outline) -> bool:
@@ -375,7 +377,7 @@ def test_what_is_left_out_is_logged_once(
     monkeypatch.setattr(relaxation, "NOTICES", Notices())
     text = assertions(json.dumps({"type": "object", "uniqueItems": True, "required": None}))
     for name in ("logged", "logged", "again"):
-        relaxed(name, text)
+        relax_tool(name, text)
     assert [record.message for record in caplog.records] == [
         f"tool '{name}': not enforced of its schema: "
         '"uniqueItems" (at /uniqueItems), "required" (at /required)'
@@ -391,7 +393,7 @@ def test_a_machine_that_is_too_busy_leaves_out_what_is_known(
 
     monkeypatch.setattr(TRIAL, "attempt", busy)
     told = {"type": "object", "properties": {"busy": {"uniqueItems": True, "pattern": "(?=a)"}}}
-    found = relaxed("f", assertions(json.dumps(told)))
+    found = relax_tool("f", assertions(json.dumps(told)))
     assert found.summary == '"uniqueItems" (at /properties/busy/uniqueItems)'
     monkeypatch.undo()
-    assert len(relaxed("f", assertions(json.dumps(told))).left_out) == 2
+    assert len(relax_tool("f", assertions(json.dumps(told))).left_out) == 2

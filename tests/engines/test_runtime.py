@@ -13,8 +13,8 @@ import pytest
 
 from pilotfish.engines.backends import AUTO, PROVIDERS
 from pilotfish.engines.backends.cpu import CpuBackend
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.runtime import CUDA, WHEELS, _load_cuda, open_session, runtime_version
 from tests.support.runnable import hide_gpus
 from tests.support.tiny import tiny_artifact
@@ -85,7 +85,7 @@ def test_both_wheels_are_refused(tmp_path, monkeypatch):
 def test_no_wheel_is_refused():
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from pilotfish.engines.errors import ProviderError\n"
+        "from pilotfish.engines.engine_errors import ProviderError\n"
         "from pilotfish.engines.runtime import runtime_version\n"
         "try:\n    runtime_version()\n"
         "except ProviderError as error:\n    print(error)\n"

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
 from pilotfish.export.weights import TOKEN_TABLE

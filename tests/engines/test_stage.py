@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.backends.cpu import CpuBackend
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.engine_errors import CapacityError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.export.split import split_artifact
 from tests.conftest import Pair

@@ -11,9 +11,9 @@ import pytest
 from pilotfish.engines.artifact import open_stages
 from pilotfish.engines.backends import Load
 from pilotfish.engines.backends.cpu import CpuBackend
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError, ProviderError
+from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.kv import HostCache
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.stage import LARGEST, Head, Stage
 from pilotfish.export.split import split_artifact
 from tests.support.staged import STANDARD, TEXT, Both, both_in, providers

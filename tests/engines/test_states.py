@@ -12,13 +12,13 @@ from pilotfish.engines.backends import Load
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.backends.tensorrt import TensorRTBackend
 from pilotfish.engines.backends.tensorrt_ep import TensorRTProviderBackend
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError, ProviderError, TreeError
-from pilotfish.engines.manifest import CachedLayer, KeptStates
+from pilotfish.engines.engine_errors import ArtifactError, ProviderError, TreeError
+from pilotfish.engines.manifest import CachedLayer, RecurrentStates
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.states import WINDOW, StateCache
-from pilotfish.export.config import Layer
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import Layer
 from pilotfish.export.split import split_artifact
 from tests.support.examples import examples
 from tests.support.runnable import runnable
@@ -212,7 +212,7 @@ def test_other_precisions_continue_as_they_read(family, precision, tmp_path):
 
 def test_the_manifest_says_what_is_kept(tmp_path):
     manifest = tiny_artifact(tmp_path / "a", architecture="lfm2").manifest
-    assert manifest.states == KeptStates(layers=[0, 2], taps=3, width=64, window=WINDOW)
+    assert manifest.states == RecurrentStates(layers=[0, 2], taps=3, width=64, window=WINDOW)
     assert [each.layer for each in manifest.cached] == [1]
     # the first layer alone has a state, and nothing has keys and values
     source = RandomSource(tiny_config("lfm2"), 0)
@@ -288,7 +288,9 @@ def test_opset17_has_no_linear_attention(family, tmp_path):
         tiny_artifact(tmp_path / "a", architecture=family, dialect="opset17")
 
 
-SUMMING = KeptStates(layers=[0, 2], taps=4, width=1, heads=1, key_dim=1, value_dim=1, window=WINDOW)
+SUMMING = RecurrentStates(
+    layers=[0, 2], taps=4, width=1, heads=1, key_dim=1, value_dim=1, window=WINDOW
+)
 MOVES = st.lists(st.tuples(st.integers(1, 150), st.floats(0, 1), st.booleans()), max_size=40)
 
 

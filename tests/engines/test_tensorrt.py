@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from pilotfish import Device
 from pilotfish.engines.cudart import Copy3D, Cuda
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import CudaError, ProviderError
+from pilotfish.engines.engine_errors import CudaError, ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.profiles import Profiles, input_shapes
 from tests.support import cudart_double, tensorrt_double
@@ -82,7 +82,7 @@ def test_no_pass_is_outside_the_profiles(opened, data, slots, context):
 def test_profiles_hold_every_shape_that_a_decoder_may_ask_for(
     manifest, slots, context, fixed, data
 ):
-    profiles = Profiles.of(manifest, slots, context, fixed=fixed)
+    profiles = Profiles.for_slots(manifest, slots, context, fixed=fixed)
     capacity = data.draw(st.sampled_from(profiles.capacities))
     batch = data.draw(st.integers(1, slots))
     size = data.draw(st.integers(1, profiles.narrow))

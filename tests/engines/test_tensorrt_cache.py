@@ -18,9 +18,9 @@ import pytest
 from pilotfish.cli import main
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.cudart import Cuda
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import BuildError, ProviderError
-from pilotfish.engines.tensorrt.build import Order, ensure_engine
+from pilotfish.engines.engine_errors import BuildError, ProviderError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
 from pilotfish.engines.tensorrt.cache import EngineCache
 from tests.support import cudart_double, tensorrt_double
 from tests.support.runnable import needs
@@ -38,7 +38,7 @@ def files():
 
 
 def order(artifact, slots=1, context=None):
-    return Order.here(Cuda(), artifact, slots, context)
+    return EngineRequest.for_this_machine(Cuda(), artifact, slots, context)
 
 
 def test_an_engine_is_built_once_and_then_taken_by_all_that_it_will_do_for(artifact, monkeypatch):

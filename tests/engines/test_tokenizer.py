@@ -15,9 +15,9 @@ import tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pilotfish.engines.errors import ArtifactError, TextTooLongError
+from pilotfish.engines.engine_errors import ArtifactError, TextTooLongError
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json

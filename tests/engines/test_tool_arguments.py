@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pilotfish.engines.families.tools import Tool
+from pilotfish.engines.chat_formats.tools import Tool
 from pilotfish.engines.relaxation import ANYTHING, relax
 from pilotfish.engines.schemas import assertions
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.engines import trial
-from pilotfish.engines.errors import GrammarBusyError, GrammarError
+from pilotfish.engines import grammar_trial as trial
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar import Grammars
-from pilotfish.engines.trial import TOO_LONG, TRIAL, Trial
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.engines.grammar_trial import TOO_LONG, TRIAL, Trial
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.bridged import vocabulary
 
 FINE = Grammar("regex", "(ab|c){2}")
@@ -64,7 +64,7 @@ def test_one_that_stands_still_while_it_starts() -> None:
 
 def test_one_that_stands_still_ends_with_its_parent() -> None:
     code = (
-        "import os, signal\nfrom pilotfish.engines.trial import TRIAL\nTRIAL.warm()\n"
+        "import os, signal\nfrom pilotfish.engines.grammar_trial import TRIAL\nTRIAL.warm()\n"
         "os.kill(TRIAL._process.pid, signal.SIGSTOP)\n"
         "print(TRIAL._process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )

@@ -15,12 +15,12 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.dialogue import Dialogue
-from pilotfish.engines.errors import ArtifactError, GrammarError
+from pilotfish.engines.engine_errors import ArtifactError, GrammarError
 from pilotfish.engines.foreign import check_foreign
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.examples import examples
 from tests.support.sentencepieces import read_model, trained, unigram
 from tests.support.tokenizer_strings import PROSE
@@ -166,7 +166,7 @@ def test_a_pair_of_one_vocabulary_needs_no_bridge() -> None:
     assert pair.trivial
     prompt = pair.prompt("a text", chat=False)
     assert prompt.ids.tolist() == [1, *unigram().encode("a text")]
-    assert prompt.own is prompt.ids
+    assert prompt.draft_ids is prompt.ids
 
 
 @pytest.mark.parametrize("other", [smollm2, sentencepiece])

@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.device_runtime.trial import LONGEST, SIZES, fastest_window, try_drafters
+from pilotfish.device_runtime.drafter_trial import LONGEST, SIZES, fastest_window, try_drafters
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.model import export_model
 from pilotfish.speculation.theory import tokens_per_round

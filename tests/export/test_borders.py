@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from pilotfish.export.borders import Dependencies
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.stage_graphs import StageGraphs
 
 LAYERS = [

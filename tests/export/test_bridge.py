@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pilotfish.cli import export_bridge, main
-from pilotfish.device_runtime.bridge import report as module
-from pilotfish.device_runtime.bridge.report import HOPELESS, SAMPLE, report
+from pilotfish.device_runtime.bridge import pair_report as module
+from pilotfish.device_runtime.bridge.pair_report import HOPELESS, SAMPLE, compare_vocabularies
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.support.tiny import tiny_artifact
 
@@ -75,7 +75,7 @@ def naive_mass(drafter: Artifact, text: str, window: int, shared: Sequence[int])
 def test_of_a_cut_head_only_what_it_can_say_is_covered(target: Artifact, tmp_path: Path) -> None:
     kept = [OWN.index(letter) for letter in "aeh"]
     cut = tiny_artifact(tmp_path / "cut", tokens=OWN, eos="[end]", kept=sorted(kept))
-    found = report(cut, target, TEXT)
+    found = compare_vocabularies(cut, target, TEXT)
     pieces = [Tokenizer(target).piece(id) for id in Tokenizer(target).encode(TEXT)]
     assert found.coverage == pytest.approx(sum(piece in "aeh" for piece in pieces) / len(pieces))
     assert found.mass == pytest.approx(1.0)
@@ -85,7 +85,7 @@ def test_of_a_cut_head_only_what_it_can_say_is_covered(target: Artifact, tmp_pat
 def test_the_figures_are_what_they_are_called(
     drafter: Artifact, target: Artifact, text: str
 ) -> None:
-    found = report(drafter, target, text)
+    found = compare_vocabularies(drafter, target, text)
     common = {*LETTERS, "Ġ", "in", "é"}
     assert found.shared == len(common) + 1
     assert (found.own_size, found.target_size) == (len(OWN) + 1, len(TARGET) + 1)
@@ -105,7 +105,7 @@ def test_a_long_text_is_cut_and_progress_is_told(
 ) -> None:
     monkeypatch.setattr(module, "MOST_POSITIONS", 100)
     told: list[tuple[int, int | None]] = []
-    long = report(
+    long = compare_vocabularies(
         drafter, target, TEXT * 20, progress=lambda label, done, total: told.append((done, total))
     )
     assert long.positions == 100
@@ -127,7 +127,7 @@ def test_the_table_says_what_the_figures_mean(
     text.write_text(TEXT)
     assert run(drafter.path, target.path, "--text", text) == 0
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    found = report(drafter, target, TEXT)
+    found = compare_vocabularies(drafter, target, TEXT)
     for part in (
         f"shared {found.shared} tokens",
         "</s>",
@@ -144,7 +144,7 @@ def test_json(
 ) -> None:
     assert run(drafter.path, target.path, "--json", "-") == 0
     figures = json.loads(capsys.readouterr().out)
-    found = report(drafter, target, SAMPLE)
+    found = compare_vocabularies(drafter, target, SAMPLE)
     assert figures["coverage"] == found.coverage
     assert figures["mass"] == pytest.approx(found.mass)
     assert figures["specials"] == {"</s>": "[end]"}
@@ -157,7 +157,7 @@ def test_json(
 def test_a_hopeless_pair_is_told_and_ends_with_1(
     drafter: Artifact, foreign: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = report(drafter, foreign, SAMPLE)
+    found = compare_vocabularies(drafter, foreign, SAMPLE)
     assert found.coverage * found.mass < HOPELESS
     assert run(drafter.path, foreign.path) == 1
     assert "Hopeless" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources.first_layers import FirstLayers
 from pilotfish.export.sources.gguf import GgufSource
@@ -94,17 +94,19 @@ def test_the_manifest_keeps_them(tmp_path: Path) -> None:
 
 def test_a_vocabulary_crosses_with_the_one_that_is_used(tmp_path: Path) -> None:
     artifact = tiny_artifact(tmp_path, templates=NAMED)
-    vocabulary = Vocabulary.of(artifact)
+    vocabulary = Vocabulary.from_artifact(artifact)
     arrived = Vocabulary.decode(vocabulary.encode(), vocabulary.model)
     assert arrived.chat_templates == {"tool_use": TOOLS}
     assert arrived.with_tools.chat_template == TOOLS
     assert arrived.with_tools.tokenizer is arrived.tokenizer
-    plain = Vocabulary.of(tiny_artifact(tmp_path / "plain"))
+    plain = Vocabulary.from_artifact(tiny_artifact(tmp_path / "plain"))
     assert plain.with_tools is plain
     assert b"chat_templates" not in plain.encode()  # as older ends have it
     assert plain.digest != vocabulary.digest
 
 
 def test_one_that_knows_no_tools_is_not_used(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.of(tiny_artifact(tmp_path, templates={"tool_use": "{{ messages }}"}))
+    vocabulary = Vocabulary.from_artifact(
+        tiny_artifact(tmp_path, templates={"tool_use": "{{ messages }}"})
+    )
     assert vocabulary.with_tools is vocabulary

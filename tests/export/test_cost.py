@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export import cost
-from pilotfish.export.config import Layer
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import plain_rope
 from pilotfish.export.reference import Reference, largest_part
 from pilotfish.export.sample_text import TEXT

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.language_model import open_model
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.dialects import DIALECTS
-from pilotfish.export.errors import ExportError
-from pilotfish.export.kept_tokens import (
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.head_tokens import (
     choose_tokens,
     count_tokens,
     needed_tokens,

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.atomic import replacing
 from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.dialects import choose_dialect
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from tests.support.small_checkpoints import LLAMA, write_directory
 from tests.support.tiny import RandomSource, tiny_artifact, tiny_config

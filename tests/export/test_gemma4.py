@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from pilotfish.engines.decoder import Decoder
-from pilotfish.export.config import Heads, ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.sources.huggingface_config import Description, read_config
 from pilotfish.export.sources.tensor_names import stored_name
 from pilotfish.export.weights import shapes
@@ -68,7 +68,10 @@ def test_what_is_published_and_what_transformers_saves_are_one_model() -> None:
 
 def test_layers_have_their_own_sizes_and_sources() -> None:
     config = read(GEMMA4)
-    assert [config.heads_of(i) for i in (0, 1)] == [Heads(4, 2, 16), Heads(4, 1, 32)]
+    assert [config.heads_of(i) for i in (0, 1)] == [
+        AttentionHeads(4, 2, 16),
+        AttentionHeads(4, 1, 32),
+    ]
     kinds = [config.layer(i) for i in range(6)]
     assert [kind.reads for kind in kinds] == [None] * 4 + [2, 3]
     assert [kind.intermediate for kind in kinds] == [None] * 4 + [128] * 2

@@ -9,11 +9,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError, ProviderError
+from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import open_model
 from pilotfish.export import genai_graph
 from pilotfish.export.catalog import list_artifacts
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
 from tests.support.genai_folders import change, genai_artifact, genai_folder

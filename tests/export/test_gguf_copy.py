@@ -11,13 +11,13 @@ import pytest
 
 from pilotfish.base.extras import installing
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ArtifactError, ProviderError
+from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.llamacpp import native
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export import atomic
 from pilotfish.export.catalog import list_artifacts
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
 from tests.support.gguf_models import gguf_artifact, gguf_file, write_foreign

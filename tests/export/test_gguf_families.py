@@ -15,11 +15,11 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.architectures import ARCHITECTURES
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from pilotfish.engines import runtime
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.first_layers import FirstLayers

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotfish.engines.decoder import Decoder
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources import open_source

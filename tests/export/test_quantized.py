@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.manifest import Precision
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import BLOCK, quantize
 from pilotfish.export.sources import open_source

@@ -12,8 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_config import read_config

@@ -11,8 +11,8 @@ import pytest
 
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.architectures.architecture import ALL, ATTENTION, MLP, QKV
-from pilotfish.export.config import Form, Layer, ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import Form, Layer, ModelConfig
 from pilotfish.export.parts import Rope
 from pilotfish.export.sources.huggingface_config import read_config
 from tests.support.small_checkpoints import (

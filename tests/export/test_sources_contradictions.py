@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pilotfish.export.architectures import ARCHITECTURES
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.tensor_names import stored_name

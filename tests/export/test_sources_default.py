@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pilotfish.cli import export
-from pilotfish.export.errors import DownloadError, ExportError
+from pilotfish.export.export_errors import DownloadError, ExportError
 from pilotfish.export.sources import open_source
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.parts import Experts
 from pilotfish.export.sources.huggingface import DirectorySource, open_directory
 from pilotfish.export.sources.huggingface_config import read_config

@@ -20,7 +20,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Opens the source in a fresh process, for the hub's client reads its environment when imported.
 SCRIPT = """
 import sys
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources import open_source
 try:
     source = open_source(sys.argv[1])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface_config import read_config

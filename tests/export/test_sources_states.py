@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pilotfish.export.config import Layer
-from pilotfish.export.errors import ExportError
-from pilotfish.export.parts import Recurrence, Space
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import Layer
+from pilotfish.export.parts import Recurrence, StateSpace
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import describe_directory
 from pilotfish.export.sources.huggingface_config import read_config
@@ -50,7 +50,7 @@ def read(values: dict[str, Any], **changes: Any) -> Any:
 
 def test_state_spaces_are_read() -> None:
     config = read(GRANITE)
-    assert config.recurrence == Recurrence(4, 8, 2, 16, 8, Space())
+    assert config.recurrence == Recurrence(4, 8, 2, 16, 8, StateSpace())
     assert [layer.kind for layer in config.pattern] == ["space", "space", "attention"]
     assert all(layer.experts and layer.fed and layer.rope is None for layer in config.pattern)
     assert config.experts.shared == 64
@@ -74,7 +74,7 @@ def test_steps_have_limits_as_files_write_them(infinity: str, tmp_path: Path) ->
     (tmp_path / "config.json").write_text(text)
     config = describe_directory(tmp_path, "tiny", ()).config
     assert config.recurrence is not None
-    assert config.recurrence.space == Space(shortest=0.01, longest=math.inf)
+    assert config.recurrence.space == StateSpace(shortest=0.01, longest=math.inf)
 
 
 @pytest.mark.parametrize(

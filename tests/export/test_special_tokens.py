@@ -13,9 +13,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import DirectorySource
@@ -140,7 +140,7 @@ def test_a_template_writes_the_tokenizers_own(tmp_path: Path) -> None:
     artifact = Artifact.open(tmp_path / "artifact")
     wanted = {"eos_token": MARK, "image_token": TEXT}
     assert artifact.manifest.special_tokens == wanted
-    vocabulary = Vocabulary.of(artifact)
+    vocabulary = Vocabulary.from_artifact(artifact)
     arrived = Vocabulary.decode(vocabulary.encode(), vocabulary.model)
     for each in (vocabulary, arrived):
         assert each.special_tokens == wanted
@@ -157,7 +157,7 @@ def test_models_of_older_releases_have_the_two_tokens_that_these_knew(tmp_path: 
     fields = json.loads(file.read_text())
     del fields["special_tokens"]
     file.write_text(json.dumps(fields))
-    vocabulary = Vocabulary.of(Artifact.open(tmp_path / "artifact"))
+    vocabulary = Vocabulary.from_artifact(Artifact.open(tmp_path / "artifact"))
     assert b"special_tokens" not in vocabulary.encode()
     assert vocabulary.template is not None
     assert vocabulary.template.render(ONE) == f"{TEXT}|{SPECIAL}|hi"
@@ -165,7 +165,7 @@ def test_models_of_older_releases_have_the_two_tokens_that_these_knew(tmp_path: 
 
 def test_a_vocabulary_from_a_newer_or_a_lying_edge(tmp_path: Path) -> None:
     export_model(str(checkpoint(tmp_path / "model", {"pad_token": TEXT})), tmp_path / "artifact")
-    vocabulary = Vocabulary.of(Artifact.open(tmp_path / "artifact"))
+    vocabulary = Vocabulary.from_artifact(Artifact.open(tmp_path / "artifact"))
     plain = msgspec.msgpack.decode(vocabulary.encode())
     later = msgspec.msgpack.encode({**plain, "of a later release": 1})
     assert Vocabulary.decode(later, vocabulary.model) == vocabulary
@@ -380,6 +380,6 @@ def test_a_folder_of_genai_names_its_tokens_too(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": word}))
     (folder / "chat_template.jinja").write_text("{{ pad_token }}")
     export_model(str(folder), tmp_path / "out", dialect="genai")
-    vocabulary = Vocabulary.of(Artifact.open(tmp_path / "out"))
+    vocabulary = Vocabulary.from_artifact(Artifact.open(tmp_path / "out"))
     assert vocabulary.template is not None
     assert vocabulary.template.render(ONE) == word

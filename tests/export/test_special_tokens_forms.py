@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pilotfish.engines.tokenizer import Tokenizer as ModelTokenizer
 from pilotfish.export.chat_check import vocabulary_of
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_tokenizer
 from pilotfish.export.tokenizers.gguf import CONTROL, USER_DEFINED, GgufVocabulary

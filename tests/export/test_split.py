@@ -16,15 +16,15 @@ import pytest
 from onnx import external_data_helper, numpy_helper
 
 from pilotfish.engines.artifact import Artifact, open_stages
-from pilotfish.engines.cut import Cut, check_chain
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME, Manifest
+from pilotfish.engines.stage_range import StageRange, check_chain
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export import atomic
 from pilotfish.export.atomic import replacing
 from pilotfish.export.borders import Dependencies
 from pilotfish.export.data_file import DataFile
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.split import plan_cuts, split_artifact
 from tests.conftest import Pair
 from tests.support.staged import of_every_kind
@@ -110,8 +110,8 @@ def test_manifests_say_which_part_of_what_they_are(tmp_path: Path, whole: Artifa
     stages = split_artifact(whole.path, tmp_path / "cut", layers=[1, 3])
     digest = whole.manifest.digest
     assert [stage.manifest.stage for stage in stages] == [
-        Cut(index=1, count=2, first_layer=0, layers=1, whole=digest),
-        Cut(index=2, count=2, first_layer=1, layers=3, whole=digest),
+        StageRange(index=1, count=2, first_layer=0, layers=1, whole=digest),
+        StageRange(index=2, count=2, first_layer=1, layers=3, whole=digest),
     ]
     assert [stage.path.name for stage in stages] == ["stage-1", "stage-2"]
     for stage in stages:
@@ -120,7 +120,7 @@ def test_manifests_say_which_part_of_what_they_are(tmp_path: Path, whole: Artifa
         assert stage.manifest.origin == whole.manifest.origin  # one decision head serves both
         assert (stage.path / MANIFEST_NAME).read_bytes() == stage.manifest.encode()
     assert len({digest, *(stage.manifest.digest for stage in stages)}) == 3
-    assert Vocabulary.of(stages[0]).fingerprint == whole.manifest.tokenizer_fingerprint
+    assert Vocabulary.from_artifact(stages[0]).fingerprint == whole.manifest.tokenizer_fingerprint
     assert not stages[1].tokenizer_path.exists()
 
 

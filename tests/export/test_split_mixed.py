@@ -14,9 +14,9 @@ from pilotfish import Device
 from pilotfish.cli import main
 from pilotfish.deploy.bundle import BundleContents, make
 from pilotfish.engines.artifact import Artifact, open_stages
-from pilotfish.engines.cut import Cut, check_chain
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME
+from pilotfish.engines.stage_range import StageRange, check_chain
 from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.split import split_artifact
 from tests.support.tiny import tiny_artifact
@@ -39,12 +39,12 @@ def test_stages_of_one_cut_are_opened_in_their_order(tmp_path: Path, whole: Arti
 
 
 CHAIN = [
-    Cut(index=i + 1, count=4, first_layer=2 * i, layers=2, whole="0123456789abcdef")
+    StageRange(index=i + 1, count=4, first_layer=2 * i, layers=2, whole="0123456789abcdef")
     for i in range(4)
 ]
 
 
-def changed(cut: Cut, **changes: Any) -> Cut:
+def changed(cut: StageRange, **changes: Any) -> StageRange:
     return msgspec.structs.replace(cut, **changes)
 
 
@@ -62,7 +62,7 @@ def changed(cut: Cut, **changes: Any) -> Cut:
         ([changed(CHAIN[0], layers=1), *CHAIN[1:]], "does not go on"),
     ],
 )
-def test_stages_that_make_no_whole_are_refused(cuts: Sequence[Cut], words: str) -> None:
+def test_stages_that_make_no_whole_are_refused(cuts: Sequence[StageRange], words: str) -> None:
     check_chain(CHAIN)
     with pytest.raises(ArtifactError, match=words):
         check_chain(cuts)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.pretokenizers import TEKKEN
 from pilotfish.export.tokenizers.tekken import OLD_SPECIAL, tekken_tokenizer_json
 from tests.support.examples import examples

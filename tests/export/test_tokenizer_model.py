@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface_tokenizer import read_tokenizer
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json

@@ -12,7 +12,7 @@ from pilotfish.base.errors import PromptTooLongError
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.field.agreement import GREEDY, accepted, agreement, by_depth
+from pilotfish.field.agreement import GREEDY, accepted_by_round, agreement, by_depth
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import SamplingParams
 from tests.support.bridged import SMALL
@@ -25,8 +25,8 @@ TOKENS = 60
 def opened(artifact, target):
     """A drafter with its bridge to a target of this vocabulary."""
     drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
-    pair = Pair(Vocabulary.of(artifact), target)
-    drafter.cross(pair.bridge())
+    pair = Pair(Vocabulary.from_artifact(artifact), target)
+    drafter.set_bridge(pair.bridge())
     return drafter, pair
 
 
@@ -47,7 +47,7 @@ def test_rounds_accept_what_follows_from_agreement(device, reader, prompt, windo
     options = {"protocol": "greedy", "window": window, "max_tokens": TOKENS}
     generation = device.generate(prompt, **options)
     agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
-    foretold = accepted(agreed, window)
+    foretold = accepted_by_round(agreed, window)
     found = [one.accepted for one in generation.rounds]
     # the last window may be cut short, and be right beyond the answer
     assert len(found) == len(foretold)
@@ -62,7 +62,9 @@ def test_under_shared_noise_too(device, reader, window):
     generation = device.generate("abc", protocol="coupled", window=window, **sampling)
     law = SamplingParams(sampling=Sampling(temperature=0.7), seed=11)
     agreed = agreement(drafter, pair.prompt("abc"), generation.tokens, law)
-    assert [one.accepted for one in generation.rounds][:-1] == accepted(agreed, window)[:-1]
+    assert [one.accepted for one in generation.rounds][:-1] == accepted_by_round(agreed, window)[
+        :-1
+    ]
     greedy = agreement(drafter, pair.prompt("abc"), generation.tokens)
     assert not np.array_equal(agreed, greedy)
 
@@ -91,7 +93,7 @@ def test_across_a_bridge_each_round_of_one_draft(across):
             generation = device.generate(prompt, protocol="greedy", window=1, max_tokens=TOKENS)
             agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
             found = [one.accepted for one in generation.rounds]
-            assert found[:-1] == accepted(agreed, 1)[:-1]
+            assert found[:-1] == accepted_by_round(agreed, 1)[:-1]
             kinds |= {*agreed.tolist()}
         assert kinds == {True, False}
         drafter.release()
@@ -110,7 +112,7 @@ def test_a_drafter_without_room_says_so(device, reader):
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 9))
 def test_rounds_cover_the_answer_and_depths_count_every_token(agreed, window):
     told = np.array(agreed, dtype=np.bool_)
-    rounds = accepted(told, window)
+    rounds = accepted_by_round(told, window)
     assert all(0 <= one <= window for one in rounds)
     tokens = sum(rounds) + len(rounds)
     assert len(told) <= tokens <= len(told) + 1  # a last bonus may lie beyond

@@ -14,14 +14,14 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
-from pilotfish.cli.field.comparison_tables import tell
+from pilotfish.cli.field.comparison_tables import print_comparison
 from pilotfish.field import comparison, comparison_picture
-from pilotfish.field.agreement import accepted
-from pilotfish.field.answering import Answered, AnswerFile, Asking
+from pilotfish.field.agreement import accepted_by_round
 from pilotfish.field.comparison import compare
 from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.drawing import panels
 from pilotfish.field.prompts import read_questions
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer
 from pilotfish.speculation.speeds import best_window, hinted_token_s
 from tests.device_runtime.test_unigram import artifact as unigram_artifact
 from tests.support.tiny import tiny_artifact
@@ -231,7 +231,7 @@ def test_rounds_are_those_of_the_answers_themselves():
     found = compared(one, rtts_s=(0.01,)).drafters[0].expected[0]
     rates = []
     for window in range(1, 17):
-        rounds = sum(len(accepted(agreed, window)) for agreed in one.agreed.values())
+        rounds = sum(len(accepted_by_round(agreed, window)) for agreed in one.agreed.values())
         rates.append(20 * 200 / rounds / (window * 0.004 + 0.01 + 0.04))
     assert found.rounds_per_s == pytest.approx(max(rates))
 
@@ -271,23 +271,23 @@ def test_hints_that_are_always_right_fill_every_pass():
 
 def asking(**changes):
     usual = {"target": "t", "digest": "d", "prompts": ["a", "b", "c"], "max_tokens": 4}
-    return Asking(**{**usual, "temperature": 0.0, "seed": 0, **changes})
+    return AnswerRequest(**{**usual, "temperature": 0.0, "seed": 0, **changes})
 
 
 def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
     path = tmp_path / "answers.jsonl"
     with AnswerFile(path, asking(), VOCAB, resume=False) as file:
-        file.add(Answered(prompt=0, tokens=[1, 2], pass_s=0.04))
-        file.add(Answered(prompt=1, left_out="too long"))
+        file.add(TargetAnswer(prompt=0, tokens=[1, 2], pass_s=0.04))
+        file.add(TargetAnswer(prompt=1, left_out="too long"))
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         with AnswerFile(path, asking(), VOCAB, resume=True) as file:
             held = dict(file.answers)
-            file.add(Answered(prompt=2, tokens=[7]))
+            file.add(TargetAnswer(prompt=2, tokens=[7]))
         assert len(held) == max(0, whole[:cut].count(b"\n") - 1)
         with AnswerFile(path, asking(), VOCAB, resume=True) as file:
-            assert file.answers == {**held, 2: Answered(prompt=2, tokens=[7])}
+            assert file.answers == {**held, 2: TargetAnswer(prompt=2, tokens=[7])}
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,9 @@ def test_no_figure_is_cut_where_names_are_long(capsys, monkeypatch):
     monkeypatch.setattr(comparison, "SPEEDS", 2)
     names = ["folder/a-drafter-of-a-long-name-int4", "text"]
     rtts_s = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-    tell(compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=rtts_s), "target")
+    print_comparison(
+        compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=rtts_s), "target"
+    )
     told = capsys.readouterr().out
     assert "…" not in told
     tables = [line for line in told.splitlines() if line.startswith("│")]
@@ -422,7 +424,7 @@ def test_no_figure_is_cut_where_names_are_long(capsys, monkeypatch):
 
 def test_of_one_without_room_no_figure_is_told(capsys):
     unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
-    tell(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
+    print_comparison(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
     told = capsys.readouterr().out
     assert "unseen had no room for any prompt" in told
     assert "of the others" not in told

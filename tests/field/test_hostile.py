@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
-from pilotfish.field.recording import Recorder, begun
+from pilotfish.field.recording import Recorder, has_begun
 from pilotfish.field.replay import replay
 from pilotfish.field.report.measured import read
 from pilotfish.field.report.write import write
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
         for repeat in range(2):
             number = recorder.begin(asked(repeat=repeat))
             for at in range(6):
-                recorder.round(number, at, 0.1 * at, a_round(at))
+                recorder.add_round(number, at, 0.1 * at, a_round(at))
             recorder.end(
                 number, finished=True, tokens=18, total_s=0.6, link=LINK, choice=CHOICE,
                 finish_reason="length", prompt_tokens=10, first_token_s=0.1, energy_j=0.5,
@@ -267,9 +267,9 @@ def test_damaged_bytes_are_read_or_refused(path: Path) -> None:
         path.write_bytes(bytes(data[: rng.choice([len(data), len(data), rng.randrange(1, 4096)])]))
         assert_used_or_refused(path)
         try:
-            if begun(path):
+            if has_begun(path):
                 with Recorder.resume(path) as recorder:
-                    recorder.finished()
+                    recorder.finished_cells()
         except (RunFileError, OSError) as error:
             assert_one_line(str(error), path)
         for rest in path.parent.glob("walk.pilotfish-*"):

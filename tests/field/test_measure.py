@@ -16,8 +16,8 @@ from pilotfish.device_runtime.session import Session
 from pilotfish.engines.artifact import Artifact
 from pilotfish.field import matrix
 from pilotfish.field.prompts import BUILT_IN, read_prompts
-from pilotfish.field.recording import Recorder, begun
-from pilotfish.field.run import Run, Settings
+from pilotfish.field.recording import Recorder, has_begun
+from pilotfish.field.run import MatrixSettings, Run
 from tests.support.daemons import free_port
 from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure
 
@@ -74,13 +74,13 @@ def test_a_target_of_another_precision_is_another_target(pair, edge, out, prompt
 @pytest.mark.timing
 def test_what_recording_takes_is_in_no_figure(pair, edge, out, prompts, monkeypatch):
     """With a disk that needs 100 ms a round, stages and totals are what they were."""
-    taken = Recorder.round
+    taken = Recorder.add_round
 
     def slow(*arguments):
         time.sleep(0.1)
         taken(*arguments)
 
-    monkeypatch.setattr(Recorder, "round", slow)
+    monkeypatch.setattr(Recorder, "add_round", slow)
     options = ["--prompts", prompts, "--protocols", "greedy", "--windows", 1, "--repeat", 1]
     assert measure(pair, edge.endpoint, out, *options, "--warm-up", 0, "--max-tokens", 8) == 0
     for answer in answers(out):
@@ -125,7 +125,9 @@ def test_local_alone_needs_no_edge(pair, out, prompts, capsys):
 
 
 def test_each_block_has_each_configuration_once_in_an_order_of_its_own():
-    settings = Settings(prompts=PROMPTS, repeat=4, protocols=("greedy", "dsd", "stream", "auto"))
+    settings = MatrixSettings(
+        prompts=PROMPTS, repeat=4, protocols=("greedy", "dsd", "stream", "auto")
+    )
     wanted = matrix.configurations(settings)
     assert len(wanted) == 2 * 3 + 2
     order = list(matrix.cells(settings))
@@ -179,7 +181,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(pair, edge, out, capsys, opti
     (line,) = captured.err.strip().splitlines()
     assert line.startswith("pilotfish: ")
     assert re.search(words, line), line
-    assert not begun(out)
+    assert not has_begun(out)
 
 
 def test_what_is_missing_is_asked_for(pair, out, capsys):

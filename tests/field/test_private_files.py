@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.files import private_folder
-from pilotfish.distill.answers import LessonFile
+from pilotfish.distill.answers import TrainingExampleFile
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.engines.cache import replace_file
-from pilotfish.field.answering import AnswerFile, Asking
 from pilotfish.field.recording import Recorder
-from pilotfish.judge.episodes import Mined
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest
+from pilotfish.judge.episodes import MiningRecord
 from tests.conftest import Pair
 from tests.support.made_answers import facts
 
@@ -37,7 +37,7 @@ def modes(folder: Path) -> dict[str, int]:
 def test_a_run_file_and_what_lies_beside_it_while_it_is_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with Recorder.create(tmp_path / "run", facts()) as recorder:
-        recorder.started(())
+        recorder.add_start(())
         during = modes(tmp_path)
     assert during == {".": 0o755, "run": 0o600, "run-wal": 0o600, "run-shm": 0o600}
     with Recorder.resume(tmp_path / "run"):
@@ -46,24 +46,26 @@ def test_a_run_file_and_what_lies_beside_it_while_it_is_written(tmp_path: Path) 
 
 
 def test_answers_that_drafters_are_compared_by(tmp_path: Path) -> None:
-    asking = Asking(target="t", digest="d", prompts=["a"], max_tokens=1, temperature=0.0, seed=None)
+    asking = AnswerRequest(
+        target="t", digest="d", prompts=["a"], max_tokens=1, temperature=0.0, seed=None
+    )
     with AnswerFile(tmp_path / "answers", asking, 10, resume=False):
         pass
     assert modes(tmp_path)["answers"] == 0o600
 
 
 def test_a_folder_of_distillation(tmp_path: Path) -> None:
-    with RunFolder.opened(tmp_path / "above" / "run") as folder:
+    with RunFolder.open(tmp_path / "above" / "run") as folder:
         folder.expect({"a": 1}, "settings")
         folder.share(None)
-        LessonFile(folder.answers)
+        TrainingExampleFile(folder.answers)
     found = modes(tmp_path / "above")
     assert found.pop(".") == found.pop("run") == 0o700
     assert set(found.values()) == {0o600}
 
 
 def test_episodes_of_a_judge(tmp_path: Path) -> None:
-    Mined("t", "i", 1, None, False, {}, {}).begin(tmp_path / "mined")
+    MiningRecord("t", "i", 1, None, False, {}, {}).begin(tmp_path / "mined")
     assert modes(tmp_path / "mined") == {".": 0o700, "mined.json": 0o600}
 
 

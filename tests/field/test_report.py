@@ -15,9 +15,9 @@ import pytest
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.extras import installing
 from pilotfish.cli import main
-from pilotfish.field.report.measured import named_apart, read
-from pilotfish.field.report.page import page
+from pilotfish.field.report.measured import read, with_unique_names
 from pilotfish.field.report.pictures import draw
+from pilotfish.field.report.report_page import page
 from pilotfish.field.report.write import write
 from tests.field.conftest import HOSTILE
 from tests.support.made_answers import answer, chain, linked, recorded
@@ -104,7 +104,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
         (tmp_path / str(number)).mkdir()
         path = tmp_path / str(number) / "lan.pilotfish"
         paths.append(recorded(path, [answer([chain(2, 1, ms=10.0 * number)] * 3, window=2)]))
-    runs = named_apart([read(path) for path in paths])
+    runs = with_unique_names([read(path) for path in paths])
     assert [run.name for run in runs] == ["lan", "lan (2)"]
     write(runs, tmp_path / "out")
     found = page_of(tmp_path / "out")

@@ -178,7 +178,7 @@ def test_hindsight_of_choices_made_by_hand():
     assert by_name["stream"].fixed is None
     assert str(seen.best.configuration) == "greedy γ=4"
     assert seen.auto.median == pytest.approx(10.0)
-    assert seen.behind == pytest.approx(10.0 / 8.0 - 1.0)
+    assert seen.excess == pytest.approx(10.0 / 8.0 - 1.0)
     assert sorted(seen.predicted) == [
         (10.0, pytest.approx(10.0)),
         (10.0, pytest.approx(12.0)),

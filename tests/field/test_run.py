@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
-from pilotfish.field.recording import Recorder, begun, expect_nothing
+from pilotfish.field.recording import Recorder, expect_nothing, has_begun
 from pilotfish.field.resumption import expect_same_pair, expect_same_settings
-from pilotfish.field.run import Answer, Configuration, Facts, Model, Run, Settings, Start
+from pilotfish.field.run import Answer, Configuration, Facts, MatrixSettings, Model, Run, Start
 from pilotfish.field.run_file import APPLICATION_ID
 from pilotfish.wire.link.state import LinkState, Reading
 from tests.support.examples import examples
 
 FACTS = Facts(
     software="pilotfish 0",
-    settings=Settings(prompts=("Why?", "How?"), windows=(2, "auto")),
+    settings=MatrixSettings(prompts=("Why?", "How?"), windows=(2, "auto")),
     starts=(Start(unix_s=1.5, host={"board": "Jetson", "cpus": 8}),),
     drafter=Model("small", "int4", "0123456789abcdef"),
     target=Model("large"),
@@ -89,7 +89,7 @@ def written(path):
         for repeat in range(4):
             number = recorder.begin(asked(repeat=repeat))
             for i in range(6 if repeat < 3 else 2):
-                recorder.round(number, i, 0.1 * i, a_round(i))
+                recorder.add_round(number, i, 0.1 * i, a_round(i))
             if repeat < 3:
                 recorder.end(number, finished=True, tokens=18, total_s=0.6, link=LINK)
     return path
@@ -130,9 +130,9 @@ def test_what_goes_in_comes_out(tmp_path, given, window):
         wanted = asked(window=window)
         number = recorder.begin(wanted)
         for i, (at_s, round_) in enumerate(given):
-            recorder.round(number, i, at_s, round_)
+            recorder.add_round(number, i, at_s, round_)
         recorder.end(number, finished=True, link=LINK, choice=CHOICE, energy_j=1.25)
-        assert recorder.finished() == {wanted.cell}
+        assert recorder.finished_cells() == {wanted.cell}
     with Run.open(path) as run:
         assert run.facts == FACTS
         (answer,) = run.answers()
@@ -153,7 +153,7 @@ def test_warm_up_answers_are_kept_apart(path):
     with Recorder.create(path, FACTS) as recorder:
         for warm_up in (True, False):
             recorder.end(recorder.begin(asked(warm_up=warm_up)), finished=True)
-        assert len(recorder.finished()) == 1
+        assert len(recorder.finished_cells()) == 1
     assert [answer.warm_up for answer in read(path)] == [False]
     assert [answer.warm_up for answer in read(path, warm_up=True)] == [True, False]
 
@@ -174,7 +174,7 @@ def test_a_round_is_in_the_file_when_recording_it_returns(path, tmp_path):
     with Recorder.create(path, FACTS) as recorder:
         number = recorder.begin(asked())
         for i, protocol in enumerate(["greedy", "greedy", "stream"]):
-            recorder.round(number, i, 0.1, a_round(i, protocol))
+            recorder.add_round(number, i, 0.1, a_round(i, protocol))
             folder = tmp_path / f"cut{i}"
             folder.mkdir()
             for part in tmp_path.glob("walk.pilotfish*"):
@@ -187,7 +187,7 @@ def test_the_file_alone_holds_all_finished_answers(path, tmp_path):
     with Recorder.create(path, FACTS) as recorder:
         for repeat in range(2):
             number = recorder.begin(asked(repeat=repeat))
-            recorder.round(number, 0, 0.1, a_round())
+            recorder.add_round(number, 0, 0.1, a_round())
             recorder.end(number, finished=True)
         shutil.copy(path, tmp_path / "copy")
         assert len(read(tmp_path / "copy")) == 2
@@ -200,7 +200,7 @@ def test_a_run_is_read_while_it_is_measured(path):
         number = recorder.begin(asked())
         with Run.open(path) as run:
             for i in range(3):
-                recorder.round(number, i, 0.1, a_round(i))
+                recorder.add_round(number, i, 0.1, a_round(i))
                 (answer,) = run.answers(finished=False)
                 assert len(answer.rounds) == i + 1
             recorder.end(number, finished=True)
@@ -235,7 +235,7 @@ def test_a_file_of_an_older_format_is_read_and_gone_on_with(written, version):
     with Recorder.resume(written) as recorder:
         number = recorder.begin(asked(repeat=3))
         wanted = replace(a_round(), notes={"forgiven": 2, "deviation": 0.25}, inquired=3)
-        recorder.round(number, 0, 0.1, wanted)
+        recorder.add_round(number, 0, 0.1, wanted)
         recorder.end(number, finished=True)
     *older, newest = read(written, finished=False)
     assert older == before
@@ -246,7 +246,7 @@ def test_a_file_has_one_writer(written):
     with Recorder.resume(written), pytest.raises(RunFileError, match="being written by another"):
         Recorder.resume(written)
     with Recorder.resume(written) as recorder:
-        assert len(recorder.finished()) == 3
+        assert len(recorder.finished_cells()) == 3
 
 
 def test_nothing_is_overwritten(written):
@@ -261,7 +261,7 @@ def test_nothing_is_overwritten(written):
 def test_a_start_is_noted(written):
     again = Start(unix_s=9.0, host={"power_mode": "MAXN"})
     with Recorder.resume(written) as recorder:
-        recorder.started([*FACTS.starts, again])
+        recorder.add_start([*FACTS.starts, again])
     with Run.open(written) as run:
         assert run.facts.starts == (*FACTS.starts, again)
         assert run.facts.host == FACTS.starts[0].host
@@ -369,10 +369,10 @@ def test_a_damaged_file_is_read_or_refused(written, tmp_path, cut, at):
 
 def test_a_file_that_was_cut_off_while_it_was_made_is_as_good_as_none(path):
     path.touch()
-    assert not begun(path)
+    assert not has_begun(path)
     with Recorder.create(path, FACTS) as recorder:
-        assert recorder.finished() == set()
-    assert begun(path)
+        assert recorder.finished_cells() == set()
+    assert has_begun(path)
 
 
 # Going on

@@ -17,7 +17,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import RelaxationError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.relaxation_file import RelaxationCard, read_relaxation
-from pilotfish.judge.calibrating import Observed, Position, chosen
+from pilotfish.judge.calibrating import ObservedPositions, Position, choose_relaxation
 from pilotfish.speculation.adaptive import DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.truncation import truncate
@@ -41,9 +41,11 @@ def comparisons(seed: int, count: int, vocab: int = 12) -> list[DistributionComp
     return found
 
 
-def observed(seed: int, tau: float, lengths: tuple[int, ...] = (7, 1, 12)) -> Observed:
+def observed(seed: int, tau: float, lengths: tuple[int, ...] = (7, 1, 12)) -> ObservedPositions:
     answers = [comparisons(10 * seed + n, length) for n, length in enumerate(lengths)]
-    return Observed.of([[Position.of(one, tau) for one in answer] for answer in answers])
+    return ObservedPositions.from_answers(
+        [[Position.from_comparison(one, tau) for one in answer] for answer in answers]
+    )
 
 
 relaxations = st.builds(
@@ -87,7 +89,7 @@ def test_rounds_end_with_their_answers() -> None:
 @examples(40)
 def test_the_budget_holds_and_more_of_it_is_no_worse(seed: int, tau: float, budget: float) -> None:
     seen = observed(seed, tau)
-    tight, wide = (chosen(seen, tau, b, 4) for b in (budget / 2, budget))
+    tight, wide = (choose_relaxation(seen, tau, b, 4) for b in (budget / 2, budget))
     outcomes = [seen.outcome(one, 4) for one in (tight, wide)]
     assert outcomes[0].deviation <= budget / 2 + 1e-12
     assert outcomes[1].deviation <= budget + 1e-12
@@ -98,7 +100,7 @@ def test_the_budget_holds_and_more_of_it_is_no_worse(seed: int, tau: float, budg
 def test_nothing_better_is_overlooked(seed: int) -> None:
     """Against every λ₂ that makes a difference, over the same λ₁ and λ₃."""
     seen, tau, budget = observed(seed, 0.6), 0.6, 0.03
-    best = seen.outcome(chosen(seen, tau, budget, 4), 4).relaxed_tokens
+    best = seen.outcome(choose_relaxation(seen, tau, budget, 4), 4).relaxed_tokens
     ratios = np.quantile(seen.entropy_ratio, np.linspace(0.0, 1.0, 21))
     for lambda1, lambda2, lambda3 in product(ratios, seen.gap[::3], np.linspace(0.0, 1.0, 11)):
         other = Relaxation(
@@ -111,7 +113,7 @@ def test_nothing_better_is_overlooked(seed: int) -> None:
 def test_without_budget_or_tau_all_is_key() -> None:
     for tau, budget in ((0.5, 0.0), (0.0, 0.2)):
         seen = observed(1, tau)
-        outcome = seen.outcome(chosen(seen, tau, budget, 4), 4)
+        outcome = seen.outcome(choose_relaxation(seen, tau, budget, 4), 4)
         assert outcome.deviation == 0.0
         assert outcome.relaxed_tokens == outcome.strict_tokens
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.extras import installing
-from pilotfish.engines.errors import EngineError
+from pilotfish.engines.engine_errors import EngineError
 from pilotfish.judge.instances import InstanceOptions, instances
 from pilotfish.judge.thresholds import POINTS, auc, curve, recommended
 from pilotfish.judge.training import TrainingOptions, train

@@ -24,7 +24,7 @@ from pilotfish.judge.instances import (
     expected_share,
     instances,
     kept_by_quality,
-    sampled,
+    sample_channels,
     split,
 )
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
@@ -98,7 +98,7 @@ def test_a_questions_draws_do_not_depend_on_its_neighbours() -> None:
     several, alone = (
         instances(MINED, some, InstanceOptions()) for some in (episodes(4), [episode(2)])
     )
-    of_two = several.of(["q-2"])
+    of_two = several.subset(["q-2"])
     assert of_two.keys == alone.keys == ["q-2"]
     assert of_two.channels == alone.channels
     assert np.array_equal(of_two.rejected, alone.rejected)
@@ -107,10 +107,10 @@ def test_a_questions_draws_do_not_depend_on_its_neighbours() -> None:
 
 
 def test_channels_are_spread_over_the_stated_ranges() -> None:
-    many = sampled(2000, 5, "q")
-    assert many == sampled(2000, 5, "q")
-    assert many != sampled(2000, 6, "q")
-    assert many != sampled(2000, 5, "p")
+    many = sample_channels(2000, 5, "q")
+    assert many == sample_channels(2000, 5, "q")
+    assert many != sample_channels(2000, 6, "q")
+    assert many != sample_channels(2000, 5, "p")
     for name, (low, high), log in (
         ("up_bps", BPS, True),
         ("down_bps", BPS, True),
@@ -128,7 +128,7 @@ def test_channels_are_spread_over_the_stated_ranges() -> None:
 @pytest.mark.parametrize("count", [1, 2, 8, 33])
 def test_no_question_has_the_better_channels(count: int) -> None:
     for key in ("a", "b", "c"):
-        losses = [channel.loss for channel in sampled(count, 0, key)]
+        losses = [channel.loss for channel in sample_channels(count, 0, key)]
         parts = [int((loss - LOSS[0]) / (LOSS[1] - LOSS[0]) * count) for loss in losses]
         assert sorted(parts) == list(range(count))
     assert count < 8 or sorted(losses) != losses
@@ -157,7 +157,7 @@ def test_another_seed_keeps_others_out() -> None:
 
 def test_parts_have_the_mismatches_of_their_questions() -> None:
     found = instances(MINED, episodes(7), InstanceOptions())
-    part = found.of(["q-5", "q-1"])
+    part = found.subset(["q-5", "q-1"])
     assert part.keys == ["q-1", "q-5"]
     assert np.array_equal(part.target[:20], episode(1).target)
     assert np.array_equal(part.target[20:], episode(5).target)
@@ -183,7 +183,7 @@ def test_what_cannot_be_learnt_from_is_told() -> None:
     with pytest.raises(UnsupportedError, match="takes two"):
         split(["one"], 0.2, 0)
     with pytest.raises(UnsupportedError, match="seed"):
-        sampled(1, -1, "q")
+        sample_channels(1, -1, "q")
 
 
 def test_the_command_shows_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

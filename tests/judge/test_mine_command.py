@@ -9,7 +9,7 @@ import pytest
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
-from pilotfish.judge.episodes import Mined, episodes
+from pilotfish.judge.episodes import MiningRecord, episodes
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
 from tests.support.genai_folders import genai_artifact
 from tests.support.tiny import tiny_artifact
@@ -54,7 +54,7 @@ def test_it_tells_whose_states_these_are(pair: Pair, tmp_path: Path) -> None:
     from pilotfish.engines.artifact import Artifact
 
     assert mined(pair, tmp_path, "--count", 1) == 0
-    settings = Mined.read(tmp_path / "mined")
+    settings = MiningRecord.read(tmp_path / "mined")
     for told, path in ((settings.drafter, pair.draft), (settings.target, pair.target)):
         manifest = Artifact.open(path).manifest
         assert told == {

@@ -11,8 +11,8 @@ from pilotfish.device_runtime.bridge import Pair
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.episodes import Episode
 from pilotfish.judge.mining import SLACK, episode
-from pilotfish.judge.reading import DRAFTER, TARGET, Look, Sight
-from pilotfish.judge.speakers import Speaker
+from pilotfish.judge.model_passes import DRAFTER, TARGET, ReadRequest, ReadResult
+from pilotfish.judge.question_reader import QuestionReader
 from pilotfish.judge.tasks import Question, Task
 from tests.support.tiny import tiny_artifact
 
@@ -44,14 +44,14 @@ class Script:
     ) -> None:
         letters = [one for one in LETTERS if one not in lacks]
         vocabularies = [
-            Vocabulary.of(tiny_artifact(folder / name, tokens=tokens, eos=END))
+            Vocabulary.from_artifact(tiny_artifact(folder / name, tokens=tokens, eos=END))
             for name, tokens in (("drafter", letters), ("target", [*LETTERS]))
         ]
         self.pair = Pair(*vocabularies)
         assert self.pair.trivial == (not lacks)
         self._known = {DRAFTER: (vocabularies[0], drafter), TARGET: (vocabularies[1], target)}
         self._buffers = {
-            name: Sight(np.empty((16, one.vocab_size), "f4"), np.empty((16, WIDTH), "f4"))
+            name: ReadResult(np.empty((16, one.vocab_size), "f4"), np.empty((16, WIDTH), "f4"))
             for name, (one, _) in self._known.items()
         }
         self.read = 0  # tokens of the target's
@@ -60,20 +60,20 @@ class Script:
         self, slack: int | None = SLACK, *, reference: str = "d", right_only: bool = False
     ) -> Episode:
         question = Question("q", "a", reference)
-        speaker = Speaker(question, self.pair, MOST)
+        speaker = QuestionReader(question, self.pair, MOST)
         steps = episode(speaker, LastLetter(), slack, right_only=right_only)
         try:
             look = next(steps)
             while True:
                 asked = speaker.prompt
                 look = steps.send(
-                    self._sight(look, len(asked.own if look.model == DRAFTER else asked.ids))
+                    self._sight(look, len(asked.draft_ids if look.model == DRAFTER else asked.ids))
                 )
         except StopIteration as end:
             found: Episode = end.value
             return found
 
-    def _sight(self, look: Look, prompt: int) -> Sight:
+    def _sight(self, look: ReadRequest, prompt: int) -> ReadResult:
         vocabulary, texts = self._known[look.model]
         logits, hidden = (rows[: look.rows] for rows in self._buffers[look.model])
         logits[:] = hidden[:] = 0.0
@@ -85,7 +85,7 @@ class Script:
             logits[row, token] = 1.0
             hidden[row, :2] = look.model == DRAFTER, end - prompt
         self.read += look.rows if look.model == TARGET else 0
-        return Sight(logits, hidden)
+        return ReadResult(logits, hidden)
 
     def letters(self, found: Episode) -> list[tuple[int, str, str, bool, bool]]:
         """(at, drafted, wanted, critical, stalling) of each mismatch; an end is ""."""

@@ -18,7 +18,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
-from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Pace, cost, missed_share
+from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, ModelPace, cost, missed_share
 from pilotfish.judge.figures import curve, figures
 from pilotfish.judge.sweep_file import (
     LinkProfile,
@@ -29,11 +29,11 @@ from pilotfish.judge.sweep_file import (
 )
 from pilotfish.judge.sweeping import settings_of, sweep
 from pilotfish.judge.tasks import Exact
-from pilotfish.judge.trajectories import Course, CourseRound, Trajectory
+from pilotfish.judge.trajectories import CourseRound, Trajectory, WalkSettings
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.codecs.hidden import encode_hidden
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, PairSizes, StatesNeeded
-from pilotfish.wire.protocols.judged import JudgedDraft
+from pilotfish.wire.protocols.decision_head import JudgedDraft
+from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES, PairSizes, StatesNeeded
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
@@ -41,7 +41,7 @@ from tests.judge.test_trajectories import MOST, QUESTIONS, JudgedPair, models, r
 from tests.support.tiny import tiny_artifact
 
 SIZES = PairSizes(vocabulary=151_665, hidden=576)
-PACE = Pace(draft_s=0.01, verify_s={1: 0.1, 11: 0.2, 65: 0.74})
+PACE = ModelPace(draft_s=0.01, verify_s={1: 0.1, 11: 0.2, 65: 0.74})
 LINK = Link(rtt_s=0.05, up_bps=2e7, down_bps=4e7)
 FAST = LinkProfile(500.0, 5.0)
 SLOW = LinkProfile(20.0, 50.0)
@@ -51,7 +51,7 @@ __all__ = ["models"]  # a fixture
 
 def tally(right: bool = True, *rounds: CourseRound, tokens: int = 0) -> QuestionTally:
     said = tokens or sum(one.accepted + 1 for one in rounds)
-    return QuestionTally.of(Trajectory([0] * said, list(rounds)), right)
+    return QuestionTally.from_walk(Trajectory([0] * said, list(rounds)), right)
 
 
 # What is counted
@@ -98,11 +98,13 @@ def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
     tallies = dict(sweep(models.readers, models.pair, Exact(), QUESTIONS, told, heads))
     assert len({str(one) for line in tallies.values() for one in line}) > 15
     courses = [
-        Course(one.window, one.head and heads[one.head].judge(one.profile.channel, one.threshold))
+        WalkSettings(
+            one.window, one.head and heads[one.head].judge(one.profile.channel, one.threshold)
+        )
         for one in wanted
     ]
     for question, some in zip(QUESTIONS, models.walks(courses), strict=True):
-        assert tallies[question.key] == [QuestionTally.of(walk, False) for walk in some]
+        assert tallies[question.key] == [QuestionTally.from_walk(walk, False) for walk in some]
 
 
 # What it costs
@@ -252,7 +254,7 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = SweepFile(path)
     kept.begin(told)
     kept.add("q-1", line)
-    kept.timed({"draft_s": 0.1, "verify_s": {"1": 0.2}})
+    kept.set_pace({"draft_s": 0.1, "verify_s": {"1": 0.2}})
     with path.open("a") as file:
         file.write('{"question":"q-2","tal')  # stopped while it was written
     size = path.stat().st_size

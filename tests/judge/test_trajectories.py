@@ -11,14 +11,14 @@ import pytest
 
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Training
+from pilotfish.edge_runtime.head_file import HeadCard, LinkScale, ModelIdentity, Training
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import Speaker
+from pilotfish.judge.model_passes import Procedure, Readers
+from pilotfish.judge.question_reader import QuestionReader
 from pilotfish.judge.tasks import Question
-from pilotfish.judge.trajectories import Course, Trajectory, walks
+from pilotfish.judge.trajectories import Trajectory, WalkSettings, walks
 from pilotfish.speculation.channel import Channel
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.support.tiny import tiny_artifact
@@ -36,16 +36,16 @@ class JudgedPair:
     def __init__(self, drafter: Path, target: Path) -> None:
         ends = [Artifact.open(path) for path in (drafter, target)]
         self.paths = drafter, target
-        self.pair = Pair(*(Vocabulary.of(end) for end in ends))
+        self.pair = Pair(*(Vocabulary.from_artifact(end) for end in ends))
         self.readers = Readers(
             drafter, target, slots=2, context=160, engine=EngineSettings(threads=1)
         )
         self.head = random_head(*ends)
 
-    def speaker(self, question: Question = QUESTIONS[0], most: int = MOST) -> Speaker:
-        return Speaker(question, self.pair, most)
+    def speaker(self, question: Question = QUESTIONS[0], most: int = MOST) -> QuestionReader:
+        return QuestionReader(question, self.pair, most)
 
-    def walks(self, courses: Sequence[Course], *, most: int = MOST, whole: int = 0) -> Walks:
+    def walks(self, courses: Sequence[WalkSettings], *, most: int = MOST, whole: int = 0) -> Walks:
         """Of all questions, a list for each."""
 
         def begin(question: Question) -> Procedure[list[Trajectory]]:
@@ -57,9 +57,9 @@ class JudgedPair:
 
     def courses(
         self, thresholds: Sequence[float], channels: Sequence[Channel] = (GOOD, POOR)
-    ) -> list[Course]:
+    ) -> list[WalkSettings]:
         return [
-            Course(window, self.head.judge(channel, threshold))
+            WalkSettings(window, self.head.judge(channel, threshold))
             for threshold in thresholds
             for channel in channels
             for window in WINDOWS
@@ -72,7 +72,7 @@ Walks = list[list[Trajectory]]
 def random_head(drafter: Artifact, target: Artifact, seed: int = 0) -> DecisionHead:
     """Of weights that forgive about half, and look at the link."""
     ends = [
-        End(
+        ModelIdentity(
             model=one.manifest.model,
             origin=one.manifest.origin,
             hidden=one.manifest.dimensions.hidden,
@@ -126,7 +126,7 @@ def greedy_texts(models: JudgedPair, most: int = MOST) -> list[list[int]]:
 
 def test_threshold_0_is_the_targets_own_text(models: JudgedPair) -> None:
     wanted = greedy_texts(models)
-    plain = [Course(window) for window in WINDOWS]
+    plain = [WalkSettings(window) for window in WINDOWS]
     for texts, found in zip(wanted, models.walks([*plain, *models.courses([0.0])]), strict=True):
         assert [walk.tokens for walk in found] == [texts] * len(found)
         for at, course in enumerate(models.courses([0.0])):
@@ -145,7 +145,7 @@ def test_threshold_1_accepts_every_window_whole(models: JudgedPair) -> None:
 
 
 def test_together_each_course_is_what_it_is_alone(models: JudgedPair) -> None:
-    courses = [*(Course(window) for window in WINDOWS), *models.courses([0.3, 0.5, 0.8])]
+    courses = [*(WalkSettings(window) for window in WINDOWS), *models.courses([0.3, 0.5, 0.8])]
     together = models.walks(courses)
     assert len({tuple(walk.tokens) for found in together for walk in found}) > 5
     for at, course in enumerate(courses):
@@ -154,7 +154,7 @@ def test_together_each_course_is_what_it_is_alone(models: JudgedPair) -> None:
 
 
 def test_rounds_add_up_to_the_answer(models: JudgedPair) -> None:
-    courses = [Course(4), *models.courses([0.5, 1.0])]
+    courses = [WalkSettings(4), *models.courses([0.5, 1.0])]
     for found in models.walks(courses, whole=1000):
         for course, walk in zip(courses, found, strict=True):
             ended = walk.tokens[-1] in models.pair.target.eos_ids
@@ -180,15 +180,17 @@ def test_reading_windows_whole_changes_nothing_else(models: JudgedPair) -> None:
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_short_answers_end_where_they_must(models: JudgedPair, most: int) -> None:
     wanted = greedy_texts(models, most)
-    for text, found in zip(wanted, models.walks([Course(8), Course(1)], most=most), strict=True):
+    for text, found in zip(
+        wanted, models.walks([WalkSettings(8), WalkSettings(1)], most=most), strict=True
+    ):
         assert [walk.tokens for walk in found] == [text, text]
         if most == 1:
             assert [walk.rounds for walk in found] == [[(0, 0, 0, 0, None)]] * 2
 
 
 def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(models: JudgedPair) -> None:
-    def read(courses: Sequence[Course]) -> tuple[int, list[Trajectory]]:
-        other = walks(models.speaker(QUESTIONS[2]), [Course(1)])
+    def read(courses: Sequence[WalkSettings]) -> tuple[int, list[Trajectory]]:
+        other = walks(models.speaker(QUESTIONS[2]), [WalkSettings(1)])
         assert dict(models.readers.run([("q-2", lambda: other)]))  # so that the slot holds another
         before = models.readers.target.tokens
         found = walks(models.speaker(), courses)
@@ -197,7 +199,11 @@ def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(models: Ju
 
     prompt = len(models.speaker().prompt.ids)
     # what is rejected unseen is not read
-    for courses in ([Course(4)], [Course(window) for window in WINDOWS], models.courses([0.0])):
+    for courses in (
+        [WalkSettings(4)],
+        [WalkSettings(window) for window in WINDOWS],
+        models.courses([0.0]),
+    ):
         tokens, found = read(courses)
         assert tokens < prompt + len(found[0].tokens)
     tokens, (walk,) = read(models.courses([0.5])[:1])

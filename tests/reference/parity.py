@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.manifest import Precision
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from tests.reference.families import EVERY, ORIGINAL, write_checkpoint
 from tests.support.small_checkpoints import TOKENS as VOCABULARY

@@ -12,10 +12,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.manifest import Precision
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.dialects import DIALECTS
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from tests.reference.families import FAMILIES
 from tests.reference.parity import Library, read_in_pieces
 from tests.support.runnable import runnable

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source

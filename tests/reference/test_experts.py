@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import quantize

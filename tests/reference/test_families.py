@@ -17,11 +17,11 @@ import re
 import numpy as np
 import pytest
 
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import TreeError
+from pilotfish.engines.engine_errors import TreeError
 from pilotfish.engines.manifest import Precision
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.dialects import DIALECTS
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface_config import UNBOUNDED
 from tests.reference.families import CONTEXT, EVERY, FAMILIES, LATER, ORIGINAL
 from tests.reference.parity import TEXT, Answer, Floats, Library, Reference, read_in_pieces

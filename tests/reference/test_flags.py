@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pilotfish.engines.decoder import Decoder
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from tests.reference.families import FAMILIES
 from tests.reference.parity import TEXT, Floats, Library, answer, load

@@ -15,7 +15,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.cli.export import default_artifact
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.judge.episodes import Mined
+from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.instances import (
     GOOD,
     POOR,
@@ -40,7 +40,7 @@ def trained(sampling: InstanceOptions, **change: object) -> tuple[DecisionHead, 
     whole = instances(MINED, episodes(80, stalling=0.25), sampling)
     options = structs.replace(OPTIONS, **change)
     head = train("made", MINED, whole, sampling, options)
-    return head, whole.of(split(whole.keys, options.validation, options.seed)[1])
+    return head, whole.subset(split(whole.keys, options.validation, options.seed)[1])
 
 
 def forgiven(head: DecisionHead, held: Instances, channel: Channel) -> float:
@@ -158,7 +158,7 @@ def test_mining_and_training_end_to_end_beat_a_coin(tmp_path: Path) -> None:
     run("train", tmp_path / "mined", "--out", tmp_path / "heads" / "things", "--validation", 0.33)
     assert time.process_time() - begun_s < 180
     head = DecisionHead.load(str(tmp_path / "heads" / "things"))
-    assert head.card.drafter.model == Mined.read(tmp_path / "mined").drafter["model"]
+    assert head.card.drafter.model == MiningRecord.read(tmp_path / "mined").drafter["model"]
     assert head.card.drafter.hidden > D
     assert head.card.training.auc is not None
     assert head.card.training.auc >= 0.5 + MARGIN

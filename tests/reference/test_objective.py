@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pilotfish.distill.answers import Lesson
-from pilotfish.distill.asking import Prompting
-from pilotfish.distill.rows import NOWHERE, TrainingRow
+from pilotfish.distill.answers import TrainingExample
+from pilotfish.distill.prompt_selection import DistillPrompt
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.training_choices import TrainingChoices
+from pilotfish.distill.training_rows import NOWHERE, TrainingRow
 from tests.reference.parity import TEXT, Library
 from tests.support.small_checkpoints import VOCAB
 
@@ -59,13 +59,13 @@ def test_frozen_layers_are_left_as_they_are(library: Library, tmp_path: Path, na
     from pilotfish.distill.objective import Objective
     from pilotfish.distill.training import Trainer
 
-    asked = [Prompting("kind", f"prompt {number}") for number in range(2)]
+    asked = [DistillPrompt("kind", f"prompt {number}") for number in range(2)]
     lessons = [
-        Lesson(one.key, one, held, [1], IDS[1:], "length", ROW)
+        TrainingExample(one.key, one, held, [1], IDS[1:], "length", ROW)
         for one, held in zip(asked, (True, False), strict=True)
     ]
     model = library.reference(name).loaded.model
-    with RunFolder.opened(tmp_path / "run") as folder:
+    with RunFolder.open(tmp_path / "run") as folder:
         Trainer(Objective(model, ALL, 1.0), folder, lessons, TrainingChoices(frozen=1), seed=0)
     frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
     assert frozen

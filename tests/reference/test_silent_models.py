@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pilotfish.engines.decoder import Decoder
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from tests.reference.test_architectures import TOLERANCE, liven, reference
 from tests.support.small_checkpoints import LLAMA, tokenizer_json, write_gguf

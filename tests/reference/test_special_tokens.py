@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.export.chat_check import vocabulary_of
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_templates
 from pilotfish.export.tokenizers.roles import CLASSES, MISNAMED, OF_MODEL, tokenizer_class

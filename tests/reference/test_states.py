@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.model import export_model
 from tests.reference.test_architectures import liven, reference
 from tests.support.runnable import needs

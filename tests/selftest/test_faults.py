@@ -17,15 +17,15 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.engines.backends import Backend
-from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.device_cache import DeviceCache
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW, Pass
 from pilotfish.engines.stage import Stage
 from pilotfish.engines.tensorrt.profiles import NARROW
+from pilotfish.selftest.check_artifacts import CheckArtifacts
 from pilotfish.selftest.checks import CHECKS
 from pilotfish.selftest.models import KINDS, TARGET
-from pilotfish.selftest.shelf import Shelf
-from pilotfish.selftest.trying import STAGES, Assignment, ProviderJob, attempt
+from pilotfish.selftest.worker import STAGES, Assignment, ProviderJob, attempt
 from tests.support import cudart_double, tensorrt_double
 from tests.support.cudart_double import Gpu
 from tests.support.opening import CudaOnHost, TensorRTProviderOnHost
@@ -37,8 +37,8 @@ MIXTURES = ("gpt_oss", "qwen2_moe")
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("shelf"), lambda *_: None)
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> CheckArtifacts:
+    return CheckArtifacts(tmp_path_factory.mktemp("shelf"), lambda *_: None)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def patch(tmp_path: Path) -> Iterator[Patch]:
         yield patch
 
 
-def job(shelf: Shelf, provider: str, model: str = TARGET) -> ProviderJob:
+def job(shelf: CheckArtifacts, provider: str, model: str = TARGET) -> ProviderJob:
     """The first that this provider does with it, without the protocols: an edge has no doubles."""
     jobs = shelf.jobs(provider, quick=True)
     first = next(each for each in jobs if each.model == model)
@@ -63,13 +63,13 @@ def findings(provider: str, *jobs: ProviderJob) -> dict[str, dict[str, Any]]:
 
 
 def over_tensorrt(
-    shelf: Shelf, patch: Patch, model: str = TARGET, **double: Any
+    shelf: CheckArtifacts, patch: Patch, model: str = TARGET, **double: Any
 ) -> dict[str, dict[str, Any]]:
     tensorrt_double.install(patch, "10.3.0", **double)
     return findings("tensorrt", job(shelf, "tensorrt", model))
 
 
-def over_cuda(shelf: Shelf) -> dict[str, dict[str, Any]]:
+def over_cuda(shelf: CheckArtifacts) -> dict[str, dict[str, Any]]:
     with providers(cuda=CudaOnHost):
         return findings("cuda", job(shelf, "cuda"))
 
@@ -111,7 +111,7 @@ def full_passes_are_not_taken_in(patch: Patch) -> None:
 
 
 def siblings_are_seen(patch: Patch) -> None:
-    real = Pass.show
+    real = Pass.fill_mask
 
     def show(item: Pass, mask: Any, length: int) -> None:
         if item.parents is None:
@@ -120,7 +120,7 @@ def siblings_are_seen(patch: Patch) -> None:
         for row in range(len(mask)):
             mask[row] = np.where(np.arange(mask.shape[1]) <= length + row, 0, HIDDEN_FROM_VIEW)
 
-    patch.setattr(Pass, "show", show)
+    patch.setattr(Pass, "fill_mask", show)
 
 
 def rollback_is_ignored(patch: Patch) -> None:
@@ -164,7 +164,11 @@ FAULTS: list[tuple[Callable[[Patch], None], set[str]]] = [
 @pytest.mark.parametrize("model", [TARGET, *MIXTURES])
 @pytest.mark.parametrize(("fault", "checks"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
 def test_a_fault_is_found_by_its_check_and_no_other(
-    shelf: Shelf, patch: Patch, fault: Callable[[Patch], None], checks: set[str], model: str
+    shelf: CheckArtifacts,
+    patch: Patch,
+    fault: Callable[[Patch], None],
+    checks: set[str],
+    model: str,
 ) -> None:
     fault(patch)
     found = over_tensorrt(shelf, patch, model)
@@ -178,7 +182,7 @@ def test_every_check_differs_under_some_fault() -> None:
     assert set().union(*(checks for _, checks in FAULTS)) == set(CHECKS)
 
 
-def test_without_a_fault_all_pass(shelf: Shelf, patch: Patch) -> None:
+def test_without_a_fault_all_pass(shelf: CheckArtifacts, patch: Patch) -> None:
     found = over_tensorrt(shelf, patch)
     assert found.keys() == {"opening", *COMPARED}
     assert differing(found) == set()
@@ -190,7 +194,7 @@ def test_without_a_fault_all_pass(shelf: Shelf, patch: Patch) -> None:
     ("provider", "kind"), [("cuda", CudaOnHost), ("tensorrt-ep", TensorRTProviderOnHost)]
 )
 def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
-    shelf: Shelf, patch: Patch, provider: str, kind: type[Backend]
+    shelf: CheckArtifacts, patch: Patch, provider: str, kind: type[Backend]
 ) -> None:
     wanted = [
         msgspec.structs.replace(each, drafter=None)
@@ -205,13 +209,15 @@ def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
             assert differing(found) == set()
 
 
-def test_a_stage_that_keeps_no_path_is_found_by_stages(shelf: Shelf, patch: Patch) -> None:
+def test_a_stage_that_keeps_no_path_is_found_by_stages(shelf: CheckArtifacts, patch: Patch) -> None:
     assert differing(over_cuda(shelf)) == set()
     patch.setattr(Stage, "keep_path", lambda *_: None)
     assert differing(over_cuda(shelf)) == {STAGES}
 
 
-def test_answers_that_are_no_numbers_differ_without_a_figure(shelf: Shelf, patch: Patch) -> None:
+def test_answers_that_are_no_numbers_differ_without_a_figure(
+    shelf: CheckArtifacts, patch: Patch
+) -> None:
     rows = 48  # only `logits` asks for so many
 
     def spoil(numbers: NDArray[np.float32]) -> None:
@@ -226,7 +232,7 @@ def test_answers_that_are_no_numbers_differ_without_a_figure(shelf: Shelf, patch
 
 
 def test_an_engine_that_cannot_be_built_fails_and_nothing_else_is_tried(
-    shelf: Shelf, patch: Patch
+    shelf: CheckArtifacts, patch: Patch
 ) -> None:
     found = over_tensorrt(shelf, patch, fail_build=True)
     assert found.keys() == {"opening"}
@@ -234,7 +240,9 @@ def test_an_engine_that_cannot_be_built_fails_and_nothing_else_is_tried(
     assert "TensorRT built no engine" in found["opening"]["reason"]
 
 
-def test_an_older_tensorrt_is_not_asked_for_what_it_lacks(shelf: Shelf, patch: Patch) -> None:
+def test_an_older_tensorrt_is_not_asked_for_what_it_lacks(
+    shelf: CheckArtifacts, patch: Patch
+) -> None:
     tensorrt_double.install(patch, "10.3.0")
     of_target = [each for each in shelf.jobs("tensorrt", quick=True) if each.model == TARGET]
     found = findings("tensorrt", *(each for each in of_target if each.dialect == "opset24"))
@@ -242,7 +250,7 @@ def test_an_older_tensorrt_is_not_asked_for_what_it_lacks(shelf: Shelf, patch: P
     assert "10.15" in found["opening"]["reason"]
 
 
-def test_no_gpu_is_not_there_and_says_why(shelf: Shelf, patch: Patch) -> None:
+def test_no_gpu_is_not_there_and_says_why(shelf: CheckArtifacts, patch: Patch) -> None:
     tensorrt_double.install(patch, "10.3.0", gpu=Gpu(devices=0))
     told: list[dict[str, Any]] = []
     attempt(Assignment(provider="tensorrt", jobs=(job(shelf, "tensorrt"),)), told.append)

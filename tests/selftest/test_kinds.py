@@ -15,11 +15,11 @@ from pilotfish.engines.passes import check_all
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.states import StateCache, StateStep
 from pilotfish.export.model import export_model
+from pilotfish.selftest.check_artifacts import CheckArtifacts
 from pilotfish.selftest.checks import CHECKS
 from pilotfish.selftest.models import KINDS, LINEAR, SHARPNESS, STATEFUL, Spoil, write_model
-from pilotfish.selftest.shelf import Shelf
 from pilotfish.selftest.storing import Floats
-from pilotfish.selftest.trying import STAGES
+from pilotfish.selftest.worker import STAGES
 from tests.selftest.test_faults import MIXTURES, differing, findings, job, shelf
 from tests.support import tensorrt_double
 
@@ -59,7 +59,7 @@ PARTS = [
     [pytest.param(kind, spoil, id=f"{kind}: {what}") for kind, what, spoil in PARTS],
 )
 def test_a_model_without_its_own_part_differs_in_every_check(
-    shelf: Shelf, tmp_path: Path, model: str, spoil: Spoil
+    shelf: CheckArtifacts, tmp_path: Path, model: str, spoil: Spoil
 ) -> None:
     if model not in {*STATEFUL, *MIXTURES}:
         pytest.skip("this onnxruntime has no LinearAttention")
@@ -139,7 +139,7 @@ FAULTS: list[tuple[Callable[[Patch], None], set[str]]] = [
 @pytest.mark.parametrize("model", STATEFUL)
 @pytest.mark.parametrize(("fault", "checks"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
 def test_a_fault_of_states_is_found_by_its_check_and_no_other(
-    shelf: Shelf,
+    shelf: CheckArtifacts,
     monkeypatch: Patch,
     fault: Callable[[Patch], None],
     checks: set[str],
@@ -150,7 +150,7 @@ def test_a_fault_of_states_is_found_by_its_check_and_no_other(
 
 
 @pytest.mark.parametrize("model", STATEFUL)
-def test_trees_of_states_are_not_there_and_say_why(shelf: Shelf, model: str) -> None:
+def test_trees_of_states_are_not_there_and_say_why(shelf: CheckArtifacts, model: str) -> None:
     found = findings("cpu", job(shelf, "cpu", model))
     assert STAGES not in found
     tree = found.pop("tree")
@@ -161,7 +161,7 @@ def test_trees_of_states_are_not_there_and_say_why(shelf: Shelf, model: str) -> 
 
 @pytest.mark.parametrize("model", STATEFUL)
 def test_a_provider_that_keeps_no_states_is_not_asked_to(
-    shelf: Shelf, tmp_path: Path, monkeypatch: Patch, model: str
+    shelf: CheckArtifacts, tmp_path: Path, monkeypatch: Patch, model: str
 ) -> None:
     monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path))
     tensorrt_double.install(monkeypatch, "10.16.2")

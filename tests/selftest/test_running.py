@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pilotfish.selftest import running
-from pilotfish.selftest.finding import Finding
+from pilotfish.selftest.check_artifacts import CheckArtifacts
+from pilotfish.selftest.check_result import CheckResult
 from pilotfish.selftest.models import KINDS
 from pilotfish.selftest.running import Runner
-from pilotfish.selftest.shelf import Shelf
-from pilotfish.selftest.trying import ProviderJob
+from pilotfish.selftest.worker import ProviderJob
 
 # Does of each job what its model is called, as the process of a provider would.
 SCRIPT = """
@@ -38,7 +38,7 @@ def script(tmp_path: Path) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def tried(script: list[str], *models: str, minutes: float = 10.0) -> list[Finding]:
+def tried(script: list[str], *models: str, minutes: float = 10.0) -> list[CheckResult]:
     runner = Runner(lambda *_: None, minutes=minutes, quick=True, command=script)
     jobs = [
         ProviderJob(model=each, dialect="opset24", precision="fp32", artifact="-")
@@ -54,11 +54,11 @@ def test_without_a_network_the_default_model_is_left_out_and_says_why(
     monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where nothing listens
     monkeypatch.setenv("PIP_RETRIES", "0")
-    shelf = Shelf(tmp_path, lambda *_: None)
+    shelf = CheckArtifacts(tmp_path, lambda *_: None)
     jobs = shelf.jobs("cpu", quick=False)
     assert {each.model for each in jobs} == set(KINDS)
-    assert shelf.absent is not None
-    assert "could not be fetched" in shelf.absent
+    assert shelf.missing is not None
+    assert "could not be fetched" in shelf.missing
 
 
 def test_after_a_crash_the_next_model_is_tried(script: list[str]) -> None:

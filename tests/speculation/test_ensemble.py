@@ -29,7 +29,7 @@ from pilotfish.speculation.ensemble import (
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.theory import tv
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams, choose
-from pilotfish.wire.protocols.judged import JudgedProtocol
+from pilotfish.wire.protocols.decision_head import JudgedProtocol
 from tests.conftest import VOCAB
 from tests.support.examples import examples
 from tests.support.hostile import drafted

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.coupling import count_agreed
-from pilotfish.speculation.judging import accept_forgiven, mismatches
+from pilotfish.speculation.mismatches import accept_forgiven, mismatches
 
 VOCAB = 3
 LONGEST = 4

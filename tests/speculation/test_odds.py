@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.odds import AcceptanceEstimator
+from pilotfish.speculation.acceptance import AcceptanceEstimator
 from tests.support.examples import examples
 
 RECORDED = np.load(Path(__file__).parents[1] / "data" / "margins.npz")

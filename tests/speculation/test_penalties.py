@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation import penalties
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.shaping import MOST_BIASED, LogitsOptions, LogitsProcessor, node_paths
+from pilotfish.speculation.logits_options import (
+    MOST_BIASED,
+    LogitsOptions,
+    LogitsProcessor,
+    node_paths,
+)
 from tests.support.examples import examples
 
 V, WINDOW, LONG = 151_665, 64, 131_000
@@ -136,7 +141,7 @@ def test_a_draft_is_not_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
             counted.append(len(ids))
             super()._count(ids, times)
 
-    monkeypatch.setattr("pilotfish.speculation.shaping.Penalties", Counted)
+    monkeypatch.setattr("pilotfish.speculation.logits_options.Penalties", Counted)
     shaper = LogitsProcessor(LogitsOptions(frequency_penalty=0.5), 10)
     text = np.arange(1000, dtype=np.uint32)
     for length in (900, 904, 904, 909, 907):

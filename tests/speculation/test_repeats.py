@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.odds import REPEAT_PRIOR, AcceptanceEstimator
-from pilotfish.speculation.repeats import LookupMatch, find_match
+from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
+from pilotfish.speculation.prompt_lookup import LookupMatch, find_match
 from tests.support.examples import examples
 
 texts = st.one_of(

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, probabilities
-from pilotfish.speculation.shaping import MOST_BIASED, LogitsOptions, LogitsProcessor, node_paths
+from pilotfish.speculation.logits_options import (
+    MOST_BIASED,
+    LogitsOptions,
+    LogitsProcessor,
+    node_paths,
+)
 from pilotfish.speculation.truncation import truncate
 from tests.support.examples import examples
 from tests.support.shaped import shaped, shapings

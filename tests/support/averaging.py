@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.edge_runtime.targets.target import Span
-from pilotfish.engines.decoder import Decoder, Output
+from pilotfish.engines.onnx_decoder import Decoder, Output
 from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from tests.conftest import CONTEXT, VOCAB

@@ -68,9 +68,9 @@ def drafting_across(pair, model, away=0.0):
 
     @cache
     def after(committed, path):
-        own = (*bridge.context(ids(committed)).tolist(), *bridge.own(ids(path)).tolist())
+        own = (*bridge.context(ids(committed)).tolist(), *bridge.to_draft_ids(ids(path)).tolist())
         row = model.logits(own[-2:])
-        row[pair.shared.own] -= np.float32(away)
+        row[pair.shared.draft_ids] -= np.float32(away)
         return bridge.project(row[None])[0].copy()
 
     def window(setting, exchange, law, committed):

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from pilotfish.deploy import manifest, signatures
-from pilotfish.deploy.admission import Demands
+from pilotfish.deploy.admission import AdmissionPolicy
 from pilotfish.deploy.install import Installation
 from pilotfish.deploy.rootfs import Rootfs
 from pilotfish.deploy.wheels import normalized
@@ -172,9 +172,9 @@ def release() -> Path:
     return folder
 
 
-def demands(**changes: Any) -> Demands:
+def demands(**changes: Any) -> AdmissionPolicy:
     """Demand a signature of these tests' signer."""
-    return Demands(**{"signers": release() / "signers", **changes})
+    return AdmissionPolicy(**{"signers": release() / "signers", **changes})
 
 
 def seal(folder: Path, **fields: str) -> Path:
@@ -247,7 +247,7 @@ def current(root: Path) -> str:
 def installation(root: Path) -> tuple[Installation, list[str]]:
     """Make an installer for a root, and the list of its output lines."""
     told: list[str] = []
-    return Installation(Rootfs.at(root), told.append), told
+    return Installation(Rootfs.inspect(root), told.append), told
 
 
 def snapshot(root: Path) -> dict[str, object]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from pilotfish.engines.families import FAMILIES, ModelFamily, Tools
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.chat_formats import FAMILIES, ChatFormat, Tools
+from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.conftest import Pair
@@ -79,11 +79,11 @@ def allowed(told: Outline, text: str, *, special: bool = True) -> bool:
 
 
 def outline(
-    family: ModelFamily, choice: str = "auto", *, parallel: bool = True, **told: Any
+    family: ChatFormat, choice: str = "auto", *, parallel: bool = True, **told: Any
 ) -> Outline:
     """The outline of a turn that may call `TOOLS`; the model thinks."""
     tools = Tools.read(TOOLS, choice, parallel)
-    return Outline.of(family, family.thought[1], tools=tools, **told)
+    return Outline.for_chat_format(family, family.thought[1], tools=tools, **told)
 
 
 # Random models of these pieces can write calls, and think.

@@ -1,6 +1,6 @@
 """Edge daemons as systemd runs them: supervised, configured by a file, controlled by signals.
 
-`Systemd` is the notification socket of a service manager; `Daemon` is `pilotfish edge serve`, or
+`Systemd` is the notification socket of a service manager; `ServiceDaemon` is `pilotfish edge serve`, or
 `edge worker`.
 """
 
@@ -25,7 +25,7 @@ WAIT_S = 90.0  # for what is to be told or counted: on a busy machine that may t
 # Slows passes over prompts of given lengths: a slow or hanging target.
 SLOW = """
 import sys, time
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.cli import main
 forward = Decoder.forward
 def slow(self, passes, *more, **others):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from tests.support import tensorrt_double
 
 tensorrt_double.install(pytest.MonkeyPatch(), "10.16.2")
@@ -24,7 +24,7 @@ def _mirror_last_rows() -> None:
     def wrong(decoder: Decoder, passes: Sequence[Pass]) -> list[Output]:
         answers = forward(decoder, passes)
         for item, answer in zip(passes, answers, strict=True):
-            if item.wanted > 1:
+            if item.row_count > 1:
                 answer.logits[-1] = answer.logits[-1, ::-1].copy()
         return answers
 

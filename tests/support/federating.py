@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
 from pilotfish.base.supervisor import Supervisor
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits, NodeConfig
-from pilotfish.edge_runtime.node.daemon import NodeLoop
-from pilotfish.edge_runtime.node.service import NodeService
-from pilotfish.edge_runtime.node.work import Work
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits, NodeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.node.node_daemon import NodeLoop
+from pilotfish.edge_runtime.node.node_service import NodeService
+from pilotfish.edge_runtime.node.work import NodeWork
 from pilotfish.edge_runtime.node.worker import Worker
 from pilotfish.edge_runtime.signals import Signals
-from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
-from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
@@ -242,24 +242,24 @@ class Opened(NamedTuple):
     """A federated target in this process, and its tally."""
 
     target: FederatedTarget
-    tally: Tally
+    tally: EdgeMetrics
 
     def events(self, node: str) -> dict[str, int]:
         """Count a worker's events by name."""
-        return {event: n for (name, event), n in self.tally.nodes.items() if name == node}
+        return {event: n for (name, event), n in self.tally.node_events.items() if name == node}
 
 
 @contextmanager
 def opened(path: Path, artifact: Path, keys: Path | None = None, **limits: Any) -> Iterator[Opened]:
     """Open the target of this list, as an edge does."""
-    tally = Tally()
+    tally = EdgeMetrics()
     config = EdgeConfig(
         target=artifact,
         federate=path,
         limits=EdgeLimits(**{"sessions": SESSIONS, "context": CONTEXT} | limits),
     )
     held = EdgeKeys.load(keys) if keys is not None else None
-    target = open_target(Opening(config, Artifact.open(artifact), held, tally))
+    target = open_target(TargetOptions(config, Artifact.open(artifact), held, tally))
     try:
         yield Opened(target, tally)
     finally:
@@ -292,7 +292,7 @@ class WorkerThread:
         target: Path,
         endpoint: str = "tcp://127.0.0.1:0",
         keys: EdgeKeys | None = None,
-        work: Work | None = None,
+        work: NodeWork | None = None,
     ) -> None:
         self.work = work or Worker(Decoder(target, slots=SESSIONS, context=CONTEXT, threads=1))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -24,7 +24,7 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion, Tree
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Draft, DrawKey, SamplingParams
 from tests.conftest import HIDDEN, VOCAB

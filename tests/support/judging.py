@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Training
+from pilotfish.edge_runtime.head_file import HeadCard, LinkScale, ModelIdentity, Training
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire import messages as m
 
 
-def end_of(manifest: Manifest | End) -> End:
-    if isinstance(manifest, End):
+def end_of(manifest: Manifest | ModelIdentity) -> ModelIdentity:
+    if isinstance(manifest, ModelIdentity):
         return manifest
-    return End(
+    return ModelIdentity(
         model=manifest.model,
         origin=manifest.origin,
         hidden=manifest.dimensions.hidden,
@@ -27,7 +27,12 @@ def end_of(manifest: Manifest | End) -> End:
 
 
 def random_head(
-    drafter: Manifest | End, target: Manifest | End, *, seed: int = 0, width: int = 8, **card: Any
+    drafter: Manifest | ModelIdentity,
+    target: Manifest | ModelIdentity,
+    *,
+    seed: int = 0,
+    width: int = 8,
+    **card: Any,
 ) -> DecisionHead:
     """Make a head for this pair that rejects about at random, but by its inputs alone."""
     random = np.random.default_rng(seed)

@@ -29,7 +29,7 @@ from typing import Any
 
 import pytest
 
-from pilotfish.base.child import TiedProcess
+from pilotfish.base.child import ChildProcess
 from tests.support.path_connections import Connection
 from tests.support.path_forwarder import DEVICE, EDGE, INTERFACE
 from tests.support.path_ways import PathConditions, WayFigures
@@ -80,8 +80,8 @@ class KernelPath:
         if shutil.which("nsenter") is None:
             raise FileNotFoundError("there is no nsenter")
         command = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[2])]
-        self._child = TiedProcess(command, _ANSWER_S)
-        self._child.tie.tell(asdict(self.conditions))
+        self._child = ChildProcess(command, _ANSWER_S)
+        self._child.pipe.send(asdict(self.conditions))
         said = self._child.receive() or {"impossible": "the path's process has ended"}
         if "impossible" in said:
             self._child.stop()
@@ -169,7 +169,7 @@ class KernelPath:
         return {way: {tenth / 10: size for tenth, size in said[way]} for way in ("up", "down")}
 
     def _ask(self, **asked: Any) -> dict[str, Any]:
-        self._child.tie.tell(asked)
+        self._child.pipe.send(asked)
         said = self._child.receive()
         if said is None:
             raise OSError("the path's process has ended; see its stderr")

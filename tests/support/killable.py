@@ -16,7 +16,7 @@ from pilotfish.field.recording import Recorder
 WITNESS = int(sys.argv[1]) if __name__ == "__main__" else -1
 
 
-def _witnessed(recorder, answer, number, at_s, round_, _record=Recorder.round):
+def _witnessed(recorder, answer, number, at_s, round_, _record=Recorder.add_round):
     os.write(WITNESS, f"{answer} {number}\n".encode())
     _record(recorder, answer, number, at_s, round_)
 
@@ -24,7 +24,7 @@ def _witnessed(recorder, answer, number, at_s, round_, _record=Recorder.round):
 if __name__ == "__main__":
     import onnxruntime  # noqa: F401  (nothing is opened with it before the fork)
 
-    Recorder.round = _witnessed
+    Recorder.add_round = _witnessed
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pilotfish.device_runtime.record import Choice, Forecast, Round, Timings
 from pilotfish.field.recording import Recorder
-from pilotfish.field.run import Answer, Facts, Model, Settings, Start
+from pilotfish.field.run import Answer, Facts, MatrixSettings, Model, Start
 from pilotfish.wire.link.state import LinkState, Reading
 
 
@@ -51,7 +51,7 @@ def facts(**more):
     """Of a run on a machine that tells little."""
     values = {
         "software": "pilotfish 0.0.0",
-        "settings": Settings(prompts=("a",)),
+        "settings": MatrixSettings(prompts=("a",)),
         "starts": (Start(unix_s=1.8e9, host={"board": "a board", "memory_bytes": 2**31}),),
         "drafter": Model(name="small"),
         "target": Model(name="large"),
@@ -71,7 +71,7 @@ def recorded(path, answers, **more):
         for one in answers:
             number = recorder.begin(one)
             for i, round_ in enumerate(one.rounds):
-                recorder.round(number, i, 0.1 * i, round_)
+                recorder.add_round(number, i, 0.1 * i, round_)
             if one.finished:
                 names = ("finished", "tokens", "total_s", "first_token_s", "energy_j")
                 ends = {name: getattr(one, name) for name in names}

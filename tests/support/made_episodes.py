@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.judge.episodes import Episode, Mined
+from pilotfish.judge.episodes import Episode, MiningRecord
 
 D, T = 24, 40  # widths: drafter, target
-MINED = Mined(
+MINED = MiningRecord(
     task="exact",
     instruction="",
     most=1000,

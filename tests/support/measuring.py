@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pilotfish.cli import main
-from pilotfish.field.recording import begun
+from pilotfish.field.recording import has_begun
 from pilotfish.field.run import Run
 
 PROMPTS = ("abc", "bcd ef", "c")
@@ -36,5 +36,5 @@ def assert_whole(answer):
 def wait_for_answers(out, count):
     """Wait until a run has so many answers that count, up to a minute."""
     patience = time.monotonic() + 60
-    while time.monotonic() < patience and not (begun(out) and len(answers(out)) >= count):
+    while time.monotonic() < patience and not (has_begun(out) and len(answers(out)) >= count):
         time.sleep(0.01)

@@ -16,7 +16,7 @@ import pytest
 from pilotfish.engines import backends
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.backends.tensorrt_ep import TensorRTProviderBackend
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from tests.support import cudart_double, tensorrt_double
 from tests.support.runnable import needs
 from tests.support.tiny import tiny_artifact

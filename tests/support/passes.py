@@ -15,4 +15,6 @@ def run(scheduler: Scheduler) -> list[Job]:
 
 def collect(scheduler: Scheduler) -> list[Job]:
     """Return the jobs of finished passes."""
-    return [job for scores in scheduler.target.finished() for job in scheduler.rule(scores)]
+    return [
+        job for scores in scheduler.target.collect_scores() for job in scheduler.finish_pass(scores)
+    ]

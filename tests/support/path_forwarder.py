@@ -22,7 +22,7 @@ from dataclasses import asdict
 from time import monotonic
 from typing import Any
 
-from pilotfish.base.child import Tie
+from pilotfish.base.child import ChildPipe
 from tests.support.path_connections import Connections
 from tests.support.path_nat import Nat
 from tests.support.path_ways import PathConditions, Way
@@ -39,7 +39,7 @@ _EARLY_S = 0.0001  # what is due so soon goes now
 class Forwarder:
     """Moves packets between the namespaces until the tie closes."""
 
-    def __init__(self, tie: Tie, descriptor: int, conditions: PathConditions) -> None:
+    def __init__(self, tie: ChildPipe, descriptor: int, conditions: PathConditions) -> None:
         self._tie, self._descriptor = tie, descriptor
         self.edge, edge_tun = _namespace(EDGE)
         self.device, device_tun = _namespace(DEVICE)
@@ -114,7 +114,7 @@ class Forwarder:
             answer["connections"] = self._connections.read()
         if "timeline" in asked:
             answer |= {way.name: sorted(way.timeline.items()) for way in self._ways.values()}
-        self._tie.tell(answer)
+        self._tie.send(answer)
         return True
 
 
@@ -138,16 +138,16 @@ def _namespace(address: str) -> tuple[int, int]:
 def main(descriptor: int) -> None:
     """Run until the parent is gone."""
     with socket.socket(fileno=descriptor) as connection:
-        tie = Tie(connection)
+        tie = ChildPipe(connection)
         first = tie.receive()
         if first is None:
             return
         try:
             forwarder = Forwarder(tie, descriptor, PathConditions(**first))
         except (OSError, subprocess.CalledProcessError) as error:
-            tie.tell({"impossible": str(error)})
+            tie.send({"impossible": str(error)})
             return
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, -10)
-        tie.tell({"since_s": forwarder.since_s, "edge": forwarder.edge, "device": forwarder.device})
+        tie.send({"since_s": forwarder.since_s, "edge": forwarder.edge, "device": forwarder.device})
         forwarder.run()

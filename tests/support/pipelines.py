@@ -19,12 +19,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget, open_target
-from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.split import split_artifact
 from pilotfish.wire.keys import EdgeKeys
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
@@ -209,7 +209,7 @@ def opened(
     *,
     slots: int,
     context: int,
-    tally: Tally | None = None,
+    tally: EdgeMetrics | None = None,
     owned: EdgeKeys | None = None,
     first: Path | None = None,
     meanwhile: Callable[[str], None] = lambda trouble: None,
@@ -223,7 +223,7 @@ def opened(
         limits=EdgeLimits(sessions=slots, context=context),
     )
     artifact = Artifact.open(config.target, stage=True)
-    target = open_target(Opening(config, artifact, owned, tally or Tally(), meanwhile))
+    target = open_target(TargetOptions(config, artifact, owned, tally or EdgeMetrics(), meanwhile))
     try:
         yield target
     finally:

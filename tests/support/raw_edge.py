@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.ensemble import top_rows
 from pilotfish.wire.codecs.topk import decode_topk
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys

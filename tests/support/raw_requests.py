@@ -203,7 +203,7 @@ def answers(port: int, raw: Raw, icon: str) -> list[Answer]:
         with suppress(ConnectionError):
             while more := connection.recv(1 << 16):
                 received += more
-    begins = [found.start() for found in re.finditer(rb"HTTP/1\.\d \d{3} ", received)]
+    begins = [match.start() for match in re.finditer(rb"HTTP/1\.\d \d{3} ", received)]
     assert begins[:1] == ([0] if received else [])
     return [_answer(received[begin:end]) for begin, end in pairwise([*begins, len(received)])]
 
@@ -225,7 +225,7 @@ def _answer(part: bytes) -> Answer:
         if name in headers:
             headers[name] = "…"
     if "allow" in headers:
-        headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))  # from a set
+        headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))  # a set has no order
     return {"status": status, "headers": headers, "body": steady}
 
 

@@ -12,7 +12,7 @@ from pilotfish.engines.grammar import Grammars
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import NO_LOGITS_OPTIONS, LogitsOptions, node_paths
+from pilotfish.speculation.logits_options import NO_LOGITS_OPTIONS, LogitsOptions, node_paths
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, DrawKey, SamplingParams
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
-from pilotfish.speculation.shaping import LogitsOptions
+from pilotfish.speculation.logits_options import LogitsOptions
 
 
 def shaped(

@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.edge_runtime.head_file import CurvePoint, End, HeadCard, LinkScale, Training
+from pilotfish.edge_runtime.head_file import (
+    CurvePoint,
+    HeadCard,
+    LinkScale,
+    ModelIdentity,
+    Training,
+)
 from tests.engines.test_artifact import MANIFEST
 
 D, T, H, BUCKETS = 6, 9, 5, 7  # widths: drafter, target, between the layers; of a one-hot
@@ -21,8 +27,8 @@ Case = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 def card(**change: Any) -> HeadCard:
     given_card = HeadCard(
         name="tiny",
-        drafter=End(model="small", origin="0" * 16, hidden=D, precision="int4"),
-        target=End(model="large", origin=MANIFEST.origin, hidden=T, precision="fp32"),
+        drafter=ModelIdentity(model="small", origin="0" * 16, hidden=D, precision="int4"),
+        target=ModelIdentity(model="large", origin=MANIFEST.origin, hidden=T, precision="fp32"),
         link=LINK,
         threshold=0.4,
         curve=[

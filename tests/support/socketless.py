@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.message_handler import MessageHandler
+from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.service import Service
-from pilotfish.edge_runtime.supplies import Supplies
-from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire import messages as m
 from pilotfish.wire.transport import Envelope
 from tests.support.hostile import WAIT_S
@@ -40,16 +40,16 @@ class SocketlessEdge:
         held = LocalTarget(decoder)
         self.scheduler = Scheduler(held)
         self._working = False
-        self.tally = Tally()
-        self.service = Service(
+        self.tally = EdgeMetrics()
+        self.service = MessageHandler(
             artifact,
             held,
             chosen,
             self.scheduler.submit,
             self._keep,
-            price=self.scheduler.price,
-            supplies=Supplies.of(artifact.manifest, heads, None),
-            tally=self.tally,
+            draft_cost=self.scheduler.draft_cost,
+            resources=EdgeResources.load(artifact.manifest, heads, None),
+            metrics=self.tally,
         )
 
     def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
@@ -67,9 +67,9 @@ class SocketlessEdge:
 
     def turn(self) -> None:
         """Make one pass, and apply the finished jobs and grammars."""
-        self.service.deliver()
+        self.service.start_compiled()
         for job in run(self.scheduler) if self._working else []:
-            self.service.answer(job)
+            self.service.finish_job(job)
 
     def reply(self, client: bytes = b"me") -> m.Reply:
         """Return the next reply to a client, without its frames."""

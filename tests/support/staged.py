@@ -13,7 +13,7 @@ import pytest
 from pilotfish.engines import backends
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.backends import Backend
-from pilotfish.engines.decoder import Output, Pass
+from pilotfish.engines.onnx_decoder import Output, Pass
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.split import split_artifact
@@ -56,7 +56,7 @@ class Staged:
         assert states is not None
         logits, answers, end = self.head.logits(states), [], 0
         for item in passes:
-            start, end = end, end + item.wanted
+            start, end = end, end + item.row_count
             answers.append(Output(logits[start:end], states[start:end]))
         assert end == len(states)
         return answers

@@ -21,14 +21,14 @@ from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
 from pilotfish.export.blocks import BLOCK, Quantized
-from pilotfish.export.config import Form, Layer, ModelConfig
 from pilotfish.export.model import export_model
+from pilotfish.export.model_config import Form, Layer, ModelConfig
 from pilotfish.export.parts import (
     Experts,
     Factors,
     Recurrence,
     Rope,
-    Space,
+    StateSpace,
     Streams,
     TokenInputs,
     plain_rope,
@@ -216,7 +216,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
         "layers": 3,
         "form": Form(biases=("mamba.dt_proj", "mamba.conv1d")),
         "pattern": (Layer(kind="selective", fed=False),),
-        "recurrence": Recurrence(4, 96, 1, 8, 1, Space(norm=None, rank=4, epsilon=0.1)),
+        "recurrence": Recurrence(4, 96, 1, 8, 1, StateSpace(norm=None, rank=4, epsilon=0.1)),
     },
     # State spaces, one of them beside attention, and layers of one part.
     "mamba2": {
@@ -232,7 +232,8 @@ STATEFUL: dict[str, dict[str, Any]] = {
             Layer(kind="space"),
         ),
         "recurrence": Recurrence(
-            *(4, 4, 2, 16, 8), Space(shortest=0.2, longest=2.0, scales=(1.1, 0.9, 0.8, 1.2, 0.7))
+            *(4, 4, 2, 16, 8),
+            StateSpace(shortest=0.2, longest=2.0, scales=(1.1, 0.9, 0.8, 1.2, 0.7)),
         ),
         "factors": Factors(
             attention_in=0.9, attention_out=1.2, space_in=1.1, space_out=0.8, gate=0.7, fed=1.2

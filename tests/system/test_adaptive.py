@@ -19,12 +19,12 @@ from pilotfish.base.errors import (
 )
 from pilotfish.cli import main
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.pending import Sent
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.plan import Auto, Options, alternatives, plan
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.field.summary import summary
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire import messages as m
@@ -150,7 +150,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     seen: list[Asked] = []
     real = EdgeLink.wait
 
-    def wait(link: EdgeLink, sent: Sent, *rest: Any, **more: Any) -> TimedReply:
+    def wait(link: EdgeLink, sent: SentRequest, *rest: Any, **more: Any) -> TimedReply:
         answer = real(link, sent, *rest, **more)
         message, frames = sent.message, sent.frames
         if isinstance(message, m.Window):
@@ -308,8 +308,8 @@ def test_deviating_tokens_make_no_other_protocol_look_better() -> None:
         adaptive, [replace(one, notes={"deviation": 4.0}) for one in rounds(adaptive, 8, count=300)]
     )
     assert seen.tokens(adaptive) == pytest.approx(strict.tokens(adaptive), rel=0.1)
-    assert seen.hazards(tslt)[0] == pytest.approx(0.5, abs=0.05)
-    assert strict.hazards(tslt)[0] > 0.9
+    assert seen.acceptance_by_depth(tslt)[0] == pytest.approx(0.5, abs=0.05)
+    assert strict.acceptance_by_depth(tslt)[0] > 0.9
     # untried, it is expected to accept a little more than tslt
     known = fresh()
     known.add(tslt, rounds(tslt, 3, count=40))

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import ping, refresh
 from pilotfish.device_runtime.plan import Auto
@@ -126,14 +126,14 @@ def test_predictive_takes_a_head_into_account(device: Device, road: Emulator) ->
 def test_a_ping_behind_unread_replies_is_sent_again(pair: Pair, edge: EdgeServer) -> None:
     link = EdgeLink(edge.endpoint, None)
     try:
-        link.introduce(DraftSource.of(pair.draft, text=False, kept=None).hello)
-        link.greet()
+        link.set_hello(DraftSource.open(pair.draft, text=False, text_location=None).hello)
+        link.handshake()
         for _ in range(3):
             ping(link)
-        link.gauge.sent(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
-        before = link.gauge.probing
+        link.estimator.on_sent(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
+        before = link.estimator.probing
         refresh(link, rates=False, anew=True)
-        assert link.gauge.probing.since(before).pings == 2
+        assert link.estimator.probing.since(before).pings == 2
         rtt = link.state().rtt
         assert rtt is not None
         assert rtt.samples == 1

@@ -213,7 +213,7 @@ def test_many_thousands_of_messages(
     rng = random.Random(7)
     conditions = conditions_of(pair)
     wanted = texts_of(service, conditions)
-    digest = Vocabulary.of(Artifact.open(pair.target)).digest
+    digest = Vocabulary.from_artifact(Artifact.open(pair.target)).digest
     talks = {f"client {i}".encode(): Talk(rng, conditions, digest) for i in range(CLIENTS)}
     seen: Counter[str] = Counter()
     started_mib = 0.0

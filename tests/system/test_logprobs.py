@@ -9,10 +9,10 @@ import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Grammar
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.edge_runtime.logprobs import expect_tellable
+from pilotfish.edge_runtime.reply_logprobs import expect_sendable
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.speculation.shaping import LogitsOptions
+from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.speculation.logits_options import LogitsOptions
 from tests.conftest import VOCAB, Pair
 from tests.support.relay import Relay
 from tests.support.shaped import shaped
@@ -209,6 +209,6 @@ def test_those_of_a_prompt_have_their_bytes(device: Device) -> None:
 
 
 def test_those_of_a_prompt_that_are_too_large() -> None:
-    expect_tellable(1000, 20, 1 << 18)
+    expect_sendable(1000, 20, 1 << 18)
     with pytest.raises(UnsupportedError, match="fewer of the likeliest"):
-        expect_tellable(2000, 20, 1 << 18)
+        expect_sendable(2000, 20, 1 << 18)

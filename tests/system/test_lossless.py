@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from tests.support.enumeration import p_value
 from tests.support.thinned import thinned

@@ -12,9 +12,9 @@ import pytest
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import LogitsOptions
+from pilotfish.speculation.logits_options import LogitsOptions
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.bridged_devices.conftest import models as bridged_models
 from tests.support.daemons import running
@@ -40,6 +40,7 @@ PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6], [5, 3, 5]]
 SAMPLED = {"temperature": 1.0, "min_p": 0.02}
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.8, "presence_penalty": 0.6}
 TOLD: dict[str, Any] = {"logit_bias": {7: 3.0, 2: -100.0}, **PENALTIES}
+TRIES = 10  # for drafts that come true: on a busy machine hints may all be late
 SAME = [("greedy", 0.0), ("tree", 0.0), ("ahead", 0.0), ("coupled", 1.0), ("ahead", 1.0)]
 
 
@@ -72,14 +73,18 @@ def test_each_says_what_its_model_says_under_the_same_settings(
 
 @pytest.mark.parametrize(("protocol", "temperature"), SAME)
 def test_the_text_is_that_of_stream(device: Device, protocol: str, temperature: float) -> None:
-    accepted = 0
-    for seed, prompt in enumerate(PROMPTS):
-        options = {**TOLD, **SAMPLED, "temperature": temperature, "seed": seed, "max_tokens": 60}
-        wanted = device.generate(prompt, protocol="stream", **options)
-        got = device.generate(prompt, protocol=protocol, **options)
-        assert got.tokens == wanted.tokens
-        accepted += sum(each.accepted for each in got.rounds)
-    assert accepted
+    for again in range(TRIES):
+        accepted = 0
+        for at, prompt in enumerate(PROMPTS):
+            seed = at + again * len(PROMPTS)
+            options = {**TOLD, **SAMPLED, "temperature": temperature, "seed": seed}
+            wanted = device.generate(prompt, protocol="stream", max_tokens=60, **options)
+            got = device.generate(prompt, protocol=protocol, max_tokens=60, **options)
+            assert got.tokens == wanted.tokens
+            accepted += sum(each.accepted for each in got.rounds)
+        if accepted:
+            return
+    pytest.fail("no draft was accepted")
 
 
 def test_drafts_are_shaped_too(pair: Pair, edge: EdgeServer) -> None:

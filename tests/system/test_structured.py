@@ -17,7 +17,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import BadGrammarError, PilotfishError, UnsupportedError
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from tests.conftest import Pair
 from tests.support.daemons import running
 from tests.support.judging import random_head, saved
@@ -355,7 +355,7 @@ def test_a_grammar_that_is_too_long(device: Device) -> None:
 def test_a_device_without_the_library_drafts_what_it_likes(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pilotfish.engines.errors import GrammarError
+    from pilotfish.engines.engine_errors import GrammarError
     from pilotfish.engines.grammar import Grammars
 
     def gone(self: Grammars, grammar: Grammar) -> None:

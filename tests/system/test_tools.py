@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer, Talk
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.engines.families import Tools
+from pilotfish.engines.chat_formats import Tools
 from pilotfish.export.model import export_model
 from tests.conftest import Pair
 from tests.support.calling import CALLER_PIECES, TOOLS, callers, tool

@@ -25,8 +25,8 @@ from pilotfish.cli import main
 from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.field.run import Run
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, RoundCounter, register
-from pilotfish.wire.protocols.declared import SHARED_OPTIONS
 from pilotfish.wire.protocols.greedy import Greedy
+from pilotfish.wire.protocols.options import SHARED_OPTIONS
 from tests.conftest import Pair
 from tests.support.daemons import free_port
 from tests.support.serving import Serving, serving

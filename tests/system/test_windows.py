@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from tests.support.tiny import tiny_artifact
 
 VOCAB = 40

@@ -16,11 +16,11 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.pending import Sent
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.field.papers import wisv
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import messages as m
@@ -51,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     seen: list[Asked] = []
     real = EdgeLink.wait
 
-    def wait(link: EdgeLink, sent: Sent, *rest: Any, **more: Any) -> TimedReply:
+    def wait(link: EdgeLink, sent: SentRequest, *rest: Any, **more: Any) -> TimedReply:
         answer = real(link, sent, *rest, **more)
         message, frames = sent.message, sent.frames
         if isinstance(message, m.Window | m.States):

@@ -40,13 +40,13 @@ SLOW_S = 0.05
 @pytest.fixture
 def slow(pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A device that is slower to read a window's last token than the edge is to answer."""
-    read_last = ModelDrafter.read_last
+    read_last = ModelDrafter.decode_last
 
     def slowly(drafter: ModelDrafter) -> None:
         time.sleep(SLOW_S)
         read_last(drafter)
 
-    monkeypatch.setattr(ModelDrafter, "read_last", slowly)
+    monkeypatch.setattr(ModelDrafter, "decode_last", slowly)
     with Device(pair.draft, edge.endpoint, threads=1) as device:
         yield device
 
@@ -115,7 +115,7 @@ def test_states_that_the_format_cannot_hold(
     form: str,
     told: str,
 ) -> None:
-    states = ModelDrafter.states
+    states = ModelDrafter.hidden_states
     with Device(pair.draft, edge.endpoint, threads=1) as device:
         with monkeypatch.context() as patched:
 

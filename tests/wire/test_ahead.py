@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import PilotfishError
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols.ahead import DraftAhead, HintChain
 from tests.support.examples import examples

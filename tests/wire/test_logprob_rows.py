@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
+from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.speculation.truncation import largest, likeliest
 from pilotfish.wire.codecs.logprobs import decode_logprobs, make_entries, unknown_entries
 from pilotfish.wire.protocols import Decision, Draft
@@ -61,12 +61,12 @@ def test_those_of_a_window_take_little_time_and_memory(allowed: int) -> None:
     logits, log, spent_s = rows(allowed), Logprobs(MOST, 0), []
     draft = Draft(np.arange(V - WINDOW, V, dtype=np.uint32))
     tracemalloc.start()
-    log.note(draft, logits, Decision(WINDOW, V - 1))
+    log.record(draft, logits, Decision(WINDOW, V - 1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     for _ in range(5):
         begun_s = time.thread_time()
-        log.note(draft, logits, Decision(WINDOW, V - 1))
+        log.record(draft, logits, Decision(WINDOW, V - 1))
         log.commit()
         spent_s.append(time.thread_time() - begun_s)
     assert median(spent_s) < 1.5 * GOAL_S
@@ -78,11 +78,11 @@ def test_what_is_kept_is_told_again_and_not_copied_for_each_token() -> None:
     logits = np.random.default_rng(0).standard_normal((1, 9), np.float32)
     told = []
     for token in range(9):
-        log.note(Draft(np.zeros(0, np.uint32)), logits, Decision(0, token))
+        log.record(Draft(np.zeros(0, np.uint32)), logits, Decision(0, token))
         told.append(bytes(log.commit()))
-    assert bytes(log.of(7, 3)) == b"".join(told[2:5])
-    assert bytes(log.of(5, 99)) == b"".join(told)
-    assert bytes(log.of(14, 1)) == b""
+    assert bytes(log.frame_of(7, 3)) == b"".join(told[2:5])
+    assert bytes(log.frame_of(5, 99)) == b"".join(told)
+    assert bytes(log.frame_of(14, 1)) == b""
     spent_s = []
     for _ in range(20_000):
         begun_s = time.thread_time()
@@ -96,7 +96,7 @@ def test_a_prompts_cost_no_memory_before_they_are_known_and_are_not_copied() -> 
     tracemalloc.start()
     prompt = PromptLogprobs(ids, 3)
     logits = np.random.default_rng(0).standard_normal((48, 9), np.float32)
-    prompt.note(96, logits)
+    prompt.record(96, logits)
     frame = prompt.frame
     first = tracemalloc.get_traced_memory()[1]
     again = [prompt.frame for _ in range(9)]

@@ -19,7 +19,7 @@ from msgspec import inspect
 from pilotfish.base.errors import MalformedError
 from pilotfish.base.prose import one_line
 from pilotfish.wire import messages as m
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.nodes import Report, decode_report
 from tests.support.examples import examples
 

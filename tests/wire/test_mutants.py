@@ -18,7 +18,7 @@ from pilotfish.speculation.tree import chain, verify
 from pilotfish.speculation.truncation import truncate
 from pilotfish.wire.protocols import Decision, DrawKey
 from pilotfish.wire.protocols.dsd import Dsd
-from pilotfish.wire.protocols.exchange import coins, sample_candidates, sample_next
+from pilotfish.wire.protocols.protocol import coins, sample_candidates, sample_next
 from pilotfish.wire.protocols.tree import TokenTree
 from tests.support.enumeration import (
     Ended,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafting.drafter
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.wire.protocols import PROTOCOL_REGISTRY, dssd, exchange
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, dssd, protocol
 from tests.support.enumeration import (
     Ended,
     kinds,
@@ -61,8 +61,8 @@ def tell(patch, chance, p, vocab, bits):
     def read(count, *name, **rest):
         return np.array([Dither(chance, at_depth[i], bits) for i in range(count)], dtype=object)
 
-    patch.setattr(exchange, "sample", lambda w, words: chance.pick(w / w.sum(dtype=np.float64)))
-    patch.setattr(exchange, "uniforms", toss)
+    patch.setattr(protocol, "sample", lambda w, words: chance.pick(w / w.sum(dtype=np.float64)))
+    patch.setattr(protocol, "uniforms", toss)
     patch.setattr(dssd, "uniforms", read)
     patch.setattr(dssd, "P_BITS", bits)
 

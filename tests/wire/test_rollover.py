@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from pilotfish.base.errors import ListenError
-from pilotfish.edge_runtime.serving import duties
+from pilotfish.edge_runtime.serving import event_handlers
 from pilotfish.wire import rollover
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import Bounds
@@ -63,7 +63,7 @@ def attempts(listener: Listener, *channels: EdgeChannel) -> list[int]:
     """Let devices in; how many handshakes each of them took."""
     deadline = time.monotonic() + WAIT_S
     poller = zmq.Poller()
-    found: dict[object, Callable[[], object]] = dict(duties(listener).items())
+    found: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
     found.update((channel.sources[1], channel.read_events) for channel in channels)
     for descriptor in found:
         poller.register(descriptor, zmq.POLLIN)

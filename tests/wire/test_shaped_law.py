@@ -15,8 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.logits_options import Grammar, LogitsOptions, LogitsProcessor
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Grammar, LogitsOptions, LogitsProcessor
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.support import rounds
 from tests.support.bridged import vocabulary

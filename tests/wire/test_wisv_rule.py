@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError
-from pilotfish.edge_runtime.head_file import End
+from pilotfish.edge_runtime.head_file import ModelIdentity
 from pilotfish.field.papers import wisv
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats, Sampling
@@ -27,7 +27,7 @@ from pilotfish.wire.protocols import (
     SamplingParams,
     StatesNeeded,
 )
-from pilotfish.wire.protocols.judged import JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.decision_head import JudgedDraft, JudgedProtocol
 from tests.support.examples import examples
 from tests.support.judging import random_head
 
@@ -37,7 +37,7 @@ D, T = 5, 7  # widths of the drafter's and the target's states
 LAW = SamplingParams(sampling=Sampling(), seed=0)
 NO_IDS = np.empty(0, np.uint32)
 ENDS = [
-    End(model=name, origin=digit * 16, hidden=width, precision="fp32")
+    ModelIdentity(model=name, origin=digit * 16, hidden=width, precision="fp32")
     for name, digit, width in (("drafter", "a", D), ("target", "b", T))
 ]
 HEADS = [random_head(*ENDS, seed=seed) for seed in range(4)]

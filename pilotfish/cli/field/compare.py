@@ -13,27 +13,27 @@ from pilotfish.base.errors import MalformedError, PairMismatchError, Unsupported
 from pilotfish.base.files import private_folder
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.field.compare_settings import CompareSettings
-from pilotfish.cli.field.comparison_tables import as_json, tell
+from pilotfish.cli.field.comparison_tables import as_json, print_comparison
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.text import TEXT
+from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.device_runtime.plan import plan
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.field.answering import Answered, AnswerFile, Asking, answered
 from pilotfish.field.comparison import DrafterComparison, compare, target_passes
-from pilotfish.field.contenders import (
+from pilotfish.field.drafter_figures import DrafterEntry
+from pilotfish.field.opened_drafters import (
     drafting_s,
     expect_pairs,
     open_contenders,
     read_answers,
     sources,
 )
-from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.prompts import BUILT_IN, read_questions
+from pilotfish.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
     # the edge that was served here is gone, and its memory with it
     found = _compared(told, names, asking, answers, welcome, vocabulary)
     if args.json != "-":
-        tell(found, asking.target)  # before any file is written: the disk may be full
+        print_comparison(found, asking.target)  # before any file is written: the disk may be full
     figures = as_json(asking, found)
     if args.json:
         write_json(args.json, figures)
@@ -115,13 +115,13 @@ def _edge(told: CompareSettings) -> Iterator[str]:
 
 def _asked(
     told: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
-) -> tuple[Asking, list[Answered], Welcome, Vocabulary]:
+) -> tuple[AnswerRequest, list[TargetAnswer], Welcome, Vocabulary]:
     """Let the target answer; the answers that there are, and what the target told of itself."""
     with _device(told, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
         expect_pairs(names, vocabulary)  # what does not fit shows before anything is asked
-        asking = Asking(
+        asking = AnswerRequest(
             target=welcome.model,
             digest=welcome.digest,
             prompts=list(questions),
@@ -156,21 +156,21 @@ def _device(told: CompareSettings, names: Sequence[str], address: str) -> Device
             return open_(models[0], provider=told.provider, threads=told.threads)
 
 
-def _answers(device: Device, asking: Asking, file: AnswerFile | None) -> list[Answered]:
+def _answers(device: Device, asking: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
     """All answers: those that the file holds, and the rest."""
     done = {} if file is None else dict(file.answers)
     with Countdown("the target answers, prompts", len(asking.prompts) - len(done)) as countdown:
         try:
-            for number, one in enumerate(answered(device, asking, dict(done)), 1):
+            for number, one in enumerate(answer_all(device, asking, dict(done)), 1):
                 if file is not None:
                     file.add(one)
                 done[one.prompt] = one
                 if one.left_out:
-                    countdown.tell(f"Prompt {one.prompt + 1} is left out: {one.left_out}")
-                countdown.at(number)
+                    countdown.print_above(f"Prompt {one.prompt + 1} is left out: {one.left_out}")
+                countdown.update(number)
         except BaseException:
             if file is not None:
-                countdown.tell("What was answered is kept: give --resume to go on.")
+                countdown.print_above("What was answered is kept: give --resume to go on.")
             raise
     return [done[prompt] for prompt in sorted(done)]
 
@@ -178,8 +178,8 @@ def _answers(device: Device, asking: Asking, file: AnswerFile | None) -> list[An
 def _compared(
     told: CompareSettings,
     names: Sequence[str],
-    asking: Asking,
-    answers: Sequence[Answered],
+    asking: AnswerRequest,
+    answers: Sequence[TargetAnswer],
     welcome: Welcome,
     vocabulary: Vocabulary,
 ) -> DrafterComparison:
@@ -190,7 +190,7 @@ def _compared(
     try:
         with Countdown("reading, answers", len(answers) * len(contenders)) as countdown:
             for done, _ in enumerate(read_answers(contenders, asking, answers), 1):
-                countdown.at(done)
+                countdown.update(done)
         with Bars() as bars:
             seconds = drafting_s(contenders, asking, answers, bars.show)
     finally:

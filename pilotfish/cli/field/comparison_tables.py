@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pilotfish.field.answering import Asking
-from pilotfish.field.comparison import WINDOWS, DrafterComparison, Shipped
+from pilotfish.field.comparison import WINDOWS, DrafterComparison, Recommendation
 from pilotfish.field.resampling import FEWEST, Estimate
+from pilotfish.field.target_answers import AnswerRequest
 
 _SHOWN = (1, 2, 4, 8)  # lengths of runs
 
 
-def tell(found: DrafterComparison, target: str) -> None:
+def print_comparison(found: DrafterComparison, target: str) -> None:
     """Print a comparison of drafters for this target."""
     console = Console(highlight=False)
     console.print(_agreement(found, target), _depths(found), _speeds(found), sep="\n")
@@ -109,7 +109,7 @@ def _verdict(found: DrafterComparison) -> Iterator[str]:
         yield _shipped(list(alike))
 
 
-def _shipped(same: Sequence[Shipped]) -> str:
+def _shipped(same: Sequence[Recommendation]) -> str:
     first, last = same[0], same[-1]
     span = f"{first.rtt_s * 1e3:g}"
     if last is not first:
@@ -138,7 +138,7 @@ def _share(found: Estimate) -> str:
     return f"{value:.2f}\n±{(high - low) / 2:.2f}".replace("0.", ".")
 
 
-def as_json(asking: Asking, found: DrafterComparison) -> dict[str, Any]:
+def as_json(asking: AnswerRequest, found: DrafterComparison) -> dict[str, Any]:
     """The figures as JSON: times in seconds, shares from 0 to 1, each with its interval."""
     return {
         "target": asking.target,

@@ -16,7 +16,7 @@ from rich.table import Table
 from pilotfish import wire
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import settings as settings_of
-from pilotfish.cli.field.progress import Answers
+from pilotfish.cli.field.progress import AnswerCountdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import protocol_options, protocol_options_of
 from pilotfish.cli.options import (
@@ -27,22 +27,22 @@ from pilotfish.cli.options import (
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.text import TEXT
+from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.field import host, matrix
 from pilotfish.field.measure import Measurement, MeasureSettings, RoundLog
 from pilotfish.field.prompts import BUILT_IN, read_prompts
-from pilotfish.field.recording import Recorder, begun, expect_nothing
-from pilotfish.field.report.figures import Figures, figures, flat, noted
+from pilotfish.field.recording import Recorder, expect_nothing, has_begun
+from pilotfish.field.report.figures import Figures, figures, flat, noted_counters
 from pilotfish.field.resumption import (
     changes,
     expect_same_pair,
     expect_same_settings,
 )
-from pilotfish.field.run import Cell, Facts, Model, Run, Settings, Start
+from pilotfish.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
 
 _COMMAND = ("pilotfish", "field", "measure")
-_SETTINGS = tuple(one.name for one in settings_of(Settings) if one.meta.description)
+_SETTINGS = tuple(one.name for one in settings_of(MatrixSettings) if one.meta.description)
 _HEADINGS = ("n", "ms a token", "p95", "tokens/s", "α", "tokens a round")
 _EXAMPLE = """\
 example:
@@ -65,7 +65,7 @@ def add_to(actions: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_flags(parser, MeasureSettings)
-    add_flags(parser, Settings)
+    add_flags(parser, MatrixSettings)
     protocol_options(parser)
     json_option(parser)
     # what is not given is as in the file that is resumed
@@ -74,7 +74,7 @@ def add_to(actions: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     told = from_args(args, MeasureSettings)
-    resumed = _facts_of(told.out) if told.resume and begun(told.out) else None
+    resumed = _facts_of(told.out) if told.resume and has_begun(told.out) else None
     if resumed is None:
         expect_nothing(told.out)
     settings = _settings(args, told, resumed)
@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(told: MeasureSettings, settings: Settings, resumed: Facts | None) -> None:
+def _measure(told: MeasureSettings, settings: MatrixSettings, resumed: Facts | None) -> None:
     """Reach the edge, open the file, and go through what is left of the matrix."""
     draft, edge, keys = _ends(told, settings, resumed)
     log = RoundLog()
@@ -112,12 +112,12 @@ def _measure(told: MeasureSettings, settings: Settings, resumed: Facts | None) -
             recorder = Recorder.resume(told.out)
         with recorder:
             if resumed is not None:
-                recorder.started([*resumed.starts, *facts.starts])
-            cells = matrix.remaining(settings, recorder.finished())
+                recorder.add_start([*resumed.starts, *facts.starts])
+            cells = matrix.remaining(settings, recorder.finished_cells())
             warm_up = list(matrix.warm_up(settings))
-            with Answers([*warm_up, *cells]) as countdown:
+            with AnswerCountdown([*warm_up, *cells]) as countdown:
                 if resumed is not None and (changed := changes(resumed.host, facts.host)):
-                    countdown.tell(f"Not as when the run began: {changed}")
+                    countdown.print_above(f"Not as when the run began: {changed}")
                 measurement = Measurement(
                     device,
                     log,
@@ -125,16 +125,16 @@ def _measure(told: MeasureSettings, settings: Settings, resumed: Facts | None) -
                     settings,
                     rails=energy.rails(),
                     patience_s=told.patience_s,
-                    tell=countdown.tell,
+                    tell=countdown.print_above,
                 )
                 try:
                     for answer in chain(
                         measurement.answers(warm_up, warm_up=True), measurement.answers(cells)
                     ):
-                        countdown.done(answer.configuration)
+                        countdown.advance(answer.configuration)
                 except BaseException:
                     again = shlex.join([*_COMMAND, "--resume", "--out", str(told.out)])
-                    countdown.tell(f"What was measured is in {told.out}. To go on: {again}")
+                    countdown.print_above(f"What was measured is in {told.out}. To go on: {again}")
                     raise
 
 
@@ -148,14 +148,16 @@ def _done(path: Path) -> set[Cell]:
         return {answer.cell for answer in run.answers()}
 
 
-def _settings(args: argparse.Namespace, told: MeasureSettings, resumed: Facts | None) -> Settings:
+def _settings(
+    args: argparse.Namespace, told: MeasureSettings, resumed: Facts | None
+) -> MatrixSettings:
     """What was asked for, and what was not as in the file, or as is usual."""
     own = protocol_options_of(args)
     given = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
     if told.prompts is not None:
         given["prompts"] = read_prompts(told.prompts)
     if resumed is None:
-        return Settings(**{"prompts": BUILT_IN, "options": own, **given})
+        return MatrixSettings(**{"prompts": BUILT_IN, "options": own, **given})
     others = {"edge": told.edge, "note": told.note}
     given |= {name: value for name, value in others.items() if value is not None}
     expect_same_settings(told.out, resumed, {**given, **own})
@@ -163,7 +165,7 @@ def _settings(args: argparse.Namespace, told: MeasureSettings, resumed: Facts | 
 
 
 def _ends(
-    told: MeasureSettings, settings: Settings, resumed: Facts | None
+    told: MeasureSettings, settings: MatrixSettings, resumed: Facts | None
 ) -> tuple[Path, str | None, Path | None]:
     """Where drafter, edge and keys are."""
     draft, edge, keys = told.draft, told.edge, told.keys
@@ -172,7 +174,7 @@ def _ends(
         edge = resumed.edge
         keys = keys or (Path(resumed.keys_path) if resumed.keys_path else None)
     if draft is None:
-        if told.resume and not begun(told.out):
+        if told.resume and not has_begun(told.out):
             raise UnsupportedError(f"There is no run file {told.out} to go on with.")
         raise UnsupportedError("Which drafter? Name the folder of its artifact by --draft.")
     if edge is None and matrix.needs_edge(settings):
@@ -182,7 +184,7 @@ def _ends(
 
 def _facts(
     note: str,
-    settings: Settings,
+    settings: MatrixSettings,
     device: Device,
     draft: Path,
     edge: str | None,
@@ -217,7 +219,7 @@ def _model(draft: Path) -> Model:
 
 def _table(found: Sequence[Figures]) -> Table:
     """A line for each protocol and window; columns more where the text may not be the target's."""
-    notes = noted(found)
+    notes = noted_counters(found)
     table = Table(caption="medians over n answers, and their 95th percentile")
     table.add_column("", no_wrap=True)
     for heading in (*_HEADINGS, *(counter.name for counter in notes)):

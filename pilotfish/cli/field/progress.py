@@ -8,7 +8,7 @@ from pilotfish.cli.countdown import Countdown
 from pilotfish.field.run import Cell, Configuration
 
 
-class Answers(Countdown):
+class AnswerCountdown(Countdown):
     """A countdown of answers; call `done` after each."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
@@ -17,13 +17,13 @@ class Answers(Countdown):
         self._taken: dict[Configuration, list[float]] = {}
         self._last_s = time.monotonic()
 
-    def done(self, configuration: Configuration) -> None:
+    def advance(self, configuration: Configuration) -> None:
         """An answer of this configuration is finished."""
         now_s = time.monotonic()
         self._taken.setdefault(configuration, []).append(now_s - self._last_s)
         self._last_s = now_s
         self._left[configuration] -= 1
-        self.at(self.total - self._left.total(), self.left_s())
+        self.update(self.total - self._left.total(), self.left_s())
 
     def left_s(self) -> float:
         """Seconds that the answers to come will take; of an untried kind, as many as the others."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import import_module
 
-from pilotfish.cli import named
+from pilotfish.cli import named_in
 from pilotfish.cli.options import Commands, choices_of
 
 _ACTIONS = ("mine", "relabel", "train", "sweep", "calibrate")
@@ -19,5 +19,5 @@ def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
         "adaptive goes by: calibrate.",
     )
     actions = choices_of(parser)
-    for name in named(_ACTIONS, arguments):
+    for name in named_in(_ACTIONS, arguments):
         import_module(f"{__name__}.{name}").add_to(actions)

@@ -20,9 +20,15 @@ from pilotfish.edge_runtime.relaxation_file import (
     write_relaxation,
 )
 from pilotfish.field.prompts import read_prompts
-from pilotfish.judge.calibrating import CalibrateSettings, Observed, Position, chosen, observe
+from pilotfish.judge.calibrating import (
+    CalibrateSettings,
+    ObservedPositions,
+    Position,
+    choose_relaxation,
+    observe,
+)
 from pilotfish.judge.instances import split
-from pilotfish.judge.speakers import OpenPair, end_of
+from pilotfish.judge.question_reader import OpenPair, model_card
 from pilotfish.judge.tasks import Question, questions, task_named
 
 _EXAMPLE = """\
@@ -89,9 +95,10 @@ def _run(args: argparse.Namespace) -> int:
         )
     found = _observed(told, opened, fitting)
     learnt, held = (
-        Observed.of([found[key] for key in keys]) for keys in split([*found], _KEPT_OUT, told.seed)
+        ObservedPositions.from_answers([found[key] for key in keys])
+        for keys in split([*found], _KEPT_OUT, told.seed)
     )
-    relaxation = chosen(learnt, told.tau, told.deviation, told.window)
+    relaxation = choose_relaxation(learnt, told.tau, told.deviation, told.window)
     card = RelaxationCard(
         **vars(relaxation),
         budget=told.deviation,
@@ -100,8 +107,8 @@ def _run(args: argparse.Namespace) -> int:
         window=told.window,
         max_tokens=told.max_tokens,
         seed=told.seed,
-        drafter=end_of(opened.drafter),
-        target=end_of(opened.target),
+        drafter=model_card(opened.drafter),
+        target=model_card(opened.target),
         prompts_sha256=_hash(fitting),
         chosen=learnt.outcome(relaxation, told.window),
         kept_out=held.outcome(relaxation, told.window),
@@ -149,7 +156,7 @@ class _Progress:
             self._begun_s = time.monotonic()
         elif since > 0 and since % self._slots == 0:
             each_s = (time.monotonic() - self._begun_s) / since
-            self._countdown.at(self._done, each_s * (self._countdown.total - self._done))
+            self._countdown.update(self._done, each_s * (self._countdown.total - self._done))
 
 
 def _hash(asked: Sequence[Question]) -> str:

@@ -10,9 +10,9 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.judge.episodes import Episode, Mined, done, episodes
+from pilotfish.judge.episodes import Episode, MiningRecord, episodes, finished_questions
 from pilotfish.judge.mining import MineSettings, mine
-from pilotfish.judge.speakers import OpenPair, end_of
+from pilotfish.judge.question_reader import OpenPair, model_card
 from pilotfish.judge.tasks import questions, task_named
 
 _EXAMPLE = """\
@@ -51,15 +51,15 @@ def _run(args: argparse.Namespace) -> int:
     task = task_named(told.task, told.checker)
     asked = questions(told.questions, task)[: told.count]
     opened = OpenPair(told.draft, told.target)
-    opened.see()
-    mined = Mined(
+    opened.require_hidden_states()
+    mined = MiningRecord(
         task=task.name,
         instruction=task.instruction,
         most=told.max_tokens,
         slack=None if told.outcome_only else told.slack,
         right_only=told.right_only,
-        drafter=msgspec.to_builtins(end_of(opened.drafter)),
-        target=msgspec.to_builtins(end_of(opened.target)),
+        drafter=msgspec.to_builtins(model_card(opened.drafter)),
+        target=msgspec.to_builtins(model_card(opened.target)),
     )
     mined.begin(told.out)
     context = min(told.context, opened.context)
@@ -75,14 +75,14 @@ def _run(args: argparse.Namespace) -> int:
             f"All questions are too long for {context} tokens: give a larger --context, or models "
             "that have it."
         )
-    there = done(told.out)
+    there = finished_questions(told.out)
     if left := [one for one in fitting if one.key not in there]:
         readers = opened.readers(min(told.slots, len(left)), told.context, told)
         with Countdown("mining, questions", len(left)) as countdown:
             found = mine(readers, opened.vocabularies, task, left, mined)
             for number, episode in enumerate(found, 1):
                 episode.write(told.out)
-                countdown.at(number)
+                countdown.update(number)
     keys = {one.key for one in fitting}
     figures = _figures([one for one in episodes(told.out) if one.key in keys])
     screen.print(

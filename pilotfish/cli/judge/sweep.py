@@ -14,11 +14,11 @@ from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import Commands, json_option
-from pilotfish.edge_runtime.head import DecisionHead, shipped
+from pilotfish.edge_runtime.head import DecisionHead, list_shipped_heads
 from pilotfish.edge_runtime.head_file import CurvePoint
-from pilotfish.judge.costs import Pace, measured
+from pilotfish.judge.costs import ModelPace, measure_pace
 from pilotfish.judge.figures import curve, figures
-from pilotfish.judge.speakers import OpenPair, end_of, length
+from pilotfish.judge.question_reader import OpenPair, length, model_card
 from pilotfish.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.judge.sweeping import SweepSettings, settings_of, sweep
 from pilotfish.judge.tasks import questions, task_named
@@ -81,7 +81,7 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
     task = task_named(told.task, told.checker)
     asked = questions(asked_for, task)[: told.count]
     opened = OpenPair(draft, target)
-    opened.see()
+    opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
     plan = _plan(told, opened, heads, task.instruction)
     asked = opened.fitting(asked, told.max_tokens, opened.context)
@@ -91,9 +91,9 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
         )
     kept.begin(plan)
     if kept.pace is None and told.draft_ms and told.verify_ms:
-        kept.timed(asdict(pace_of(kept, told.draft_ms, told.verify_ms)))
+        kept.set_pace(asdict(pace_of(kept, told.draft_ms, told.verify_ms)))
     elif kept.pace is None:
-        kept.timed(asdict(measured(draft, target, plan.windows, told)))
+        kept.set_pace(asdict(measure_pace(draft, target, plan.windows, told)))
     left = [one for one in asked if one.key not in kept.tallies]
     if not left:
         return
@@ -104,7 +104,7 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
         found = sweep(readers, opened.vocabularies, task, left, plan, heads, whole)
         for number, (key, tallies) in enumerate(found, 1):
             kept.add(key, tallies)
-            countdown.at(number)
+            countdown.update(number)
 
 
 def _plan(
@@ -113,15 +113,15 @@ def _plan(
     """Describe what is swept; `PairMismatchError` for a head of another pair."""
     drafter, target = opened.drafter, opened.target
     for name, head in heads.items():
-        head.suits(target)
-        if not head.serves(drafter.origin, drafter.dimensions.hidden):
+        head.check_target(target)
+        if not head.supports(drafter.origin, drafter.dimensions.hidden):
             raise PairMismatchError(
                 f"The decision head {name} was made for the drafter {head.card.drafter.model}, "
                 f"not for {drafter.model}."
             )
     thresholds = {name: told.thresholds or _of_curve(head) for name, head in heads.items()}
     ends = (
-        msgspec.to_builtins(end_of(one)) | {"vocabulary": one.vocab_size}
+        msgspec.to_builtins(model_card(one)) | {"vocabulary": one.vocab_size}
         for one in (drafter, target)
     )
     return SweepHeader(
@@ -153,7 +153,9 @@ def _of_curve(head: DecisionHead) -> list[float]:
     return found
 
 
-def pace_of(kept: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None) -> Pace:
+def pace_of(
+    kept: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
+) -> ModelPace:
     """Say how fast the models are: as stated, or else as measured for this sweep."""
     known = kept.pace or {"draft_s": None, "verify_s": {}}
     draft_s = draft_ms * 1e-3 if draft_ms else known["draft_s"]
@@ -161,7 +163,7 @@ def pace_of(kept: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, flo
     verify_s = stated or {int(width): value for width, value in known["verify_s"].items()}
     if draft_s is None or not verify_s:
         raise UnsupportedError("How fast are the models? Give --draft-ms and --verify-ms.")
-    return Pace(draft_s, verify_s)
+    return ModelPace(draft_s, verify_s)
 
 
 def _update(names: Sequence[str], kept: SweepFile) -> None:
@@ -169,7 +171,7 @@ def _update(names: Sequence[str], kept: SweepFile) -> None:
     assert kept.plan is not None
     found = figures(kept.plan, list(kept.tallies.values()))
     for name in names:
-        if name in shipped():
+        if name in list_shipped_heads():
             raise UnsupportedError(f"{name} came with Pilotfish: give the path of the head's file.")
         head = DecisionHead.load(name)
         known = kept.plan.heads.get(head.card.name)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pilotfish.cli.options import write_json
 from pilotfish.field.report.statistics import share_interval
-from pilotfish.judge.costs import FULL, GREEDY, JUDGED, Cost, Pace
+from pilotfish.judge.costs import FULL, GREEDY, JUDGED, Cost, ModelPace
 from pilotfish.judge.figures import Figure, costs, figures
 from pilotfish.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
 
@@ -26,7 +26,7 @@ _MODELLED = (
 )
 
 
-def show(kept: SweepFile, pace: Pace, json_path: str | None) -> None:
+def show(kept: SweepFile, pace: ModelPace, json_path: str | None) -> None:
     """Print a table for each link and window; write the figures as JSON if asked."""
     assert kept.plan is not None
     plan, tallies = kept.plan, list(kept.tallies.values())
@@ -48,7 +48,7 @@ def as_json(
     plan: SweepHeader,
     found: Sequence[Figure],
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
-    pace: Pace,
+    pace: ModelPace,
 ) -> dict[str, Any]:
     """Collect all figures: those of `greedy` for each link."""
     lines = []

@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
     mined, sampling, found = told.read()
     with Countdown("training, epochs at most", options.epochs) as countdown:
         head = train(
-            told.out.name, mined, found, sampling, options, lambda done, _: countdown.at(done)
+            told.out.name, mined, found, sampling, options, lambda done, _: countdown.update(done)
         )
     told.out.parent.mkdir(parents=True, exist_ok=True)
     path = head.save(told.out.parent)

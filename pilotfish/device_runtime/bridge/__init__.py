@@ -2,6 +2,6 @@
 
 from pilotfish.device_runtime.bridge.bridge import Bridge, TrivialBridge
 from pilotfish.device_runtime.bridge.pair import Pair
-from pilotfish.device_runtime.bridge.prompt import Asked, Prompt, Talk, are_messages
+from pilotfish.device_runtime.bridge.prompt import Prompt, PromptInput, Talk, are_messages
 
-__all__ = ["Asked", "Bridge", "Pair", "Prompt", "Talk", "TrivialBridge", "are_messages"]
+__all__ = ["Bridge", "Pair", "Prompt", "PromptInput", "Talk", "TrivialBridge", "are_messages"]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pilotfish.base.errors import MalformedError, PairMismatchError, PilotfishError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import BUSY, Setbacks
+from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
@@ -37,7 +37,7 @@ def target_vocabulary(
 
     ``progress`` is called after every part. Raises `PairMismatchError` if the edge offers no
     vocabulary, or another one by now; `MalformedError` if it sends other bytes; and like
-    `EdgeLink.ask` if it is lost.
+    `EdgeLink.request` if it is lost.
     """
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     if not digest:
@@ -92,10 +92,10 @@ def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
             and reply.part == fetch.part
         )
 
-    setbacks = Setbacks(link)
+    setbacks = RetryBudget(link)
     while True:
         try:
-            frames = link.ask(fetch, (), wanted).frames
+            frames = link.request(fetch, (), wanted).frames
         except BUSY as error:
             setbacks.add(error)
         else:

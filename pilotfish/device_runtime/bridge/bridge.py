@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.bridge.context import Context
+from pilotfish.device_runtime.bridge.context import ContextTranslator
 from pilotfish.device_runtime.bridge.prompt import Prompt
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.speculation.distributions import Floats
@@ -50,12 +50,12 @@ class Bridge(ABC):
         They share no memory with ``logits``, and are valid until the next call.
         """
 
-    def has(self, token: int) -> bool:
+    def can_draft(self, token: int) -> bool:
         """Whether the drafter can say this token of the target's."""
         return True
 
     @abstractmethod
-    def own(self, drafted: Ids) -> NDArray[Any]:
+    def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafter's ids [n] of tokens [n] drawn from projected logits."""
 
 
@@ -85,11 +85,11 @@ class TrivialBridge(Bridge):
         copy: Floats = logits.copy()
         return copy
 
-    def has(self, token: int) -> bool:
+    def can_draft(self, token: int) -> bool:
         """Whether the drafter's head can say it."""
         return self._projection is None or self._projection.reaches(token)
 
-    def own(self, drafted: Ids) -> NDArray[Any]:
+    def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafted tokens."""
         return drafted
 
@@ -106,11 +106,14 @@ class SharedTokensBridge(Bridge):
     trivial = False
 
     def __init__(
-        self, shared: SharedTokens, context: Context, kept: NDArray[np.int64] | None = None
+        self,
+        shared: SharedTokens,
+        context: ContextTranslator,
+        kept: NDArray[np.int64] | None = None,
     ) -> None:
         self.vocab_size = shared.target_size
         self._shared = shared
-        self._projection = Projection(shared.places(kept), shared.target_size)
+        self._projection = Projection(shared.to_target_ids(kept), shared.target_size)
         self._answer = context
         self._after = 0  # committed tokens of the prompt
         self._ids = np.empty(256, dtype=np.int64)  # own ids: the prompt's, then the answer's
@@ -118,14 +121,14 @@ class SharedTokensBridge(Bridge):
 
     def start(self, prompt: Prompt) -> None:
         """Begin a generation with an empty answer."""
-        self._after, self._prompt = len(prompt.ids), len(prompt.own)
+        self._after, self._prompt = len(prompt.ids), len(prompt.draft_ids)
         self._reserve(self._prompt)
-        self._ids[: self._prompt] = prompt.own
+        self._ids[: self._prompt] = prompt.draft_ids
         self._answer.restart()
 
     def context(self, committed: Ids) -> NDArray[Any]:
         """Return the prompt's ids, then those of the answer's text."""
-        answer = self._answer.of(committed[self._after :])
+        answer = self._answer.translate(committed[self._after :])
         length = self._prompt + len(answer)
         self._reserve(length)
         self._ids[self._prompt : length] = answer
@@ -140,10 +143,10 @@ class SharedTokensBridge(Bridge):
         """Map the logits to the shared tokens; −∞ elsewhere."""
         return self._projection(logits)
 
-    def has(self, token: int) -> bool:
+    def can_draft(self, token: int) -> bool:
         """Whether it is shared, and the drafter's head can say it."""
         return self._projection.reaches(token)
 
-    def own(self, drafted: Ids) -> NDArray[Any]:
+    def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafter's ids; all are shared, since others had no probability."""
-        return self._shared.to_own.take(drafted)
+        return self._shared.to_draft_ids.take(drafted)

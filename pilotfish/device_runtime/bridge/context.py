@@ -46,7 +46,7 @@ WHOLE_WORD_RULES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix"
 Cut = Callable[[str, tokenizers.Encoding], tuple[int, int]]
 
 
-class Context:
+class ContextTranslator:
     """Translates one growing answer at a time. Not thread-safe.
 
     Args:
@@ -54,9 +54,9 @@ class Context:
         specials: the drafter's special tokens by the target's; others are left out.
     """
 
-    def __init__(self, target: Tokenizer, own: Tokenizer, specials: Mapping[int, int]) -> None:
-        self._target, self._own, self._specials = target, own, specials
-        self._cut = cut_of(own)
+    def __init__(self, target: Tokenizer, drafter: Tokenizer, specials: Mapping[int, int]) -> None:
+        self._target, self._own, self._specials = target, drafter, specials
+        self._cut = cut_of(drafter)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._raw: dict[int, list[int]] = {}  # own tokens by byte, for those seen so far
         self.restart()
@@ -69,7 +69,7 @@ class Context:
         self._text = ""  # the text behind them
         self._encoded, self._tail = "", list[int]()  # its encoded part, and that part's own ids
 
-    def of(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
+    def translate(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return the own ids [m] of the answer, target ids [n].
 
         An answer that continues the last one costs only its new tokens.

@@ -14,12 +14,12 @@ from pilotfish.base.errors import (
     UnsupportedError,
 )
 from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
-from pilotfish.device_runtime.bridge.context import Context
-from pilotfish.device_runtime.bridge.prompt import Asked, Messages, Prompt, Talk, are_messages
+from pilotfish.device_runtime.bridge.context import ContextTranslator
+from pilotfish.device_runtime.bridge.prompt import Messages, Prompt, PromptInput, Talk, are_messages
 from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.engines.chat_formats.chat_format import within_first_user
 from pilotfish.engines.dialogue import Dialogue
-from pilotfish.engines.errors import TemplateError, TextTooLongError
-from pilotfish.engines.families.family import within_first_user
+from pilotfish.engines.engine_errors import TemplateError, TextTooLongError
 from pilotfish.engines.vocabulary import Vocabulary
 
 
@@ -40,9 +40,9 @@ class Pair:
             target.fingerprint,
             target.vocab_size,
         )
-        self.shared = None if self.trivial else SharedTokens.between(drafter, target)
+        self.shared = None if self.trivial else SharedTokens.find(drafter, target)
         self._kept = kept
-        if self.shared is not None and (self.shared.places(kept) == target.vocab_size).all():
+        if self.shared is not None and (self.shared.to_target_ids(kept) == target.vocab_size).all():
             raise PairMismatchError(
                 f"{drafter.model} cannot draft for {target.model}: none of the tokens that its "
                 "head was cut to is a token of both. Export it again with --for this target."
@@ -64,13 +64,15 @@ class Pair:
             return TrivialBridge(self.target.vocab_size, self._kept)
         return SharedTokensBridge(self.shared, self._context(), self._kept)
 
-    def _context(self) -> Context:
+    def _context(self) -> ContextTranslator:
         assert self.shared is not None
-        return Context(self.target.tokenizer, self.drafter.tokenizer, self.shared.specials)
+        return ContextTranslator(
+            self.target.tokenizer, self.drafter.tokenizer, self.shared.specials
+        )
 
     # Prompts
 
-    def prompt(self, asked: Asked, *, chat: bool = True, most: int | None = None) -> Prompt:
+    def prompt(self, asked: PromptInput, *, chat: bool = True, most: int | None = None) -> Prompt:
         """Make a prompt of a text, messages or token ids.
 
         chat: a text becomes one user message if the target has a chat template; otherwise it is
@@ -118,7 +120,7 @@ class Pair:
 
     def _translated(self, ids: NDArray[np.uint32]) -> NDArray[Any]:
         """Translate the target's ids to the drafter's: the same text and shared special tokens."""
-        own = self._context().of(ids)
+        own = self._context().translate(ids)
         beginning = np.array(self.drafter.tokenizer.beginning, dtype=np.int64)
         if np.array_equal(own[: len(beginning)], beginning):
             return own
@@ -157,7 +159,7 @@ def _ids_of(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list
         return None
     template = vocabulary.chat_template or ""
     try:
-        messages, tools = vocabulary.family.told(template, talk.messages, offered)
+        messages, tools = vocabulary.chat_format.to_template(template, talk.messages, offered)
         return _told(dialogue, messages, tools, talk, most)
     except RecursionError:
         raise TemplateError("the messages or their tools are nested too deeply") from None

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.families import Tools
+from pilotfish.engines.chat_formats import Tools
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 
@@ -27,10 +27,10 @@ class Talk:
 
 
 # A text (one user message, where the target has a chat template), token ids, or messages.
-Asked: TypeAlias = "str | Sequence[int] | Messages | Talk"
+PromptInput: TypeAlias = "str | Sequence[int] | Messages | Talk"
 
 
-def are_messages(asked: Asked) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def are_messages(asked: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     """Whether a prompt consists of messages, not a text or token ids; an empty list does not."""
     return not isinstance(asked, str | Talk) and len(asked) > 0 and isinstance(asked[0], Mapping)
 
@@ -45,33 +45,33 @@ class Prompt:
     another drafter or template the tokens would differ.
     """
 
-    asked: Asked
+    source: PromptInput
     chat: bool
     ids: NDArray[np.uint32]
-    own: NDArray[Any]
+    draft_ids: NDArray[Any]
     vocabulary: str
     pair: tuple[str, str]
 
     @classmethod
-    def unread(cls, asked: Asked, chat: bool) -> Prompt:
+    def unencoded(cls, asked: PromptInput, chat: bool) -> Prompt:
         """Make a prompt without tokens, to be tokenised once the vocabularies are known."""
         none = np.empty(0, dtype=np.uint32)
         return cls(asked, chat, none, none, "", ("", ""))
 
     @property
-    def in_words(self) -> bool:
+    def can_reencode(self) -> bool:
         """Whether it can be tokenised in another vocabulary: it was not made of token ids."""
-        return isinstance(self.asked, str | Talk) or are_messages(self.asked)
+        return isinstance(self.source, str | Talk) or are_messages(self.source)
 
     @property
     def tools(self) -> Tools | None:
         """The tools of the talk."""
-        return self.asked.tools if isinstance(self.asked, Talk) else None
+        return self.source.tools if isinstance(self.source, Talk) else None
 
     @property
-    def talks(self) -> bool:
+    def is_chat_turn(self) -> bool:
         """Whether the answer is a turn of a talk, where the target has a chat template."""
-        return self.in_words and (self.chat or not isinstance(self.asked, str))
+        return self.can_reencode and (self.chat or not isinstance(self.source, str))
 
     def __len__(self) -> int:
         return len(self.ids)

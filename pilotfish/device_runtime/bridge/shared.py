@@ -51,14 +51,14 @@ class SharedTokens:
     own_size, target_size: sizes of the vocabularies without padding.
     """
 
-    own: NDArray[np.int64]
+    draft_ids: NDArray[np.int64]
     target: NDArray[np.int64]
     specials: dict[int, int]
-    own_size: int
+    draft_size: int
     target_size: int
 
     @classmethod
-    def between(cls, drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
+    def find(cls, drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
         """Find the shared tokens of a pair, or read them from the cache (in milliseconds).
 
         Raises `PairMismatchError` if no text is a token of both, or one of them is of Unigram: of
@@ -72,19 +72,19 @@ class SharedTokens:
         return shared
 
     @cached_property
-    def to_own(self) -> NDArray[np.int32]:
+    def to_draft_ids(self) -> NDArray[np.int32]:
         """i32 [V_t]: the drafter's id of each target token, −1 if it is not shared."""
         ids = np.full(self.target_size, -1, np.int32)
-        ids[self.target] = self.own
+        ids[self.target] = self.draft_ids
         return ids
 
-    def places(self, kept: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    def to_target_ids(self, kept: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return i64 [V_d]: the target's id of each drafter's id, V_t for those not shared.
 
         kept: the tokens that the drafter's head was cut to, i64 [N]; returns theirs only, [N].
         """
-        places = np.full(self.own_size, self.target_size, np.int64)
-        places[self.own] = self.target
+        places = np.full(self.draft_size, self.target_size, np.int64)
+        places[self.draft_ids] = self.target
         return places if kept is None else places[kept]
 
     def __len__(self) -> int:
@@ -112,9 +112,9 @@ def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
     ids = sorted((pairs | specials).items())
     return SharedTokens(
         target=np.array([id for id, _ in ids], np.int64),
-        own=np.array([own for _, own in ids], np.int64),
+        draft_ids=np.array([own for _, own in ids], np.int64),
         specials=specials,
-        own_size=drafter.vocab_size,
+        draft_size=drafter.vocab_size,
         target_size=target.vocab_size,
     )
 
@@ -183,7 +183,7 @@ class _StoredPair(msgspec.Struct, frozen=True, array_like=True):
 def _write(path: Path, shared: SharedTokens) -> None:
     """Write the shared tokens to the cache, if possible."""
     drafter, target = path.stem.split("-")
-    own_ids, target_ids = (ids.astype("<i4").tobytes() for ids in (shared.own, shared.target))
+    own_ids, target_ids = (ids.astype("<i4").tobytes() for ids in (shared.draft_ids, shared.target))
     content = msgspec.msgpack.encode(
         _StoredPair(RULE, drafter, target, own_ids, target_ids, shared.specials)
     )
@@ -207,10 +207,10 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
         if (file.rule, file.drafter, file.target) != (RULE, drafter.digest, target.digest):
             raise ValueError("it is another pair's")
         shared = SharedTokens(
-            own=np.frombuffer(file.own_ids, "<i4").astype(np.int64),
+            draft_ids=np.frombuffer(file.own_ids, "<i4").astype(np.int64),
             target=np.frombuffer(file.target_ids, "<i4").astype(np.int64),
             specials=file.specials,
-            own_size=drafter.vocab_size,
+            draft_size=drafter.vocab_size,
             target_size=target.vocab_size,
         )
         _check(shared)
@@ -224,15 +224,15 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
 
 def _check(shared: SharedTokens) -> None:
     """Raise `ValueError` unless it is a one-to-one map within both vocabularies."""
-    own, target, specials = shared.own, shared.target, shared.specials
+    own, target, specials = shared.draft_ids, shared.target, shared.specials
     if not 0 < len(own) == len(target):
         raise ValueError("it names no pairs of tokens")
     if target[0] < 0 or target[-1] >= shared.target_size or (np.diff(target) <= 0).any():
         raise ValueError("its target ids do not ascend within the vocabulary")
-    if own.min() < 0 or own.max() >= shared.own_size or len(np.unique(own)) < len(own):
+    if own.min() < 0 or own.max() >= shared.draft_size or len(np.unique(own)) < len(own):
         raise ValueError("its drafter ids are none, or repeated")
     if any(
-        not 0 <= id < shared.target_size or its < 0 or shared.to_own[id] != its
+        not 0 <= id < shared.target_size or its < 0 or shared.to_draft_ids[id] != its
         for id, its in specials.items()
     ):
         raise ValueError("its special tokens are not shared")

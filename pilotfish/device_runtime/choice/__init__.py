@@ -2,9 +2,11 @@
 
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.policy import Policy
-from pilotfish.device_runtime.choice.predictive import Predictive
-from pilotfish.device_runtime.choice.threshold import Threshold
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
+from pilotfish.device_runtime.choice.threshold import ThresholdPolicy
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Predictive, Threshold)}
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (PredictivePolicy, ThresholdPolicy)
+}
 
 __all__ = ["POLICIES", "Evidence", "Policy"]

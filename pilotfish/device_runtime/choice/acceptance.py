@@ -25,7 +25,7 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SpeculationProtocol, counters
 
-HOPE = 0.8  # α of a pair without evidence, where a model drafts
+PRIOR_ACCEPTANCE = 0.8  # α of a pair without evidence, where a model drafts
 _HOPE_WEIGHT = 4.0  # positions, or rounds, that this counts for
 _POOL_WEIGHT = 16.0  # and the evidence on other depths or protocols
 _FADE = 0.97  # an answer
@@ -36,7 +36,7 @@ Kind = tuple[str, bool]
 def _kind(plan: Plan) -> Kind:
     """Return the key of plans that accept alike: family, and whether the target is greedy."""
     family = plan.exchange.family if plan.exchange is not None else ""
-    return family or plan.protocol, plan.law.sampling.greedy
+    return family or plan.protocol, plan.sampling.sampling.greedy
 
 
 def _strict_agreement(exchange: SpeculationProtocol[Any], *, greedy: bool) -> float:
@@ -79,8 +79,8 @@ class Acceptance:
     hope: α where they tell nothing yet.
     """
 
-    def __init__(self, hope: float = HOPE) -> None:
-        self._hope = hope
+    def __init__(self, prior: float = PRIOR_ACCEPTANCE) -> None:
+        self._hope = prior
         self._counts: dict[Kind, DepthCounts] = defaultdict(DepthCounts)
         self._hazards: dict[Kind, NDArray[np.float64]] = {}  # computed from these
 
@@ -100,7 +100,7 @@ class Acceptance:
             gained = sum(one.notes.get(name, 0) for name in gains)
             seen.add(depth, compared, accepted, gained)
 
-    def hazards(self, plan: Plan) -> NDArray[np.float64]:
+    def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α at each depth, given that it is reached; f64 [`MAX_WINDOW`]."""
         kind = _kind(plan)
         if kind not in self._hazards:
@@ -126,7 +126,7 @@ class Acceptance:
 
 
 def smoothed(
-    reached: NDArray[np.float64], agreed: NDArray[np.float64], hope: float
+    reached: NDArray[np.float64], agreed: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
     """Estimate α at each depth, f64 [n], from counts there and of the depths alike.
 
@@ -134,7 +134,7 @@ def smoothed(
     positions at most, and so on from half to half. hope: what is expected without any.
     """
     found = np.full(
-        len(reached), (_HOPE_WEIGHT * hope + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
+        len(reached), (_HOPE_WEIGHT * prior + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
     )
     half = np.arange(len(reached)) // 2
     reached_on, agreed_on = (np.cumsum(counts[::-1])[::-1][half] for counts in (reached, agreed))

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.evidence import Evidence
-from pilotfish.device_runtime.choice.hints import ALL, whose
-from pilotfish.device_runtime.choice.pace import median_of_parts
+from pilotfish.device_runtime.choice.hints import ALL, hint_source
+from pilotfish.device_runtime.choice.pass_pace import median_of_parts
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
@@ -23,7 +23,7 @@ from pilotfish.speculation.latency import Link, communication_s, streamed_token_
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
+from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES
 
 _UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
 _UNKNOWN_RTT_S = 0.05
@@ -41,7 +41,7 @@ class PlanCosts(NamedTuple):
 
 def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict what a committed token costs under this plan."""
-    if whose(plan):
+    if hint_source(plan):
         return _corrected(plan, link, evidence)
     if plan.protocol == STREAM:
         return stream_costs(plan.max_tokens, link, evidence)
@@ -54,8 +54,8 @@ def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
 
 def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
     """Predict the seconds of a round under this plan, which drafts windows."""
-    up, down = evidence.freight(plan)
-    exchanges = evidence.exchanges(plan)
+    up, down = evidence.round_bytes(plan)
+    exchanges = evidence.round_trips(plan)
     # an RTT is measured with small messages, so their own bytes are in it
     beyond = (
         max(0.0, up - exchanges * WINDOW_BYTES),
@@ -64,7 +64,7 @@ def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
     return evidence.computing_s(plan) + communication_s(*beyond, link, exchanges)
 
 
-def link_known(state: LinkState) -> Link:
+def with_defaults(state: LinkState) -> Link:
     """Fill the unmeasured values of the link with bad ones."""
     return Link(
         rtt_s=state.rtt.value if state.rtt else _UNKNOWN_RTT_S,
@@ -81,14 +81,14 @@ def stream_costs(max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
 def _alone(protocol: str, max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict for the target alone, under `stream` or while there are no hints."""
     pass_s = evidence.streaming_s(protocol)
-    token_s = streamed_token_s(pass_s + evidence.between_s(), _STREAM_BYTES, link, max_tokens)
+    token_s = streamed_token_s(pass_s + evidence.pass_interval_s(), _STREAM_BYTES, link, max_tokens)
     return PlanCosts(token_s, pass_s)
 
 
-def compare(plan: Plan, rounds: Sequence[Round], link: Link, evidence: Evidence) -> None:
+def add_forecast_error(plan: Plan, rounds: Sequence[Round], link: Link, evidence: Evidence) -> None:
     """Tell the evidence, which has these rounds of an answer, how far the model is off for them."""
     steady = rounds[1:]  # the first one waits for the prompt to be read
-    if not whose(plan) or not steady:
+    if not hint_source(plan) or not steady:
         return
     token_s = median_of_parts(steady, _mean_token_s)
     expected_s = _hinted(plan, link, evidence).token_s - link.rtt_s / plan.max_tokens
@@ -104,12 +104,12 @@ def _corrected(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     factor = evidence.outcomes.factor(plan)
     found = PlanCosts(*(factor * each for each in _hinted(plan, link, evidence)))
     # where the device is at rest, the target is as fast as alone at worst
-    return min(found, _without(plan, link, evidence)) if whose(plan) == EDGE else found
+    return min(found, _without(plan, link, evidence)) if hint_source(plan) == EDGE else found
 
 
 def _without(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict for a target that takes hints, while there are none."""
-    return _alone(evidence.paced_as(plan), plan.max_tokens, link, evidence)
+    return _alone(evidence.pace_protocol(plan), plan.max_tokens, link, evidence)
 
 
 def _hinted(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
@@ -117,14 +117,18 @@ def _hinted(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
 
     Repeats go with another source: what the text does not repeat is left to that.
     """
-    sources = whose(plan)
+    sources = hint_source(plan)
     found = [_without(plan, link, evidence)]
     if sources in (ALL, DEVICE):
         drafted_s = max(evidence.hint_s(plan.protocol), transfer_s(_HINT_BYTES, link.up_bps))
-        found.append(_drafted(plan, link, evidence, link.rtt_s, drafted_s, evidence.hazards(plan)))
-    beside_s = evidence.beside_s()
+        found.append(
+            _drafted(
+                plan, link, evidence, link.rtt_s, drafted_s, evidence.acceptance_by_depth(plan)
+            )
+        )
+    beside_s = evidence.edge_drafter_token_s()
     if sources in (ALL, EDGE) and beside_s is not None:
-        hazards = evidence.edge_hints.hazards(plan)
+        hazards = evidence.edge_hints.acceptance_by_depth(plan)
         found.append(_drafted(plan, link, evidence, 0.0, beside_s, hazards))
     best = min(found)
     return best if sources == DEVICE else min(best, _repeating(plan, link, evidence, best))
@@ -140,9 +144,10 @@ def _drafted(
 ) -> PlanCosts:
     """Predict for drafts that take so long, and so long to arrive; hazards: f64 [n]."""
     run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
-    between_s = evidence.between_s()
+    between_s = evidence.pass_interval_s()
     passes = [
-        evidence.streaming_s(evidence.paced_as(plan), drafts) for drafts in range(MOST_DRAFTS + 1)
+        evidence.streaming_s(evidence.pace_protocol(plan), drafts)
+        for drafts in range(MOST_DRAFTS + 1)
     ]
     costs = token_costs(
         run,
@@ -161,10 +166,10 @@ def _drafted(
 def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts) -> PlanCosts:
     """Predict where repeats of the text are hints: their passes', and the others as otherwise."""
     share, tokens, positions = evidence.edge_hints.repeats(plan)
-    pass_s = evidence.streaming_s(evidence.paced_as(plan), round(positions) - 1)
+    pass_s = evidence.streaming_s(evidence.pace_protocol(plan), round(positions) - 1)
     bytes_down = _STREAM_BYTES / tokens
     token_s = streamed_token_s(
-        (pass_s + evidence.between_s()) / tokens, bytes_down, link, plan.max_tokens
+        (pass_s + evidence.pass_interval_s()) / tokens, bytes_down, link, plan.max_tokens
     )
     repeated = PlanCosts(token_s, pass_s / tokens)
     mixed = (share * a + (1 - share) * b for a, b in zip(repeated, otherwise, strict=True))

@@ -16,17 +16,22 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.acceptance import HOPE, Acceptance
-from pilotfish.device_runtime.choice.hints import EdgeHints, whose
-from pilotfish.device_runtime.choice.outcomes import Outcomes
-from pilotfish.device_runtime.choice.pace import PassPace, Recent, median_of_parts, pass_s
+from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE, Acceptance
+from pilotfish.device_runtime.choice.hints import EdgeHints, hint_source
+from pilotfish.device_runtime.choice.outcomes import ForecastErrors
+from pilotfish.device_runtime.choice.pass_pace import (
+    PassPace,
+    RecentValues,
+    median_of_parts,
+    pass_s,
+)
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE
-from pilotfish.wire.protocols.exchange import PairSizes, RoundBytes
+from pilotfish.wire.protocols.protocol import PairSizes, RoundBytes
 
 _HOPE_WEIGHT = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
 _SLOWER = 4.0
@@ -45,23 +50,25 @@ class Evidence:
         drafter_pace: Mapping[int, float],
         target_pace: Mapping[int, float],
         sizes: PairSizes,
-        beside_pace: Mapping[int, float] | None = None,
-        hope: float = HOPE,
+        edge_drafter_pace: Mapping[int, float] | None = None,
+        prior: float = PRIOR_ACCEPTANCE,
     ) -> None:
         self._drafter_pace = drafter_pace
         # without times of the edge: slower than the drafter, and as fast for many tokens as for one
         slow_s = _SLOWER * drafter_pace[1]
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
-        self._beside_pace = dict(sorted((beside_pace or {}).items()))
+        self._beside_pace = dict(sorted((edge_drafter_pace or {}).items()))
         self._sizes = sizes
-        self._acceptance, self.edge_hints = Acceptance(hope), EdgeHints()
-        self.outcomes = Outcomes()  # of forecasts
+        self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
+        self.outcomes = ForecastErrors()  # of forecasts
         self._drafting, self._verifying = PassPace(), PassPace()
-        self._around_s: dict[str, Recent] = defaultdict(Recent)  # encode, settle
-        self._queue_s, self._between_s = Recent(), Recent()
-        self._up: dict[str, Recent] = defaultdict(Recent)  # bytes, over expectation
-        self._down: dict[str, Recent] = defaultdict(Recent)
-        self._again: dict[str, Recent] = defaultdict(Recent)  # further exchanges, likewise
+        self._around_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode, settle
+        self._queue_s, self._between_s = RecentValues(), RecentValues()
+        self._up: dict[str, RecentValues] = defaultdict(RecentValues)  # bytes, over expectation
+        self._down: dict[str, RecentValues] = defaultdict(RecentValues)
+        self._again: dict[str, RecentValues] = defaultdict(
+            RecentValues
+        )  # further exchanges, likewise
 
     # Observations
 
@@ -90,14 +97,14 @@ class Evidence:
 
     def _add_streamed(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times of a stream's passes, and of the drafts made meanwhile."""
-        name = self.paced_as(plan)
+        name = self.pace_protocol(plan)
         drafted_s = pass_s(self._drafter_pace, 1)
         drafting = [one.timings.draft / (one.nodes * drafted_s) for one in rounds if one.nodes]
         self._drafting.add(name, drafting)
         self._verifying.add(
             name,
             [one.pass_s / pass_s(self._target_pace, 1 + one.window) for one in rounds],
-            beside=self._beside(plan),
+            with_edge_drafter=self._beside(plan),
         )
         if rounds:  # tokens may come in bursts, so only the mean distance counts
             self._between_s.append(max(0.0, median_of_parts(rounds, _mean_between_s)))
@@ -128,17 +135,17 @@ class Evidence:
 
     # Estimates
 
-    def hazards(self, plan: Plan) -> NDArray[np.float64]:
+    def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α at each depth of the plan's window, or of a run, given that it is reached.
 
         f64 [γ], or [`MAX_WINDOW`] where there are no windows.
         """
-        found = self._acceptance.hazards(plan)
+        found = self._acceptance.acceptance_by_depth(plan)
         return found if plan.streams else found[: len(plan.expansion)]
 
     def tokens(self, plan: Plan) -> float:
         """Estimate N, the tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with an α a depth)."""
-        return 1.0 + float(np.cumprod(self.hazards(plan)).sum())
+        return 1.0 + float(np.cumprod(self.acceptance_by_depth(plan)).sum())
 
     def computing_s(self, plan: Plan) -> float:
         """Estimate the seconds of a round off the link: draft, encode, queue, verify, settle."""
@@ -147,13 +154,13 @@ class Evidence:
         around_s = self._around_s[name].median(0.0) + self._queue_s.median(0.0)
         return draft_s + self.verifying_s(plan) + around_s
 
-    def freight(self, plan: Plan) -> RoundBytes:
+    def round_bytes(self, plan: Plan) -> RoundBytes:
         """Estimate the bytes of a round: the protocol's own estimate, corrected by past rounds."""
         up, down = self._expected_freight(plan, len(plan.expansion))
         name = plan.protocol
         return RoundBytes(up * self._up[name].mean(1.0), down * self._down[name].mean(1.0))
 
-    def exchanges(self, plan: Plan) -> float:
+    def round_trips(self, plan: Plan) -> float:
         """Estimate the round trips of a round, 1 to 2: the protocol's estimate, corrected."""
         again = self._expected_again(plan, len(plan.expansion))
         return 1.0 + min(1.0, again * self._again[plan.protocol].mean(1.0, _HOPE_WEIGHT))
@@ -162,26 +169,26 @@ class Evidence:
         """Estimate the seconds of the target's pass over a window of this plan."""
         return self._verifying_s(plan.expansion) * self._verifying.factor(plan.protocol)
 
-    def paced_as(self, plan: Plan) -> str:
+    def pace_protocol(self, plan: Plan) -> str:
         """Return the protocol whose passes are as fast as those of a plan that streams.
 
         An end that computes while the other does may be slower for it, if they share a machine;
         with the edge's hints alone the device is at rest, as under `stream`, and so is the edge but
         for its target, unless it has a drafter.
         """
-        if whose(plan) != EDGE:
+        if hint_source(plan) != EDGE:
             return plan.protocol
         return f"{plan.protocol}, {EDGE}" if self._beside(plan) else STREAM
 
     def _beside(self, plan: Plan) -> bool:
         """Whether the edge may draft while its target runs."""
-        return bool(self._beside_pace) and whose(plan) not in ("", DEVICE)
+        return bool(self._beside_pace) and hint_source(plan) not in ("", DEVICE)
 
     def streaming_s(self, protocol: str, drafts: int = 0) -> float:
         """Estimate the same for a target that streams, of a pass with so many drafts in it."""
         return pass_s(self._target_pace, 1 + drafts) * self._verifying.factor(protocol)
 
-    def between_s(self) -> float:
+    def pass_interval_s(self) -> float:
         """Estimate the seconds from such a pass to the next."""
         return self._between_s.median(0.0)
 
@@ -189,7 +196,7 @@ class Evidence:
         """Estimate the seconds in which the device drafts a token while the target runs."""
         return pass_s(self._drafter_pace, 1) * self._drafting.factor(protocol)
 
-    def beside_s(self) -> float | None:
+    def edge_drafter_token_s(self) -> float | None:
         """Return the seconds of a token of the edge's own drafter; None where it has none."""
         return pass_s(self._beside_pace, 1) if self._beside_pace else None
 
@@ -199,7 +206,7 @@ class Evidence:
 
     def _alpha(self, plan: Plan, window: int) -> float:
         """Return the mean α of a window of so many levels."""
-        hazards = self.hazards(plan)[:window]
+        hazards = self.acceptance_by_depth(plan)[:window]
         return float(hazards.mean()) if len(hazards) else 0.0
 
     def _expected_freight(self, plan: Plan, window: int) -> RoundBytes:

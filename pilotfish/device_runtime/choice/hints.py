@@ -25,7 +25,7 @@ _HOPE = 0.8  # α of an edge's drafter that has shown nothing
 _HOPED = np.array([32.0, 1.28, 2.56, 2.56])
 
 
-def whose(plan: Plan) -> str:
+def hint_source(plan: Plan) -> str:
     """Return whose hints the plan uses: "all", "device" or "edge"; "" for none."""
     exchange = plan.exchange
     if not isinstance(exchange, Ahead):
@@ -49,9 +49,9 @@ class EdgeHints:
             repeats += (1 - _FADE) * (_HOPED - repeats)
         for drafts in self._drafts.values():
             drafts.fade()
-        if whose(plan) not in (ALL, EDGE):
+        if hint_source(plan) not in (ALL, EDGE):
             return
-        greedy = plan.law.sampling.greedy
+        greedy = plan.sampling.sampling.greedy
         for one in rounds:
             if one.source == EDGE:
                 self._drafts[greedy].add(0, one.verified, one.accepted)
@@ -60,14 +60,14 @@ class EdgeHints:
             elif not one.source:  # else it was not looked for
                 self._repeats[greedy] += [1, 0, 0, 0]
 
-    def hazards(self, plan: Plan) -> NDArray[np.float64]:
+    def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α of the edge's drafter at each depth, given that it is reached; f64 [n]."""
-        seen = self._drafts[plan.law.sampling.greedy]
+        seen = self._drafts[plan.sampling.sampling.greedy]
         return smoothed(seen.reached, seen.agreed, _HOPE)
 
     def repeats(self, plan: Plan) -> tuple[float, float, float]:
         """Estimate the share of tokens from passes with a repeat, and of such a pass the tokens
         and the positions.
         """
-        passes, found, tokens, positions = self._repeats[plan.law.sampling.greedy].tolist()
+        passes, found, tokens, positions = self._repeats[plan.sampling.sampling.greedy].tolist()
         return tokens / (tokens + passes - found), tokens / found, positions / found

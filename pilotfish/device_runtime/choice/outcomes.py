@@ -11,7 +11,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.hints import whose
+from pilotfish.device_runtime.choice.hints import hint_source
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.wire.protocols.ahead import EDGE
 
@@ -21,7 +21,7 @@ _WHOLE = 16  # rounds of an answer that counts as one; a shorter one for its par
 _FADE = 0.95  # an answer
 
 
-class Outcomes:
+class ForecastErrors:
     """The ratios of the last answers under `ahead`."""
 
     def __init__(self) -> None:
@@ -37,9 +37,11 @@ class Outcomes:
         """Add seconds a token over so many rounds, and those that the model has for them."""
         if token_s > 0.0 and expected_s > 0.0:
             ratio = min(_MOST, max(_LEAST, token_s / expected_s))
-            self._seen[whose(plan) != EDGE] += min(1.0, rounds / _WHOLE) * np.array([1.0, ratio])
+            self._seen[hint_source(plan) != EDGE] += min(1.0, rounds / _WHOLE) * np.array(
+                [1.0, ratio]
+            )
 
     def factor(self, plan: Plan) -> float:
         """Return by how much a forecast of this plan is to be multiplied."""
-        answers, ratios = self._seen[whose(plan) != EDGE].tolist()
+        answers, ratios = self._seen[hint_source(plan) != EDGE].tolist()
         return float((_HOPE_WEIGHT + ratios) / (_HOPE_WEIGHT + answers))

@@ -15,7 +15,7 @@ class Policy(ABC):
 
     name: ClassVar[str]
     # it chooses only protocols that need an optional part of the edge, such as a decision head
-    wants_supplied: ClassVar[bool] = False
+    wants_resources: ClassVar[bool] = False
 
     @abstractmethod
     def choose(
@@ -27,7 +27,7 @@ class Policy(ABC):
         """
 
 
-def link_in_words(link: LinkState) -> str:
+def describe_link(link: LinkState) -> str:
     """Format RTT and rates for a log line."""
     rtt = "RTT ?" if link.rtt is None else f"RTT {link.rtt.value * 1e3:.1f} ms"
     rates = [

@@ -13,10 +13,10 @@ to be no slower than `stream`.
 import math
 from collections.abc import Sequence
 
-from pilotfish.device_runtime.choice.costs import PlanCosts, link_known, plan_costs, stream_costs
+from pilotfish.device_runtime.choice.costs import PlanCosts, plan_costs, stream_costs, with_defaults
 from pilotfish.device_runtime.choice.evidence import Evidence
-from pilotfish.device_runtime.choice.hints import ALL, whose
-from pilotfish.device_runtime.choice.policy import Policy, link_in_words
+from pilotfish.device_runtime.choice.hints import ALL, hint_source
+from pilotfish.device_runtime.choice.policy import Policy, describe_link
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Forecast
 from pilotfish.wire.link.state import LinkState
@@ -28,7 +28,7 @@ _KINDS = 64  # kinds of requests, each with its last choice
 _Name = tuple[str, int, str]  # protocol, window, whose hints
 
 
-class Predictive(Policy):
+class PredictivePolicy(Policy):
     """Keeps a choice for each kind of request, that is, for each set of plans."""
 
     name = "predictive"
@@ -40,7 +40,7 @@ class Predictive(Policy):
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """Choose the cheapest plan, or the last choice if that is hardly dearer."""
-        known = link_known(link)
+        known = with_defaults(link)
         costs = [plan_costs(plan, known, evidence) for plan in plans]
         names = tuple(_named(plan) for plan in plans)
         kind = auto.thrift, names
@@ -62,7 +62,9 @@ class Predictive(Policy):
 
 def _undrafted(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
     """Return which plan is the cheapest for which the device drafts nothing; None without any."""
-    rests = [at for at, plan in enumerate(plans) if plan.protocol == STREAM or whose(plan) == EDGE]
+    rests = [
+        at for at, plan in enumerate(plans) if plan.protocol == STREAM or hint_source(plan) == EDGE
+    ]
     return min(rests, key=costs.__getitem__, default=None)
 
 
@@ -82,7 +84,7 @@ def _prices(costs: Sequence[PlanCosts], kept: int | None, limit_s: float | None)
 
 
 def _named(plan: Plan) -> _Name:
-    return plan.protocol, len(plan.expansion), whose(plan)
+    return plan.protocol, len(plan.expansion), hint_source(plan)
 
 
 def _told(
@@ -96,7 +98,7 @@ def _told(
     chosen = forecasts[at]
     forecasts.sort(key=lambda one: one.token_s)
     return Choice(
-        policy=Predictive.name,
+        policy=PredictivePolicy.name,
         protocol=chosen.protocol,
         window=chosen.window,
         token_s=chosen.token_s,
@@ -114,15 +116,15 @@ def _reason(
     for one in forecasts:
         best.setdefault((one.protocol, one.hints), one)
     others = [
-        f"{in_words(other.protocol, other.window, other.hints)} {_milliseconds(other, thrift)}"
+        f"{describe_plan(other.protocol, other.window, other.hints)} {_milliseconds(other, thrift)}"
         for name, other in best.items()
         if name != (chosen.protocol, chosen.hints)
     ]
     against = f" (against {', '.join(others)})" if others else ""
     each = "ms a token predicted, and of the edge's time" if thrift else "ms a token predicted"
     return (
-        f"{in_words(chosen.protocol, chosen.window, chosen.hints)} at "
-        f"{_milliseconds(chosen, thrift)} {each}{against}; {link_in_words(link)}"
+        f"{describe_plan(chosen.protocol, chosen.window, chosen.hints)} at "
+        f"{_milliseconds(chosen, thrift)} {each}{against}; {describe_link(link)}"
     )
 
 
@@ -134,7 +136,7 @@ def _milliseconds(forecast: Forecast, thrift: bool) -> str:
     return f"{token} and {forecast.edge_s * 1e3:.1f}"
 
 
-def in_words(protocol: str, window: int, hints: str = "") -> str:
+def describe_plan(protocol: str, window: int, hints: str = "") -> str:
     """Name a protocol, its window, if it has one, and whose hints, if not everybody's."""
     parts = (
         f", window {window}" if window else "",

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.choice.costs import link_known
+from pilotfish.device_runtime.choice.costs import with_defaults
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.policy import Policy
-from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.plan import THRESHOLD, Auto, Plan
 from pilotfish.device_runtime.record import Choice
 from pilotfish.wire.link.state import LinkState
@@ -25,21 +25,21 @@ RTT_S = 0.010
 FULL, SELECTIVE = WisvFull.name, WisvSelective.name
 
 
-class Threshold(Policy):
+class ThresholdPolicy(Policy):
     """Full hidden upload above a threshold of the RTT, else selective."""
 
     name = THRESHOLD
-    wants_supplied = True
+    wants_resources = True
 
     def __init__(self) -> None:
-        self._windows = Predictive()
+        self._windows = PredictivePolicy()
 
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """Choose the protocol by the RTT, and its cheapest plan."""
         threshold_s = RTT_S if auto.rtt_threshold_s is None else auto.rtt_threshold_s
-        far = link_known(link).rtt_s > threshold_s
+        far = with_defaults(link).rtt_s > threshold_s
         wanted = FULL if far else SELECTIVE
         fitting = [plan for plan in plans if plan.protocol == wanted]
         if not fitting:
@@ -60,7 +60,7 @@ def _refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
         )
     if auto.among is not None and wanted not in auto.among:
         return f"{rule}, here {wanted}, which is not among those you named: name both, or neither."
-    if not plans[0].law.sampling.greedy:
+    if not plans[0].sampling.sampling.greedy:
         return f"{rule}, which decode at temperature 0: ask for that, or use policy {Auto.policy}."
     return (
         f"{rule}, which this edge does not offer: it needs a decision head for this drafter. Start "

@@ -1,7 +1,7 @@
 """What drafts: a small model, what the text has said before, or both."""
 
 from pilotfish.device_runtime.drafting.drafter import Drafter, Level
-from pilotfish.device_runtime.drafting.model import ModelDrafter
-from pilotfish.device_runtime.drafting.text import TextDrafter
+from pilotfish.device_runtime.drafting.model_drafter import ModelDrafter
+from pilotfish.device_runtime.drafting.text_drafter import TextDrafter
 
 __all__ = ["Drafter", "Level", "ModelDrafter", "TextDrafter"]

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt
-from pilotfish.device_runtime.drafting.owners import OWN, Owner
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.shaping import LogitsProcessor
+from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, Tree
 from pilotfish.wire.protocols import Draft, DrawKey, SamplingParams, SpeculationProtocol
 
@@ -36,7 +36,7 @@ class Level(NamedTuple):
     """
 
     logits: Floats
-    odds: Sequence[float] | None = None
+    acceptance: Sequence[float] | None = None
 
 
 class Drafter(ABC):
@@ -55,10 +55,10 @@ class Drafter(ABC):
     origin: str
     context: int
     hidden_size: int
-    unbranched: str
-    alone: bool
-    pace: Mapping[int, float]
-    hope: float
+    no_tree_reason: str
+    standalone: bool
+    pass_times: Mapping[int, float]
+    prior_acceptance: float
     bridge: Bridge
     execution: Execution | None = None
 
@@ -69,7 +69,7 @@ class Drafter(ABC):
     # What each kind does in its own way
 
     @abstractmethod
-    def beside(self) -> Self:
+    def fork(self) -> Self:
         """Make a drafter for another session; `UnsupportedError` if no lane is free."""
 
     @abstractmethod
@@ -77,22 +77,22 @@ class Drafter(ABC):
         """Free the lane; the drafter must not be used afterwards."""
 
     @abstractmethod
-    def cross(self, bridge: Bridge, vocabulary: str = "") -> None:
+    def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
 
     @abstractmethod
-    def start(self, prompt: Prompt, owner: Owner = OWN, *, lossless: bool = True) -> None:
+    def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
         """Begin a generation. owner: whose it is; lossless: its protocol is.
 
         Under a lossy protocol drafts are of the owner's own words, and the model's.
         """
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop what was read: the next generation is another owner's."""
         return
 
     @abstractmethod
-    def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
+    def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
         """Read ahead of the next window what is committed, as far as that takes time.
 
         ``between`` is called before each part of a long text, and may raise.
@@ -103,7 +103,7 @@ class Drafter(ABC):
         return
 
     @abstractmethod
-    def room(self, committed: Ids) -> int:
+    def remaining_context(self, committed: Ids) -> int:
         """Count the tokens that it can read after the committed ones; negative if not those."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Drafter(ABC):
         """Read a piece of these tokens if it is far behind their end; returns whether it was."""
 
     @abstractmethod
-    def advance(self, committed: Ids, drafts: Ids) -> Level | None:
+    def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
         """Return what may follow these tokens, after `read_events`; None if it knows nothing.
 
         Both together must leave `room`.
@@ -125,17 +125,17 @@ class Drafter(ABC):
         """Note that of the last window's nodes only those on ``path`` were accepted."""
         return
 
-    def states(self, at: NDArray[np.int64]) -> Floats:
+    def hidden_states(self, positions: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
         raise NotImplementedError(f"{self.name} has no hidden states")
 
-    def read_last(self) -> None:
+    def decode_last(self) -> None:
         """Read the last token of the last window, a chain, which has only been drawn."""
         return
 
     @abstractmethod
     def _open(
-        self, committed: Ids, expansion: Expansion, exchange: SpeculationProtocol[Any]
+        self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
         """Begin a window behind the committed tokens; returns how large it may be."""
 
@@ -152,11 +152,11 @@ class Drafter(ABC):
         self,
         committed: Ids,
         expansion: Expansion,
-        exchange: SpeculationProtocol[Any],
-        law: SamplingParams,
+        protocol: SpeculationProtocol[Any],
+        sampling_params: SamplingParams,
         ends: Collection[int],
         *,
-        shaper: LogitsProcessor | None = None,
+        logits_processor: LogitsProcessor | None = None,
         auto: bool = False,
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, at most ``expansion``.
@@ -167,50 +167,54 @@ class Drafter(ABC):
         """
         self._window = tree = Tree()
         self._forced.clear()
-        expansion = self._open(committed, expansion, exchange)
+        expansion = self._open(committed, expansion, protocol)
         # states of all tokens are needed under protocols that judge by them
-        unread = not exchange.requires and {*expansion} == {1}
+        unread = not protocol.requires and {*expansion} == {1}
         rows: list[Any] = []
-        hopes = [1.0]  # of each node of the level, the predicted probability of its acceptance
+        path_acceptance = [
+            1.0
+        ]  # of each node of the level, the predicted probability of its acceptance
         for depth, count in enumerate(expansion):
-            level = self._shaped_level(tree, shaper, committed, unread=unread)
+            level = self._shaped_level(tree, logits_processor, committed, unread=unread)
             if level is None:
                 break
             drawn = []
             for at, row in enumerate(level.logits):
-                place = DrawKey(len(committed), depth, range(at * count, (at + 1) * count))
-                tokens, q = exchange.draw(row, law, place)
+                draw_key = DrawKey(len(committed), depth, range(at * count, (at + 1) * count))
+                tokens, q = protocol.draw(row, sampling_params, draw_key)
                 drawn.append(tokens)
                 rows.append(q)
                 if auto:
-                    known = level.odds
-                    hopes[at] *= known[at] if known else predicted_acceptance(row, count)
+                    known = level.acceptance
+                    path_acceptance[at] *= known[at] if known else predicted_acceptance(row, count)
             tree.grow(drawn)
             if all(token in ends for tokens in drawn for token in tokens):
                 break
-            if auto and max(hopes) < ENOUGH:
+            if auto and max(path_acceptance) < ENOUGH:
                 break
-            hopes = [hopes[at] for at, tokens in enumerate(drawn) for _ in set(tokens)]
-        draft: Draft = exchange.attach_states(exchange.make_draft(tree, rows), self.states)
+            path_acceptance = [
+                path_acceptance[at] for at, tokens in enumerate(drawn) for _ in set(tokens)
+            ]
+        draft: Draft = protocol.attach_states(protocol.make_draft(tree, rows), self.hidden_states)
         return draft
 
     def _shaped_level(
-        self, tree: Tree, shaper: LogitsProcessor | None, committed: Ids, *, unread: bool
+        self, tree: Tree, logits_processor: LogitsProcessor | None, committed: Ids, *, unread: bool
     ) -> Level | None:
         """Return the next level as a shaper leaves it; None where it leaves nothing."""
-        if shaper is None:
+        if logits_processor is None:
             return self._level(tree, unread=unread)
         if unread:
             path = tree.ids.tolist()
-            token = shaper.forced_token(committed, path)
-            if token is not None and self.bridge.has(token):
+            token = logits_processor.forced_token(committed, path)
+            if token is not None and self.bridge.can_draft(token):
                 self._forced.append(len(path))
                 return self._certain(token)
         level = self._level(tree, unread=unread)
         if level is None:
             return None
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
-        dead = shaper.process(level.logits, committed, paths)
+        dead = logits_processor.process(level.logits, committed, paths)
         nothing = dead or np.isneginf(level.logits.max(axis=1)).any()
         return None if nothing else level
 
@@ -220,6 +224,6 @@ class Drafter(ABC):
         logits[0, token] = 0.0
         return Level(logits, [1.0])
 
-    def forced(self, accepted: int) -> tuple[int, ...]:
+    def forced_positions(self, accepted: int) -> tuple[int, ...]:
         """Which of the first ``accepted`` tokens of the last window a grammar forced, from 0."""
         return tuple(at for at in self._forced if at < accepted) if self._forced else ()

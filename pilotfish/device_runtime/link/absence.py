@@ -1,16 +1,16 @@
 """How long the edge has been away, whatever breaks in between.
 
-The policies promise times (`device_runtime.link.loss`), and a connection that is made anew is not
+The policies promise times (`device_runtime.link.retry`), and a connection that is made anew is not
 yet a link: over some paths the handshake passes and a prompt never does. So seconds without the
 edge add up until it gets on with this device's work.
 """
 
 import enum
 
-from pilotfish.device_runtime.link.loss import Patience
+from pilotfish.device_runtime.link.retry import RetryPolicy
 
 
-class Standing(enum.Enum):
+class LinkPhase(enum.Enum):
     """What the link to the edge does at the moment.
 
     AWAY: there is no connection, or it is quiet. CONNECTING: a handshake makes progress. BLOCKED:
@@ -22,57 +22,57 @@ class Standing(enum.Enum):
     CONNECTING = enum.auto()
     BLOCKED = enum.auto()
     CARRYING = enum.auto()
-    HERE = enum.auto()
+    IDLE = enum.auto()
 
 
 # Seconds in all that do not count as away: handshakes have at most four round trips of three
 # seconds, and queues of routers hold seconds.
-_ALLOWED_S = {Standing.CONNECTING: 15.0, Standing.BLOCKED: 5.0}
+_ALLOWED_S = {LinkPhase.CONNECTING: 15.0, LinkPhase.BLOCKED: 5.0}
 
 
-class Absence:
+class AbsenceClock:
     """Adds up the seconds for which the edge is away, or owes a reply.
 
     away_s: away, since it last got on with our work. owed_s: here without the reply that is waited
     for.
     """
 
-    def __init__(self, patience: Patience, now_s: float) -> None:
+    def __init__(self, patience: RetryPolicy, now_s: float) -> None:
         self._patience = patience
         self._noted_s = now_s
-        self._standing = Standing.AWAY  # until it has been met
+        self._standing = LinkPhase.AWAY  # until it has been met
         self.away_s = self.owed_s = 0.0
         self._spent_s = dict.fromkeys(_ALLOWED_S, 0.0)
 
-    def note(self, standing: Standing, now_s: float, stood_s: float = 0.0) -> None:
+    def note(self, standing: LinkPhase, now_s: float, stalled_s: float = 0.0) -> None:
         """Note how the link stands; what passed since the last note counts as that.
 
         stood_s: seconds for which this process was suspended; they do not count as absence.
         """
-        passed_s = max(0.0, now_s - self._noted_s - stood_s)
+        passed_s = max(0.0, now_s - self._noted_s - stalled_s)
         before, self._standing, self._noted_s = self._standing, standing, now_s
         if standing in _ALLOWED_S:
             self._spent_s[standing] += passed_s
             if self._spent_s[standing] > _ALLOWED_S[standing]:
                 self.away_s += passed_s
-        elif standing is Standing.AWAY and before is not Standing.HERE:
+        elif standing is LinkPhase.AWAY and before is not LinkPhase.IDLE:
             self.away_s += passed_s
-        elif standing is Standing.HERE or (standing is Standing.CARRYING and self.doubted):
+        elif standing is LinkPhase.IDLE or (standing is LinkPhase.CARRYING and self.in_doubt):
             self.owed_s += passed_s  # what crosses after a break may have crossed before
 
     def expect(self, now_s: float) -> None:
         """Wait for a reply from now on."""
         self.owed_s, self._noted_s = 0.0, now_s
         if self._patience.policy != "local":
-            self._standing = Standing.HERE
+            self._standing = LinkPhase.IDLE
 
-    def progress(self) -> None:
+    def on_progress(self) -> None:
         """Note that the edge got on with our work: a reply, or more of a message than ever."""
         self.away_s = 0.0
         self._spent_s = dict.fromkeys(_ALLOWED_S, 0.0)
 
     @property
-    def doubted(self) -> bool:
+    def in_doubt(self) -> bool:
         """Whether the edge was away and has not got on with our work since."""
         return self.away_s > 0.0
 
@@ -82,10 +82,10 @@ class Absence:
         standing = self._standing
         if standing in _ALLOWED_S:
             return self._spent_s[standing] > _ALLOWED_S[standing]
-        return standing is Standing.AWAY
+        return standing is LinkPhase.AWAY
 
     @property
-    def over(self) -> bool:
+    def expired(self) -> bool:
         """Whether the edge is away, and has been for longer than the policy allows."""
         return self.away and self.away_s > self._patience.absent_s
 

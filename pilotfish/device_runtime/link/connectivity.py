@@ -145,7 +145,7 @@ class LinkStatus(NamedTuple):
     remedy: str
 
     @classmethod
-    def of(cls, state: Connectivity, endpoint: str, *, keys: bool) -> LinkStatus:
+    def from_state(cls, state: Connectivity, endpoint: str, *, keys: bool) -> LinkStatus:
         """Return a state in words. keys: this device has some."""
         keys_are, mend = (
             ("it uses no keys, and this device does", "give the edge keys (--keys)")
@@ -161,23 +161,23 @@ class LinkStatus(NamedTuple):
             return self.message
         return f"{self.message} To mend it: {self.remedy}."
 
-    def error(self, *, was_met: bool, waited_s: float) -> PilotfishError:
+    def error(self, *, was_welcomed: bool, waited_s: float) -> PilotfishError:
         """Return what a request gets that has waited in vain. was_met: the edge has been there."""
         if self.state in REFUSALS:
             return REFUSALS[self.state](str(self))
-        if was_met:
+        if was_welcomed:
             gone = f"The edge did not come back within {waited_s:g} s."
             return EdgeLostError(f"{gone} {self}")
         return EdgeUnreachableError(f"No edge answers. {self}")
 
 
-def of_error(error: PilotfishError) -> Connectivity | None:
+def state_of_error(error: PilotfishError) -> Connectivity | None:
     """Return the state of an edge that says this; None: it says nothing of the link."""
     return next((state for kind, state in _OF_ERRORS.items() if isinstance(error, kind)), None)
 
 
-def unconnected(
-    attempts: ConnectAttempts, finding: AddressState | None, *, was_met: bool
+def unconnected_state(
+    attempts: ConnectAttempts, finding: AddressState | None, *, was_welcomed: bool
 ) -> Connectivity:
     """Return the state of a link without a connection. finding: what is at the address."""
     if attempts.failure in _OF_FAILURES:
@@ -186,4 +186,4 @@ def unconnected(
         return Connectivity.WRONG_EDGE_KEY
     if attempts.failure is not None and finding in _OF_FINDINGS:
         return _OF_FINDINGS[finding]
-    return Connectivity.LOST if was_met else Connectivity.CONNECTING
+    return Connectivity.LOST if was_welcomed else Connectivity.CONNECTING

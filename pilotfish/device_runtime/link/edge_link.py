@@ -22,21 +22,21 @@ from pilotfish.base.errors import (
     PilotfishError,
     from_code,
 )
-from pilotfish.device_runtime.link.absence import Absence
+from pilotfish.device_runtime.link.absence import AbsenceClock
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.greeted_line import NO_CONNECTION, GreetedLine
-from pilotfish.device_runtime.link.line import SLICE_S, stood_s
-from pilotfish.device_runtime.link.loss import (
+from pilotfish.device_runtime.link.handshake_line import NO_CONNECTION, HandshakeLine
+from pilotfish.device_runtime.link.line import SLICE_S, stalled_s
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.pending import SOON_S, PendingRequest, SentRequest
+from pilotfish.device_runtime.link.retry import (
     BUSY,
     FAIL,
     GRACE_S,
-    Interrupt,
-    Patience,
+    CancelToken,
+    RetryPolicy,
     backoff,
 )
-from pilotfish.device_runtime.link.pending import SOON_S, Pending, Sent
-from pilotfish.device_runtime.link.upload import Uploads
+from pilotfish.device_runtime.link.upload import ChunkedUploads
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import LARGE_BYTES
 from pilotfish.wire.link.state import LinkState
@@ -48,7 +48,7 @@ _NEWS_S = 0.02  # until the loss of a connection shows, after a message could no
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
 
 
-class EdgeLink(GreetedLine):
+class EdgeLink(HandshakeLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
@@ -61,38 +61,38 @@ class EdgeLink(GreetedLine):
         self,
         endpoint: str,
         keys: DeviceKeys | None,
-        patience: Patience = FAIL,
-        interrupt: Interrupt | None = None,
+        patience: RetryPolicy = FAIL,
+        interrupt: CancelToken | None = None,
     ) -> None:
-        super().__init__(endpoint, keys, interrupt or Interrupt())
+        super().__init__(endpoint, keys, interrupt or CancelToken())
         self.lost_ns: int | None = None
         self._patience = patience
         self._sent_on = NO_CONNECTION
         self._busy_until_s = 0.0
         self._pauses = backoff()
-        self._absence = Absence(patience, time.monotonic())
-        self._uploads = Uploads(self)
+        self._absence = AbsenceClock(patience, time.monotonic())
+        self._uploads = ChunkedUploads(self)
 
     # Waiting
 
-    def reach(self) -> None:
+    def connect(self) -> None:
         """Wait for the first connection; `EdgeUnreachableError` after the time-out."""
         self._await_connection(EdgeUnreachableError)
 
-    def greet(self) -> None:
+    def handshake(self) -> None:
         """Wait for the edge, and greet it if needed: it has the policy's whole time."""
         if self._patience.policy != "local":
-            self._absence.progress()
+            self._absence.on_progress()
             self._absence.expect(time.monotonic())
-        self.catch_up()
-        self.await_edge()
+        self.refresh()
+        self.await_handshake()
 
     def _note_standing(self, stood_s: float = 0.0) -> None:
         """Add what passed since the last note to what the edge was away, or owes a reply."""
-        standing = self._standing(doubted=self._absence.doubted)
+        standing = self._standing(doubted=self._absence.in_doubt)
         self._absence.note(standing, time.monotonic(), stood_s)
 
-    def await_edge(self) -> None:
+    def await_handshake(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
         if self._ready:
             return
@@ -104,30 +104,30 @@ class EdgeLink(GreetedLine):
             try:
                 self._say_hello(self._patience.silent_s)
             except BUSY as error:
-                self.refused(error, since_s)
+                self.wait_or_raise(error, since_s)
             self._await_connection()
 
     def _await_connection(self, otherwise: type[PilotfishError] = EdgeLostError) -> None:
         """Wait for a connection; raise ``otherwise`` after the time-out."""
-        if not self.here:
-            self.catch_up()
-        if self.here:
+        if not self.is_connected:
+            self.refresh()
+        if self.is_connected:
             return
-        self.lost()
+        self.on_lost()
         # the first connection's own attempt has just begun; a later request asks anew
         since_s = 0.0 if otherwise is EdgeUnreachableError else time.monotonic()
         self.channel.attempts.retry_now()
         self._note_standing()
-        while not self.here:
+        while not self.is_connected:
             status = self.status
             if status.state in REFUSALS and self.channel.attempts.failed_since(since_s):
                 self.changed()
-                raise status.error(was_met=True, waited_s=0.0)
-            if self._absence.over:
+                raise status.error(was_welcomed=True, waited_s=0.0)
+            if self._absence.expired:
                 raise self._gone(otherwise)
             looked_s = time.monotonic()
             arrived = self.receive(SLICE_S)
-            self._note_standing(stood_s(looked_s))
+            self._note_standing(stalled_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
@@ -135,7 +135,7 @@ class EdgeLink(GreetedLine):
 
     # Without waiting
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Check without waiting whether the edge is ready; greets an edge that is back.
 
         Raises if the edge is unsuitable, except under "local".
@@ -153,14 +153,14 @@ class EdgeLink(GreetedLine):
             return False
 
     def _look(self) -> bool:
-        self.catch_up()
+        self.refresh()
         now = time.monotonic()
         if now < self._busy_until_s:
             return False
         self._note_standing()
-        if not self.here:
+        if not self.is_connected:
             if self._patience.policy != "local" and self.status.state in REFUSALS:
-                raise self.status.error(was_met=True, waited_s=0.0)
+                raise self.status.error(was_welcomed=True, waited_s=0.0)
             return False
         if self._hello is None or self._unsuited == self.connection:
             return False
@@ -168,10 +168,10 @@ class EdgeLink(GreetedLine):
             self._say_hello(0.0)
         return self._ready
 
-    def look_out(self) -> None:
+    def wait_briefly(self) -> None:
         """Wait briefly, at the start, for an edge that may come later."""
         begun_s = time.monotonic()
-        while not self.look():
+        while not self.poll():
             spent_s = time.monotonic() - begun_s
             if spent_s > (GRACE_S if self.channel.connected else _GLANCE_S):
                 return
@@ -179,23 +179,25 @@ class EdgeLink(GreetedLine):
 
     # Requests
 
-    def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
+    def notify(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
         """Send a message that has no reply."""
         self.send(message, frames)
 
-    def ask(
+    def request(
         self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
     ) -> TimedReply:
         """Send a request and wait for its reply, as `wait` does."""
         return self.wait(self.send(message, frames), wanted)
 
-    def send(self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False) -> Sent:
+    def send(
+        self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False
+    ) -> SentRequest:
         """Send a request as soon as the edge is greeted; again: it was sent, and maybe lost."""
         if not again:
             self._replies.abandon()
         give_up = time.monotonic() + self._patience.silent_s
         while True:
-            self.await_edge()
+            self.await_handshake()
             large = sum(map(len, frames)) > LARGE_BYTES
             position, sent_ns = self.channel.position(exact=large), time.monotonic_ns()
             size = chunked = self._uploads.send(message, frames, again=again)
@@ -204,22 +206,22 @@ class EdgeLink(GreetedLine):
             if size is not None:
                 self._sent_on = self.connection
                 if chunked is not None:  # it has arrived
-                    return Sent(message, frames, size, sent_ns, chunked=True)
-                self.gauge.sent(size)
+                    return SentRequest(message, frames, size, sent_ns, chunked=True)
+                self.estimator.on_sent(size)
                 stood = time.monotonic_ns() - sent_ns > SOON_S * 1e9
-                return Sent(message, frames, size, sent_ns, position, stood=stood)
+                return SentRequest(message, frames, size, sent_ns, position, stalled=stood)
             if time.monotonic() > give_up:
                 raise self._silent()
             self._interrupt.sleep(_NEWS_S)
-            self.catch_up()
+            self.refresh()
 
     def wait(
         self,
-        sent: Sent,
+        sent: SentRequest,
         wanted: Callable[[Reply], bool],
         *,
         late: bool = False,
-        meanwhile: Callable[[], bool] | None = None,
+        on_idle: Callable[[], bool] | None = None,
     ) -> TimedReply:
         """Wait for the ``wanted`` reply; drops older ones, and sends again after a loss.
 
@@ -227,20 +229,20 @@ class EdgeLink(GreetedLine):
         meanwhile: is called again and again while nothing has arrived, until it returns False:
         there is nothing to do.
         """
-        pending = Pending(sent, late=late or meanwhile is not None)
+        pending = PendingRequest(sent, late=late or on_idle is not None)
         self._absence.expect(time.monotonic())
         while True:
             looked_s = time.monotonic()
             arrived = self.receive(0.0 if pending.late else SLICE_S)
-            stands_s = stood_s(looked_s)
-            pending.stood = pending.stood or stands_s > 0.0
+            stands_s = stalled_s(looked_s)
+            pending.stalled = pending.stalled or stands_s > 0.0
             if arrived is not None:
                 reply = arrived.reply
                 if wanted(reply):
                     self._got_on()
                     if arrived.sliced:
-                        self.gauge.transferred(down_bps=self.downlink.full_bps)
-                    return pending.answered(arrived, self.connection, self.channel.queued_s)
+                        self.estimator.on_transfer(down_bps=self.downlink.full_bps)
+                    return pending.timed_reply(arrived, self.connection, self.channel.queued_s)
                 if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     error = from_code(reply.code, reply.message)
                     if isinstance(error, AccessDeniedError | DrainingError):
@@ -249,77 +251,77 @@ class EdgeLink(GreetedLine):
                 pending.behind_bytes += arrived.size
             else:
                 # if there was nothing to do, what comes now is waited for
-                pending.late = meanwhile is not None and _takes_long(meanwhile)
+                pending.late = on_idle is not None and _takes_long(on_idle)
                 gone = not self.holds(self._sent_on)
                 if gone:
-                    self.lost()
+                    self.on_lost()
                 if gone or self._replies.gone or pending.is_lost(self._absence.owed_s):
-                    pending.again(self._repeat(sent), self._absence.owed_s)
+                    pending.on_resent(self._repeat(sent), self._absence.owed_s)
             if self._replies.advance():
-                pending.advanced()
-                self.progressed()
+                pending.on_progress()
+                self.on_progress()
             if pending.advances(self.channel.liveness() if self.channel.connected else None):
                 self._got_on()
             self._mind(stands_s)
 
-    def _repeat(self, sent: Sent) -> Sent:
+    def _repeat(self, sent: SentRequest) -> SentRequest:
         """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
-        if not self._replies.under_way:
+        if not self._replies.is_incomplete:
             self._replies.begin_again()
             return self.send(sent.message, sent.frames, again=True)
-        self.await_edge()
+        self.await_handshake()
         self._sent_on = self.connection
         self.resume()
         return sent._replace(size=0, position=None)
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """Note that more of a large message has arrived than before."""
         self._absence.expect(time.monotonic())
         self._got_on()
 
-    def mind_transfer(self, looked_s: float) -> None:
+    def check_transfer(self, last_checked_s: float) -> None:
         """Raise if the edge is away, or takes nothing, for too long; it was waited since then."""
-        self._mind(stood_s(looked_s))
+        self._mind(stalled_s(last_checked_s))
 
     def _mind(self, stood_s: float) -> None:
         """Note how the link stands while a reply is waited for; raise if that is for too long."""
         self._note_standing(stood_s)
         if self._absence.away:
-            self.lost()
-        if self._absence.over:
+            self.on_lost()
+        if self._absence.expired:
             raise self._gone(EdgeLostError)
         if self._absence.overdue:
             raise self._silent()
 
     def _got_on(self) -> None:
         """Note that the edge got on with our work."""
-        self._absence.progress()
-        self._second.moved()
+        self._absence.on_progress()
+        self._second.on_progress()
 
     def state(self) -> LinkState:
         """Return the link's state, with the age of each reading. For any thread."""
-        return self.gauge.state(self.channel.segments())
+        return self.estimator.state(self.channel.segments())
 
     # Losses
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Note that the edge is away."""
         if self.lost_ns is None:
             self.lost_ns = time.monotonic_ns()
             self.changed()
 
-    def verified(self) -> None:
+    def on_verified(self) -> None:
         """Note that tokens were verified: the edge is back."""
         self.lost_ns = None
         self._pauses = backoff()
 
-    def refused(self, error: PilotfishError, since_s: float) -> None:
+    def wait_or_raise(self, error: PilotfishError, since_s: float) -> None:
         """Wait before asking a busy edge again, or raise ``error`` if the policy says so.
 
         An edge that drains counts as lost, with the same time to come back, and so does one whose
         machine is too busy for this.
         """
-        self.lost()
+        self.on_lost()
         policy, spent_s = self._patience.policy, time.monotonic() - since_s
         passing = isinstance(error, BusyError | DrainingError)
         waits = policy == "wait" or (policy == "fail" and passing)
@@ -337,17 +339,17 @@ class EdgeLink(GreetedLine):
         if self._patience.policy == "local":
             self._put_off()  # the next attempt may cost a prompt's bytes
         else:
-            self._absence.progress()  # what is asked next has the policy's whole time
+            self._absence.on_progress()  # what is asked next has the policy's whole time
         status = self.status
         if self.channel.connected and status.state not in REFUSALS:
             status = self.status_of(Connectivity.QUIET)  # what was sent does not get across
         self.changed()
         was_met = otherwise is EdgeLostError
-        return status.error(was_met=was_met, waited_s=self._patience.absent_s)
+        return status.error(was_welcomed=was_met, waited_s=self._patience.absent_s)
 
     def _silent(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
-        self.lost()
+        self.on_lost()
         self._greeted = self._asked = (
             NO_CONNECTION  # an edge that drops one request may drop them all
         )

@@ -41,7 +41,7 @@ class _UnderWay(NamedTuple):
     delivered: int  # bytes of all chunks, when it was sent
 
 
-class Flow:
+class ChunkFlow:
     """The chunks under way in one direction of one link, and what they tell of it.
 
     full_bps: bits a second that the link carried while chunks waited for it; None: they never did.
@@ -93,7 +93,7 @@ class Flow:
         return unknown // 4 if self._broken else unknown
 
     @property
-    def begins(self) -> int:
+    def first_offset(self) -> int:
         """The offset at which begins what is under way; 0 if nothing is."""
         return self._under_way[0].end - self._under_way[0].size if self._under_way else 0
 
@@ -112,12 +112,12 @@ class Flow:
         size = min(left, MAX_CHUNK, part)
         return size if not self._under_way or self._bytes + size <= self._window else 0
 
-    def sent(self, end: int, size: int) -> None:
+    def on_sent(self, end: int, size: int) -> None:
         """Note that a chunk was sent, and the offset behind it."""
         self._under_way.append(_UnderWay(end, size, self._clock(), self._delivered))
         self._bytes += size
 
-    def acknowledged(self, offset: int) -> None:
+    def on_acknowledged(self, offset: int) -> None:
         """Note that the bytes before this offset have arrived."""
         now_s = self._clock()
         while self._under_way and self._under_way[0].end <= offset:
@@ -156,7 +156,7 @@ class Flow:
         self._passed = 0
         self._small = 2 * small if 2 * small < _FIRST_WINDOW else None
 
-    def stood_still(self) -> None:
+    def on_stall(self) -> None:
         """Note that a connection was given up on which what was under way did not move any more."""
         size = max([chunk.size for chunk in self._under_way], default=_TOO_LARGE)
         if size <= LEAST_BYTES:

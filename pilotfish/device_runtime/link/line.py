@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import zmq
 
-from pilotfish.device_runtime.link.absence import Standing
-from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, unconnected
-from pilotfish.device_runtime.link.loss import Interrupt
-from pilotfish.device_runtime.link.second import Second
+from pilotfish.device_runtime.link.absence import LinkPhase
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, unconnected_state
+from pilotfish.device_runtime.link.retry import CancelToken
+from pilotfish.device_runtime.link.second_connection import SecondConnection
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.attempts import ConnectFailure
@@ -30,7 +30,7 @@ _QUIET_MOST_S = 30.0
 _STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
 
 
-class Arrival(NamedTuple):
+class ReceivedReply(NamedTuple):
     """A reply, its frames and its bytes. sliced: it came in slices, so its time says nothing."""
 
     reply: Reply
@@ -45,7 +45,7 @@ class Line:
     While the present connection is quiet, a second one is tried beside it.
     """
 
-    def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
+    def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         self.channel = self._dial(endpoint, keys)
         self._diagnosis = Diagnosis(endpoint)
         self._keys = keys
@@ -55,14 +55,14 @@ class Line:
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
         self._process = os.getpid()  # the sockets' own; in one forked from it they are of no use
-        self._second = Second(lambda: self._dial(self.channel.endpoint, self._keys))
+        self._second = SecondConnection(lambda: self._dial(self.channel.endpoint, self._keys))
 
     @staticmethod
     def _dial(endpoint: str, keys: DeviceKeys | None) -> EdgeChannel:
         return EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
 
     @property
-    def here(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether there is a connection that lives."""
         return self.channel.connected and not self.channel.quiet
 
@@ -86,7 +86,7 @@ class Line:
             except zmq.Again:
                 return None
 
-    def receive(self, timeout_s: float) -> Arrival | None:
+    def receive(self, timeout_s: float) -> ReceivedReply | None:
         """Return the next message, its frames and bytes; None after a time-out or a change.
 
         Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
@@ -99,16 +99,16 @@ class Line:
             if arrived is None:
                 self._try_second()
                 return None
-            return Arrival(*arrived)
+            return ReceivedReply(*arrived)
 
-    def catch_up(self) -> None:
+    def refresh(self) -> None:
         """Update the connection's state without waiting."""
         with self._turn:
             self._replace()
             self.channel.read_events()
             self._try_second()
 
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """Whether there is a connection that lives. For any thread."""
         # a thread that waits on the channel now updates the state itself
         if self._turn.acquire(blocking=False):
@@ -120,7 +120,7 @@ class Line:
                 self._try_second()
             finally:
                 self._turn.release()
-        return self.here
+        return self.is_connected
 
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
@@ -142,11 +142,11 @@ class Line:
             diagnosis.poll()
         finding = diagnosis.state
         attempts.wrong_key = self._keys is not None and finding is AddressState.CURVE
-        return unconnected(attempts, finding, was_met=self.channel.connections > 0)
+        return unconnected_state(attempts, finding, was_welcomed=self.channel.connections > 0)
 
     def status_of(self, state: Connectivity) -> LinkStatus:
         """Return a state in words. For any thread."""
-        return LinkStatus.of(state, self.channel.endpoint, keys=self._keys is not None)
+        return LinkStatus.from_state(state, self.channel.endpoint, keys=self._keys is not None)
 
     def retry(self) -> None:
         """Have the next attempt to connect made soon: something has changed. For any thread."""
@@ -169,7 +169,7 @@ class Line:
         """Try another connection while the present one is quiet; only while ``_turn`` is held."""
         if self._closed:
             return
-        better = self._second.beside(self.channel, at_once=self._at_stake)
+        better = self._second.replacement(self.channel, at_once=self._at_stake)
         if better is not None:
             before, self.channel = self.channel, better
             liveness = before.liveness()
@@ -185,20 +185,20 @@ class Line:
     def _stood_still(self, liveness: Liveness) -> None:
         """Note that a connection was given up on which nothing moved any more."""
 
-    def _standing(self, *, doubted: bool) -> Standing:
+    def _standing(self, *, doubted: bool) -> LinkPhase:
         """How the link to the edge stands; doubted: it was away, and nothing crossed since."""
         channel, liveness = self.channel, self.channel.liveness()
         if not channel.connected:
             progresses = liveness is not None and liveness.progresses
         elif liveness is None:  # no TCP: a socket of this machine
-            return Standing.HERE
+            return LinkPhase.IDLE
         elif not (liveness.quiet or (doubted and liveness.overdue)):
-            return Standing.CARRYING if liveness.transfers else Standing.HERE
-        elif liveness.blocked and not self._second.stands:
-            return Standing.BLOCKED
+            return LinkPhase.CARRYING if liveness.transfers else LinkPhase.IDLE
+        elif liveness.blocked and not self._second.is_connected:
+            return LinkPhase.BLOCKED
         else:
-            progresses = self._second.progresses
-        return Standing.CONNECTING if progresses else Standing.AWAY
+            progresses = self._second.is_handshaking
+        return LinkPhase.CONNECTING if progresses else LinkPhase.AWAY
 
     def close(self) -> None:
         """Close the socket."""
@@ -211,7 +211,7 @@ class Line:
                 self._next = None
 
 
-def stood_s(since_s: float) -> float:
+def stalled_s(since_s: float) -> float:
     """How long this process stood still in a wait of `SLICE_S` since then; 0 if it did not."""
     beyond_s = time.monotonic() - since_s - SLICE_S
     return beyond_s if beyond_s > _STOOD_S else 0.0

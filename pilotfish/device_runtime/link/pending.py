@@ -4,16 +4,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pilotfish.device_runtime.link.gauge import TimedReply
-from pilotfish.device_runtime.link.line import Arrival
-from pilotfish.device_runtime.link.loss import RESEND_S
+from pilotfish.device_runtime.link.line import ReceivedReply
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.retry import RESEND_S
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Request
 
 SOON_S = 0.005  # what this end may take without being mistaken for a slow link
 
 
-class Sent(NamedTuple):
+class SentRequest(NamedTuple):
     """A request as sent: its message, frames, bytes, and time (monotonic).
 
     position: where it begins in the connection's stream, about; None: unknown. chunked: it went in
@@ -27,16 +27,16 @@ class Sent(NamedTuple):
     sent_ns: int
     position: int | None = None
     chunked: bool = False
-    stood: bool = False
+    stalled: bool = False
 
 
-class Pending:
+class PendingRequest:
     """One request. late, stood and behind_bytes: as in `TimedReply`."""
 
-    def __init__(self, sent: Sent, *, late: bool) -> None:
+    def __init__(self, sent: SentRequest, *, late: bool) -> None:
         self.sent = sent
         self.late = late or time.monotonic_ns() - sent.sent_ns > SOON_S * 1e9
-        self.stood = sent.stood
+        self.stalled = sent.stalled
         self.behind_bytes = 0
         self._size = sent.size  # bytes sent in all
         self._resent = sent.chunked
@@ -62,23 +62,25 @@ class Pending:
         crossing = self._position is not None and self._reached < self.sent.size
         return owed_s >= self._overdue_s and not crossing
 
-    def advanced(self) -> None:
+    def on_progress(self) -> None:
         """Note that a part of its reply came."""
         self._overdue_s = RESEND_S
 
-    def again(self, sent: Sent, owed_s: float) -> None:
+    def on_resent(self, sent: SentRequest, owed_s: float) -> None:
         """Note that it was sent again, when its reply had been owed for so long."""
         self._overdue_s = owed_s + 2.0 * max(RESEND_S, self._overdue_s)
         self._size += sent.size
         self._resent, self._position, self._reached = True, sent.position, 0
 
-    def answered(self, arrived: Arrival, connection: int, lay_s: Callable[[], float]) -> TimedReply:
+    def timed_reply(
+        self, arrived: ReceivedReply, connection: int, lay_s: Callable[[], float]
+    ) -> TimedReply:
         """Return its reply, which was just taken from this connection.
 
         lay_s: asks the kernel how long ago it came at least, which takes some 10 µs.
         """
         received_ns = time.monotonic_ns()
-        useless = self.late or self.stood or self._resent or arrived.sliced
+        useless = self.late or self.stalled or self._resent or arrived.sliced
         if not useless and received_ns - self.sent.sent_ns > SOON_S * 1e9:  # it may have lain
             self.late = lay_s() > SOON_S
         return TimedReply(
@@ -91,6 +93,6 @@ class Pending:
             resent=self._resent or arrived.sliced,
             connection=connection,
             late=self.late,
-            stood=self.stood,
+            stalled=self.stalled,
             behind_bytes=self.behind_bytes,
         )

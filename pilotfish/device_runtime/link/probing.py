@@ -19,13 +19,13 @@ def ping(link: EdgeLink, size: int = 0) -> None:
     """
     nonce = secrets.randbits(63)
     frames = (secrets.token_bytes(size),) if size else ()  # random, so that no link compresses it
-    answer = link.ask(
+    answer = link.request(
         Ping(nonce=nonce), frames, lambda reply: isinstance(reply, Pong) and reply.nonce == nonce
     )
-    pong, gauge = answer.reply, link.gauge
+    pong, gauge = answer.reply, link.estimator
     assert isinstance(pong, Pong)
     gauge.echoes = gauge.echoes and len(answer.frames) == len(frames)
-    gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    gauge.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
 
 
 def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
@@ -36,8 +36,8 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
     """
     if anew:
         _measure_rtt(link)
-    state = link.gauge.state(None)
-    readings = (state.up, state.down) if link.gauge.echoes else (state.up,)
+    state = link.estimator.state(None)
+    readings = (state.up, state.down) if link.estimator.echoes else (state.up,)
     due = rates and any(_older(rate, RATES_FRESH_S) for rate in readings)
     if due and not _older(state.rtt, RATES_FRESH_S):
         ping(link, PROBE_BYTES)
@@ -50,10 +50,10 @@ def _measure_rtt(link: EdgeLink) -> None:
 
     A ping is of no use if it was sent twice, or waited behind a prompt that the edge was reading.
     """
-    link.gauge.next_answer()
+    link.estimator.next_answer()
     for _ in range(_PINGS):
         ping(link)
-        if link.gauge.rtt_is_new:
+        if link.estimator.rtt_is_new:
             return
 
 

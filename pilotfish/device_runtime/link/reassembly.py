@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pilotfish.base.errors import BusyError, MalformedError
-from pilotfish.device_runtime.link.flow import Flow
-from pilotfish.device_runtime.link.line import REPLY_BYTES, Arrival
+from pilotfish.device_runtime.link.flow import ChunkFlow
+from pilotfish.device_runtime.link.line import REPLY_BYTES, ReceivedReply
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, unpack
 
@@ -19,7 +19,7 @@ _MOST_SETBACKS: Final = 8  # times that the edge may forget a reply while it is 
 
 
 @dataclass(slots=True)
-class _Download:
+class _ReplyDownload:
     transfer: bytes
     total: int
     asked: int = 0  # the bytes before here were asked for
@@ -33,22 +33,22 @@ class Reassembly:
     gone: the edge does not have the rest of a reply any more, so the request must be sent again.
     """
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: ChunkFlow) -> None:
         self._flow = flow
-        self._current: _Download | None = None
-        self._ready: deque[Arrival] = deque()
-        self._behind: deque[Arrival] = deque()
+        self._current: _ReplyDownload | None = None
+        self._ready: deque[ReceivedReply] = deque()
+        self._behind: deque[ReceivedReply] = deque()
         self._behind_bytes = 0
         self._furthest = self._noted = 0  # bytes of the reply that is waited for: the most so far
         self._setbacks = 0
         self.gone = False
 
     @property
-    def under_way(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether a part of a reply is missing."""
         return self._current is not None
 
-    def next(self) -> Arrival | None:
+    def next(self) -> ReceivedReply | None:
         """The next whole reply, if there is one."""
         return self._ready.popleft() if self._ready else None
 
@@ -57,7 +57,7 @@ class Reassembly:
         before, self._noted = self._noted, self._furthest
         return self._furthest > before
 
-    def take(self, arrival: Arrival) -> None:
+    def take(self, arrival: ReceivedReply) -> None:
         """Take in what has arrived."""
         reply, current = arrival.reply, self._current
         if isinstance(reply, m.Slice) and (current is None or reply.transfer == current.transfer):
@@ -68,7 +68,7 @@ class Reassembly:
             self._behind.append(arrival)
             self._behind_bytes += arrival.size
 
-    def questions(self) -> list[m.More]:
+    def chunk_requests(self) -> list[m.More]:
         """What may be asked for now."""
         asked: list[m.More] = []
         if (current := self._current) is None:
@@ -76,7 +76,7 @@ class Reassembly:
         while size := self._flow.next_size(current.total - current.asked):
             more = m.More(transfer=current.transfer, offset=current.asked, bytes=size)
             current.asked += size
-            self._flow.sent(current.asked, size)
+            self._flow.on_sent(current.asked, size)
             asked.append(more)
         return asked
 
@@ -101,7 +101,7 @@ class Reassembly:
         """Note that the next reply is another one."""
         self._furthest = self._noted = self._setbacks = 0
 
-    def _take_slice(self, part: m.Slice, arrival: Arrival) -> None:
+    def _take_slice(self, part: m.Slice, arrival: ReceivedReply) -> None:
         if self._current is None and (part.offset or not part.total):
             return  # of a reply for which nobody waits any more
         try:
@@ -109,7 +109,7 @@ class Reassembly:
             data = arrival.frames[0]
             if self._current is None:
                 self._flow.forget()
-                self._current = _Download(part.transfer, part.total, asked=len(data))
+                self._current = _ReplyDownload(part.transfer, part.total, asked=len(data))
             if not part.total:
                 self._lose()
             elif part.offset == len(self._current.body):  # else it came before
@@ -128,18 +128,18 @@ class Reassembly:
         if part.total not in (0, known) or (part.total and part.offset + len(frames[0]) > known):
             raise MalformedError("The edge's slices contradict each other.")
 
-    def _append(self, current: _Download, data: m.Buffer, size: int) -> None:
+    def _append(self, current: _ReplyDownload, data: m.Buffer, size: int) -> None:
         current.body += data
         current.size += size
         self._furthest = max(self._furthest, len(current.body))
-        self._flow.acknowledged(len(current.body))
+        self._flow.on_acknowledged(len(current.body))
         if len(current.body) < current.total:
             return
         header, frames = unpack(memoryview(current.body).toreadonly())
         reply = m.decode_reply(header)
         if isinstance(reply, m.Slice):
             raise MalformedError("A reply that comes in slices is no slice itself.")
-        self._ready.append(Arrival(reply, frames, current.size, sliced=True))
+        self._ready.append(ReceivedReply(reply, frames, current.size, sliced=True))
         self._begin()
         self._finish()
 

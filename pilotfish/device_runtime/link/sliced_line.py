@@ -6,10 +6,10 @@ way, is `link.flow`.
 
 import logging
 
-from pilotfish.device_runtime.link.flow import Flow
-from pilotfish.device_runtime.link.line import Arrival, Line
-from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.link.flow import ChunkFlow
+from pilotfish.device_runtime.link.line import Line, ReceivedReply
 from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Slice
@@ -20,13 +20,13 @@ _log = logging.getLogger("pilotfish.device")
 class SlicedLine(Line):
     """A `Line` that hands out whole replies only. uplink, downlink: what is under way."""
 
-    def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
+    def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         super().__init__(endpoint, keys, interrupt)
-        self.uplink, self.downlink = Flow(), Flow()
+        self.uplink, self.downlink = ChunkFlow(), ChunkFlow()
         self._replies = Reassembly(self.downlink)
         self._warned = False
 
-    def receive(self, timeout_s: float) -> Arrival | None:
+    def receive(self, timeout_s: float) -> ReceivedReply | None:
         """As `Line.receive`; a reply that comes in slices only once it is whole."""
         if (ready := self._replies.next()) is None:
             arrived = super().receive(timeout_s)
@@ -49,7 +49,7 @@ class SlicedLine(Line):
 
     def _ask_on(self) -> None:
         """Ask for more of a reply that comes in slices."""
-        for more in self._replies.questions():
+        for more in self._replies.chunk_requests():
             self.try_send(more)
 
     def holds(self, connection: int) -> bool:
@@ -66,9 +66,9 @@ class SlicedLine(Line):
         It may where one direction lives and the other does not; a path that is gone loses all.
         """
         if liveness.only_receives:
-            self.uplink.stood_still()
+            self.uplink.on_stall()
         elif liveness.only_sends:
-            self.downlink.stood_still()
+            self.downlink.on_stall()
         if not self._warned and max(self.uplink.large_lost, self.downlink.large_lost):
             self._warned = True
             _log.warning(

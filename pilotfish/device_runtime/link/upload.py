@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pilotfish.base.errors import BusyError, from_code
 from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES
-from pilotfish.device_runtime.link.loss import BUSY, RESEND_S
+from pilotfish.device_runtime.link.retry import BUSY, RESEND_S
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 
@@ -23,7 +23,7 @@ _MOST_SETBACKS: Final = 8  # times that the edge may have less of a message than
 _NONE: Final = 0  # no connection
 
 
-class _Upload:
+class _ChunkedUpload:
     """One message, and how far it has come.
 
     acked: the edge has the bytes before here. unsure: it must say how many it has before more are
@@ -37,7 +37,7 @@ class _Upload:
         self.acked = self.next = 0
         self.connection = _NONE
         self.unsure = self.asked = False
-        self.moved_s = time.monotonic()
+        self.progress_s = time.monotonic()
         self._setbacks = 0
 
     @property
@@ -60,7 +60,7 @@ class _Upload:
         """Go on where the edge says that it stopped."""
         self.unsure, self.asked, self.next = True, False, self.acked
 
-    def acknowledged(self, ack: m.Ack) -> bool:
+    def on_acknowledged(self, ack: m.Ack) -> bool:
         """Note how much the edge has; whether it is more than before."""
         if ack.transfer != self._transfer or ack.offset > len(self._body):
             return False
@@ -72,17 +72,17 @@ class _Upload:
             self.next = ack.offset
         self.next = max(self.next, ack.offset)
         if ack.offset > before:
-            self.moved_s = time.monotonic()
+            self.progress_s = time.monotonic()
         return ack.offset > before
 
 
-class Uploads:
+class ChunkedUploads:
     """Sends the large messages of one link."""
 
     def __init__(self, link: "EdgeLink") -> None:
         self._link = link
         self._flow = link.uplink
-        self._upload: _Upload | None = None
+        self._upload: _ChunkedUpload | None = None
 
     def send(self, message: m.Request, frames: Sequence[m.Buffer], *, again: bool) -> int | None:
         """Send a large message, or what the edge lacks of it; returns the bytes that this took.
@@ -98,7 +98,7 @@ class Uploads:
         if upload is not None and upload.message is message:
             upload.ask()
         elif size > self._whole_bytes(again):
-            upload = self._upload = _Upload(message, frames)
+            upload = self._upload = _ChunkedUpload(message, frames)
         else:
             self._upload = None
             return None
@@ -108,13 +108,13 @@ class Uploads:
             self._flow.forget()  # where it is broken off, the next one does not wait for it
 
     def _whole_bytes(self, again: bool) -> int:
-        most = self._flow.whole_bytes(self._link.gauge.rates_bps()[0])
+        most = self._flow.whole_bytes(self._link.estimator.rates_bps()[0])
         return min(most, SEGMENT_BYTES) if again else most
 
-    def _deliver(self, upload: _Upload) -> int | None:
+    def _deliver(self, upload: _ChunkedUpload) -> int | None:
         size, begun_s = 0, time.monotonic()
         while not upload.complete or upload.unsure:
-            self._link.await_edge()
+            self._link.await_handshake()
             if not self._link.takes_chunks:
                 return None
             if upload.connection not in (_NONE, self._link.connection):
@@ -126,14 +126,14 @@ class Uploads:
             try:
                 self._hear(upload)
             except BUSY as error:
-                self._link.refused(error, begun_s)
+                self._link.wait_or_raise(error, begun_s)
                 upload.ask()
             self._look(upload, looked_s)
         if self._flow.full_bps is not None:
-            self._link.gauge.transferred(up_bps=self._flow.full_bps)
+            self._link.estimator.on_transfer(up_bps=self._flow.full_bps)
         return size
 
-    def _push(self, upload: _Upload) -> int:
+    def _push(self, upload: _ChunkedUpload) -> int:
         """Send what may be sent now; returns its bytes."""
         if upload.unsure:
             return 0 if upload.asked else self._ask(upload)
@@ -144,33 +144,33 @@ class Uploads:
                 break
             upload.next += more
             size += sent
-            self._flow.sent(upload.next, more)
+            self._flow.on_sent(upload.next, more)
         return size
 
-    def _ask(self, upload: _Upload) -> int:
+    def _ask(self, upload: _ChunkedUpload) -> int:
         self._flow.forget()
         sent = self._link.try_send(*upload.chunk(0))
         upload.asked = sent is not None
         return sent or 0
 
-    def _hear(self, upload: _Upload) -> None:
+    def _hear(self, upload: _ChunkedUpload) -> None:
         """Wait a little for an acknowledgement; raises what the edge refuses a chunk with."""
         arrived = self._link.receive(_SLICE_S)
         if arrived is None:
             return
         reply = arrived.reply
         if isinstance(reply, m.Ack):
-            if upload.acknowledged(reply):
-                self._flow.acknowledged(upload.acked)
-                self._link.progressed()
-            elif self._flow.begins > upload.acked:  # a chunk between was refused
+            if upload.on_acknowledged(reply):
+                self._flow.on_acknowledged(upload.acked)
+                self._link.on_progress()
+            elif self._flow.first_offset > upload.acked:  # a chunk between was refused
                 upload.ask()
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
 
-    def _look(self, upload: _Upload, looked_s: float) -> None:
+    def _look(self, upload: _ChunkedUpload, looked_s: float) -> None:
         """Note that the connection is over, or that nothing moves any more."""
-        if time.monotonic() - upload.moved_s > RESEND_S:
-            upload.moved_s = time.monotonic()
+        if time.monotonic() - upload.progress_s > RESEND_S:
+            upload.progress_s = time.monotonic()
             upload.ask()
-        self._link.mind_transfer(looked_s)
+        self._link.check_transfer(looked_s)

@@ -73,7 +73,7 @@ class Acceptor:
             self._resume.cancel()
         self._loop.remove_reader(self._listening)
 
-    def look(self) -> None:
+    def check_room(self) -> None:
         """Note whether there is room again; call it each second."""
         if not self.crowded or time.monotonic() - self._short_s < _OVER_S:
             return

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pilotfish.base.errors import KeysError, ListenError
-from pilotfish.base.reading import unmarked
-from pilotfish.device_runtime.drafting.owners import Owner
+from pilotfish.base.reading import without_bom
+from pilotfish.device_runtime.drafting.text_folder import Owner
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.wire.transport import is_loopback
 
@@ -61,13 +61,13 @@ class ApiKeys:
     @classmethod
     def load(cls, path: Path) -> ApiKeys:
         """Read a key file; `KeysError` for any faulty line."""
-        keys = cls.of_sound_lines(path)
+        keys = cls.load_valid_lines(path)
         if keys.broken:
             raise KeysError(keys.broken[0])
         return keys
 
     @classmethod
-    def of_sound_lines(cls, path: Path) -> ApiKeys:
+    def load_valid_lines(cls, path: Path) -> ApiKeys:
         """Read the keys of a file's valid lines; there may be none.
 
         Raises `KeysError` only if the file as a whole cannot be read.
@@ -75,7 +75,7 @@ class ApiKeys:
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
-                text = unmarked(file.read(_FILE_BYTES + 1))
+                text = without_bom(file.read(_FILE_BYTES + 1))
         except OSError as error:
             raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
         if mode & stat.S_IRWXO:

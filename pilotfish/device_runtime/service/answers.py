@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from pilotfish.device_runtime.record import Generation, Piece
-from pilotfish.device_runtime.service.logprobs import (
+from pilotfish.device_runtime.service.openai_logprobs import (
     TextOffsets,
     chat_logprobs,
     prompt_logprobs,
     text_logprobs,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.engines.families.reader import Turn, TurnPart
+from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
@@ -66,9 +66,9 @@ class CompletionFormat:
         self._ended: list[Generation] = []
         self._begun = False  # the choice after these
 
-    def whole(self, generations: Sequence[Generation]) -> Body:
+    def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an answer that is not streamed; its usage is of all generations."""
-        told_of = likeliest(generations, self._best) if self._best else generations
+        told_of = most_likely(generations, self._best) if self._best else generations
         choices = [self._choice(at, generation) for at, generation in enumerate(told_of)]
         told = [summary(generation) for generation in told_of]
         if len(choices) > 1:
@@ -102,7 +102,7 @@ class CompletionFormat:
             return ended
         calls = generation.turn.calls
         # a stop string may end it within one
-        return "tool_calls" if calls and calls[-1].whole else ended
+        return "tool_calls" if calls and calls[-1].complete else ended
 
     def _logprobs_of(self, generation: Generation) -> Body | None:
         """Format those of a whole answer; where the prompt is told with it, the prompt's first."""
@@ -131,7 +131,7 @@ class CompletionFormat:
     def _prompt(self) -> str:
         return "" if self._echo is None else self._echo()
 
-    def beginning(self) -> list[Body]:
+    def start_events(self) -> list[Body]:
         """Return the chunks before a choice's first token, once: in a chat, the role."""
         if self._begun:
             return []
@@ -141,35 +141,35 @@ class CompletionFormat:
             return [self._chunk({"role": "assistant", "content": ""})]
         return [self._chunk(self._prompt())] if self._echo is not None else []
 
-    def piece(self, piece: Piece) -> list[Body]:
+    def piece_events(self, piece: Piece) -> list[Body]:
         """Return the chunks of one piece."""
         said = delta_of(piece.parts) if self._chat else piece.text
         told = {"origin": piece.origin, "tokens": len(piece.tokens)}
-        before = self.beginning()
+        before = self.start_events()
         chunk = self._chunk(said, told=told)
         chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs)
         return [*before, chunk]
 
-    def end(self, generation: Generation) -> list[Body]:
+    def end_events(self, generation: Generation) -> list[Body]:
         """Return the chunks after a choice's last token; the next choice follows."""
         said: Body | str = {} if self._chat else ""
         last = self._chunk(said, finish=self._finish(generation))
-        found = [*self.beginning(), {**last, "pilotfish": summary(generation)}]
+        found = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
         self._ended.append(generation)
         self._begun = False
         return found
 
-    def failed(self, refusal: RefusalError) -> Body:
+    def error_event(self, refusal: RefusalError) -> Body:
         """Return the event that ends a stream with an error."""
         return refusal.body
 
-    def event(self, body: Body) -> bytes:
+    def encode_event(self, body: Body) -> bytes:
         """Encode a chunk."""
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
-    def closing(self) -> bytes:
+    def closing_events(self) -> bytes:
         """Return the end of a stream, and before it the usage if it was asked for."""
-        told = self.event(self._usage()) if self._tells_usage else b""
+        told = self.encode_event(self._usage()) if self._tells_usage else b""
         return told + b"data: [DONE]\n\n"
 
     def _usage(self) -> Body:
@@ -245,7 +245,7 @@ def delta_of(parts: Sequence[TurnPart]) -> Body:
     return found or {"content": ""}
 
 
-def likeliest(answers: Sequence[Generation], most: int) -> list[Generation]:
+def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
     """Return the answers of the highest log-probability by token, the highest first."""
 
     def by_token(answer: Generation) -> float:

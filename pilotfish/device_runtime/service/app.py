@@ -19,17 +19,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.base.errors import PilotfishError
 from pilotfish.device_runtime.plan import Options
-from pilotfish.device_runtime.service import page
+from pilotfish.device_runtime.service import chat_page as page
 from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.answers import Body, CompletionFormat
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
-from pilotfish.device_runtime.service.metrics import CONTENT_TYPE
 from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
-from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
+from pilotfish.device_runtime.service.service_metrics import CONTENT_TYPE
+from pilotfish.device_runtime.service.tokens import (
+    detokenize_request,
+    detokenize_response,
+    tokenize_request,
+    tokenize_response,
+)
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
 
 
@@ -38,7 +43,7 @@ def application(service: DeviceService) -> ASGIApp:
 
     async def refuse(_: Request, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
-        service.refused(refusal)
+        service.count_refusal(refusal)
         told = error.headers if isinstance(error, HTTPException) and error.headers else {}
         return json_response(refusal.body, refusal.status, {**told, **refusal.headers})
 
@@ -52,7 +57,7 @@ def application(service: DeviceService) -> ASGIApp:
             *_state(service),
             *(_route(path, serve) for path, serve in page.ROUTES.items()),
         ],
-        # of any other error uvicorn learns too, and closes the connection
+        # uvicorn sees every other error too, and then closes the connection
         exception_handlers=dict.fromkeys([*expected, Exception], refuse),
     )
     app.router.redirect_slashes = False
@@ -96,7 +101,7 @@ def _completions(service: DeviceService) -> list[Route]:
         )
         client = _client(request)
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.refused)
+        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
 
     async def chat(request: Request) -> Completion:
         return await complete(request, chat_request)
@@ -118,14 +123,14 @@ def _responses(service: DeviceService) -> list[Route]:
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
         asked = response_request(body, service.options, partial(kept.conversation, owner))
-        wanted = asked.wanted
+        wanted = asked.completion
         _check(service, wanted)
-        keep = partial(kept.keep, owner, asked.messages) if asked.store else None
+        keep = partial(kept.store, owner, asked.messages) if asked.store else None
         answer = ResponseFormat(
             asked, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.refused)
+        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
 
     async def again(request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
@@ -168,14 +173,14 @@ def _check(service: DeviceService, wanted: CompletionRequest) -> None:
 
 def _tokens(service: DeviceService) -> list[Route]:
     async def tokenize(request: Request) -> Response:
-        asked, chat, words = asked_of(await bounded_body(request, service.body_bytes))
-        work = partial(tokenized, service.device, asked, chat=chat, words=words)
-        return json_response(await service.apart(_client(request).name, work))
+        asked, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
+        work = partial(tokenize_response, service.device, asked, chat=chat, words=words)
+        return json_response(await service.run_in_thread(_client(request).name, work))
 
     async def detokenize(request: Request) -> Response:
-        tokens = tokens_of(await bounded_body(request, service.body_bytes))
-        work = partial(detokenized, service.device, tokens)
-        return json_response(await service.apart(_client(request).name, work))
+        tokens = detokenize_request(await bounded_body(request, service.body_bytes))
+        work = partial(detokenize_response, service.device, tokens)
+        return json_response(await service.run_in_thread(_client(request).name, work))
 
     async def embeddings(_: Request) -> Response:
         raise RefusalError(
@@ -253,12 +258,12 @@ def _state(service: DeviceService) -> list[Route]:
         return json_response(body, 200 if well else 503)
 
     async def metrics(_: Request) -> Response:
-        service.metrics.link(service.link_status, service.link_state)
+        service.metrics.set_link(service.link_status, service.link_state)
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
 
     async def status(_: Request) -> Response:
         edge, welcome = service.config.edge, service.device.welcome
-        service.status.link(service.link_status, service.link_state)
+        service.status.set_link(service.link_status, service.link_state)
         told = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
         return json_response(told)
 
@@ -287,7 +292,7 @@ class AccessControl:
             await self._admitted(scope, receive, noted)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self._service.metrics.request(route, status, time.monotonic() - began_s)
+            self._service.metrics.add_request(route, status, time.monotonic() - began_s)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
@@ -296,7 +301,7 @@ class AccessControl:
         try:
             client = service.access.client(headers, peer, needs_key=not _is_open(scope["path"]))
         except RefusalError as refusal:
-            service.refused(refusal)
+            service.count_refusal(refusal)
             response = json_response(refusal.body, refusal.status, refusal.headers)
             await response(scope, receive, send)
             return

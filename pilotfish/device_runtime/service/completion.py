@@ -21,7 +21,7 @@ from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
-from pilotfish.device_runtime.service.refusal import Body, RefusalError, gone, refusal_of
+from pilotfish.device_runtime.service.refusal import Body, RefusalError, client_gone, refusal_of
 
 QUIET_S = 3.0
 BODY_S = 10.0  # for a body to arrive
@@ -63,25 +63,25 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
 class AnswerFormat(Protocol):
     """How a route tells an answer: whole, or in events."""
 
-    def whole(self, generations: Sequence[Generation]) -> Body:
+    def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an answer that is not streamed."""
 
-    def beginning(self) -> list[Body]:
+    def start_events(self) -> list[Body]:
         """Return the events before the first piece of a choice, once."""
 
-    def piece(self, piece: Piece) -> list[Body]:
+    def piece_events(self, piece: Piece) -> list[Body]:
         """Return the events of one piece, and what has to come before them."""
 
-    def end(self, generation: Generation) -> list[Body]:
+    def end_events(self, generation: Generation) -> list[Body]:
         """Return the events after the last piece of a choice."""
 
-    def failed(self, refusal: RefusalError) -> Body:
+    def error_event(self, refusal: RefusalError) -> Body:
         """Return the event that ends a stream with an error."""
 
-    def event(self, body: Body) -> bytes:
+    def encode_event(self, body: Body) -> bytes:
         """Encode an event."""
 
-    def closing(self) -> bytes:
+    def closing_events(self) -> bytes:
         """Return what ends a stream without an error."""
 
 
@@ -127,7 +127,7 @@ class Completion(Response):
                         event = job.take()
                         assert isinstance(event, Generation)  # pieces come where they are streamed
                         whole.append(event)
-                    await json_response(self._answer.whole(whole))(scope, receive, send)
+                    await json_response(self._answer.full_body(whole))(scope, receive, send)
             except BadGrammarError as error:
                 raise refusal_of(error, wanted.params) from error
             finally:
@@ -136,7 +136,7 @@ class Completion(Response):
     async def _watch(self, job: AnswerJob, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._lanes.give_up(job, gone())
+        self._lanes.give_up(job, client_gone())
 
     async def _stream(self, job: AnswerJob, scope: Scope, receive: Receive, send: Send) -> None:
         pending: list[bytes] = []
@@ -144,7 +144,7 @@ class Completion(Response):
             pending, ended = self._taken(job)  # an error here still becomes a status
         else:
             ended = False
-        pending = pending or self._encoded(self._answer.beginning())
+        pending = pending or self._encoded(self._answer.start_events())
         head = Response(headers=_STREAM_HEADERS, media_type="text/event-stream")
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
@@ -161,26 +161,26 @@ class Completion(Response):
             except Exception as error:
                 refusal = refusal_of(error, self._wanted.params)
                 self._refused(refusal)
-                pending, ended = self._encoded([self._answer.failed(refusal)]), True
+                pending, ended = self._encoded([self._answer.error_event(refusal)]), True
         await send({"type": "http.response.body", "body": b""})
 
     def _taken(self, job: AnswerJob) -> tuple[list[bytes], bool]:
         """Take the events so far; returns them, and whether the answer has ended."""
         events: list[bytes] = []
-        while job.behind:
+        while job.backlog:
             if events and job.failed:
                 break  # the events before it are sent first
             event = job.take()
             if isinstance(event, Generation):
-                events += self._encoded(self._answer.end(event))
-                if job.ended and not job.behind:
-                    return [*events, self._answer.closing()], True
+                events += self._encoded(self._answer.end_events(event))
+                if job.ended and not job.backlog:
+                    return [*events, self._answer.closing_events()], True
             else:
-                events += self._encoded(self._answer.piece(event))
+                events += self._encoded(self._answer.piece_events(event))
         return events, False
 
     def _encoded(self, bodies: Sequence[Body]) -> list[bytes]:
-        return [self._answer.event(body) for body in bodies]
+        return [self._answer.encode_event(body) for body in bodies]
 
 
 def json_response(

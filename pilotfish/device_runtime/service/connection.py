@@ -120,7 +120,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-class Config(uvicorn.Config):
+class TlsConfig(uvicorn.Config):
     """uvicorn's configuration with the certificate of later connections; None for plain HTTP."""
 
     tls: ssl.SSLContext | None = None
@@ -136,7 +136,7 @@ class TlsHandshake(asyncio.Protocol):
 
     def __init__(
         self,
-        config: Config,
+        config: TlsConfig,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,

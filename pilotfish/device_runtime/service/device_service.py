@@ -11,19 +11,19 @@ from functools import partial
 from typing import TypeVar, cast
 from weakref import WeakValueDictionary
 
-from pilotfish.device_runtime.bridge import Asked, Prompt
-from pilotfish.device_runtime.config import ServiceConfig
+from pilotfish.device_runtime.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service.access import Access
 from pilotfish.device_runtime.service.lanes import Lanes
-from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
-from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
+from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
 
@@ -44,8 +44,8 @@ class DeviceService:
         config: ServiceConfig,
         lanes: Lanes,
         access: Access,
-        metrics: Metrics,
-        status: Status,
+        metrics: ServiceMetrics,
+        status: ServiceStatus,
         inspection: Inspection,
     ) -> None:
         self.config = config
@@ -130,9 +130,9 @@ class DeviceService:
     async def read(self, client: str, wanted: CompletionRequest) -> Prompt:
         """Tokenise the prompt, in the vocabulary of the edge greeted last."""
         work = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
-        return await self.apart(client, work)
+        return await self.run_in_thread(client, work)
 
-    async def apart(self, client: str, work: Callable[[], _Result]) -> _Result:
+    async def run_in_thread(self, client: str, work: Callable[[], _Result]) -> _Result:
         """Do what may take long, as tokenising does, in a thread of the readers'.
 
         Of each client one at a time: so clients take turns, however much one asks for.
@@ -140,7 +140,7 @@ class DeviceService:
         async with self._reading.setdefault(client, asyncio.Lock()):
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    def text_of(self, prompt: Asked) -> str:
+    def text_of(self, prompt: PromptInput) -> str:
         """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""
         if isinstance(prompt, str):
             return prompt
@@ -150,9 +150,9 @@ class DeviceService:
         """Count the tokens of an answer's text."""
         return len(self.device.tokenizer.encode(text))
 
-    def refused(self, refusal: RefusalError) -> None:
+    def count_refusal(self, refusal: RefusalError) -> None:
         """Count a refusal."""
-        self.metrics.refused(refusal.reason)
+        self.metrics.count_refusal(refusal.reason)
 
     def close(self) -> None:
         """End the readers' threads."""

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
-from pilotfish.device_runtime.service.prompts import refused
+from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_effective
+from pilotfish.device_runtime.service.prompts import bad_value
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
@@ -66,7 +66,7 @@ def _read(raw: msgspec.Raw) -> Extension:
         at = "`$.pilotfish"
         said = str(error)
         said = said.replace("`$", at) if "`$" in said else f"{said} - at {at}`"
-        raise refused(error, said) from None
+        raise bad_value(error, said) from None
 
 
 def extend(options: Options, raw: msgspec.Raw) -> None:
@@ -81,7 +81,7 @@ def extend(options: Options, raw: msgspec.Raw) -> None:
     told = {name: value for name in fields if (value := getattr(extension, name)) is not None}
     if extension.protocol not in (None, AUTO):
         try:
-            expect_taken(extension.protocol, [name for name in own if name in told])
+            expect_effective(extension.protocol, [name for name in own if name in told])
         except UnsupportedError as error:
             raise bad_request("pilotfish", str(error)) from None
     for name in (*_DRAFTING, *own):

@@ -9,13 +9,13 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from pilotfish.device_runtime.service.refusal import bad_request
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
 Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]
 
 
-class _Named(msgspec.Struct, forbid_unknown_fields=True):
+class _NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
     """OpenAI's ``json_schema``; its name, its description and ``strict`` change nothing."""
 
     schema: msgspec.Raw
@@ -37,10 +37,10 @@ class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type",
 class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
     """JSON of a schema."""
 
-    json_schema: _Named
+    json_schema: _NamedSchema
 
 
-class FlatFormat(_Named, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+class FlatFormat(_NamedSchema, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
     """JSON of a schema, as ``text.format`` says it."""
 
 
@@ -59,7 +59,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def grammar_of(
-    format: Format | FormatOfText | None, told: StructuredOutputs | None
+    format: Format | FormatOfText | None, structured: StructuredOutputs | None
 ) -> Grammar | None:
     """Return what the answer must be; refuses a request that says so twice."""
     found = []
@@ -68,17 +68,17 @@ def grammar_of(
             found.append(Grammar.from_schema(_text_of(schema)))
         case SchemaFormat(json_schema=named) | (FlatFormat() as named):
             found.append(Grammar.from_schema(_text_of(named.schema)))
-    if told is not None:
-        if bytes(told.json) != b"null":
-            found.append(Grammar.from_schema(_text_of(told.json)))
-        if told.json_object:
+    if structured is not None:
+        if bytes(structured.json) != b"null":
+            found.append(Grammar.from_schema(_text_of(structured.json)))
+        if structured.json_object:
             found.append(Grammar.from_schema({"type": "object"}))
-        if told.regex is not None:
-            found.append(Grammar("regex", told.regex))
-        if told.choice is not None:
-            found.append(Grammar.from_choices(told.choice))
-        if told.grammar is not None:
-            found.append(Grammar("lark", told.grammar))
+        if structured.regex is not None:
+            found.append(Grammar("regex", structured.regex))
+        if structured.choice is not None:
+            found.append(Grammar.from_choices(structured.choice))
+        if structured.grammar is not None:
+            found.append(Grammar("lark", structured.grammar))
     if len(found) > 1:
         raise bad_request(
             "structured_outputs",

@@ -5,7 +5,7 @@ from collections import deque
 from contextlib import suppress
 
 from pilotfish.device_runtime.bridge import Prompt
-from pilotfish.device_runtime.drafting.owners import Owner
+from pilotfish.device_runtime.drafting.text_folder import Owner
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
 
@@ -47,7 +47,7 @@ class AnswerJob:
         return self.choices - self.left
 
     @property
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Number of events not sent to the client yet."""
         return len(self._events)
 

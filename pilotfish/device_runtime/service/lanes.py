@@ -27,7 +27,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob
-from pilotfish.device_runtime.service.refusal import RefusalError, gone
+from pilotfish.device_runtime.service.refusal import RefusalError, client_gone
 from pilotfish.speculation.randomness import derive_seed
 
 _log = logging.getLogger("pilotfish.service")
@@ -181,7 +181,7 @@ class Lanes:
             yield job
         finally:
             self._free_places(job, job.places)
-            self.give_up(job, gone())
+            self.give_up(job, client_gone())
             self._report()
 
     def _full(self, client: str, choices: int) -> str | None:
@@ -269,7 +269,8 @@ class Lanes:
         return [
             lane.number
             for lane in self.lanes
-            if lane.job is not None and now_s - max(lane.active_s, lane.device.looked_s) > limit_s
+            if lane.job is not None
+            and now_s - max(lane.active_s, lane.device.last_checked_s) > limit_s
         ]
 
     def close(self, limit_s: float) -> bool:
@@ -296,8 +297,8 @@ class Lanes:
         if isinstance(event, Piece):
             if job.given_up is None:
                 job.post(event)
-                if job.behind > BUFFERED:
-                    self.give_up(job, gone("The client reads too slowly."))
+                if job.backlog > BUFFERED:
+                    self.give_up(job, client_gone("The client reads too slowly."))
             return
         lane.job = None
         took_s = time.monotonic() - lane.served_s

@@ -14,8 +14,8 @@ from typing import Annotated, TypeVar, cast
 
 import msgspec
 
-from pilotfish.base.reading import unmarked
-from pilotfish.device_runtime.bridge import Asked, Talk
+from pilotfish.base.reading import without_bom
+from pilotfish.device_runtime.bridge import PromptInput, Talk
 from pilotfish.device_runtime.plan import AUTO, Options, plan
 from pilotfish.device_runtime.service.extension import Mass, Temperature, Top, extend
 from pilotfish.device_runtime.service.formats import (
@@ -28,25 +28,25 @@ from pilotfish.device_runtime.service.prompts import (
     Effort,
     MessageFields,
     TemplateFields,
+    bad_value,
     fields_of,
-    given,
     message_of,
+    present_fields,
     prompt_of,
     refuse_unless_neutral,
-    refused,
     thinking_of,
-    unknown,
+    unknown_field,
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import (
     Choice,
     ToolList,
-    chosen,
-    tools_asked,
+    read_choice,
+    read_tools,
     with_call_ids,
 )
-from pilotfish.speculation.shaping import (
+from pilotfish.speculation.logits_options import (
     LEAST_FACTOR,
     MOST_BIAS,
     MOST_BIASED,
@@ -125,14 +125,14 @@ class RequestFields(msgspec.Struct):
     pilotfish: msgspec.Raw = msgspec.Raw(b"null")  # see `extension`
 
 
-class _Request(RequestFields):
+class _CompletionsBody(RequestFields):
     max_tokens: Count | None = None
     response_format: Format | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     prompt_logprobs: Tops | None = None  # vLLM's
 
 
-class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
+class _ChatRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -144,7 +144,7 @@ class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: TemplateFields | None = None
 
 
-class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
+class _TextRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
     prompt: msgspec.Raw
     best_of: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     echo: bool | None = None
@@ -168,7 +168,7 @@ class CompletionRequest:
     """
 
     chat: bool
-    prompt: Asked
+    prompt: PromptInput
     options: Options = field(default_factory=Options)
     model: str | None = None
     choices: int = 1
@@ -183,20 +183,20 @@ class CompletionRequest:
 
 def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/chat/completions``. defaults: the service's own options."""
-    request = read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
+    request = read_body(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = with_call_ids(
         [message_of(message, at) for at, message in enumerate(request.messages)]
     )
     most = request.max_completion_tokens or request.max_tokens
     functions = None if request.tools is None else [tool.function for tool in request.tools]
-    tools = tools_asked(functions, chosen(request.tool_choice), request.parallel_tool_calls)
+    tools = read_tools(functions, read_choice(request.tool_choice), request.parallel_tool_calls)
     thinking = thinking_of(request.chat_template_kwargs, request.reasoning_effort)
     talk = Talk(messages, tools, thinking)
     of_tools = {
         function.name: f"tools[{at}].function.parameters"
         for at, function in enumerate(functions or ())
     }
-    wanted = wanted_of(
+    wanted = checked_request(
         request,
         chat=True,
         prompt=talk,
@@ -226,8 +226,8 @@ def _telling_prompt(most: int | None, wanted: CompletionRequest) -> CompletionRe
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
-    request = read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
-    wanted = wanted_of(
+    request = read_body(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
+    wanted = checked_request(
         request,
         chat=False,
         prompt=prompt_of(request.prompt),
@@ -262,9 +262,9 @@ def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
 _Kind = TypeVar("_Kind", bound=RequestFields)
 
 
-def read(
+def read_body(
     body: bytes,
-    whole: type[msgspec.Struct],
+    full_body: type[msgspec.Struct],
     kind: type[_Kind],
     neutral: Mapping[str, tuple[object, ...]],
 ) -> _Kind:
@@ -273,10 +273,10 @@ def read(
     whole: has all its fields, kind those that are looked at. neutral: see `refuse_unless_neutral`.
     """
     try:
-        fields = given(msgspec.json.decode(unmarked(body), type=whole))
+        fields = present_fields(msgspec.json.decode(without_bom(body), type=full_body))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if (name := unknown_name(error)) is not None:
-            raise unknown(name) from None
+            raise unknown_field(name) from None
         raise RefusalError(
             400, f"The body is not a JSON object: {error}.", code="malformed"
         ) from None
@@ -287,14 +287,14 @@ def read(
         told = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
         return msgspec.json.decode(msgspec.json.encode(told), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refused(error, str(error)) from None
+        raise bad_value(error, str(error)) from None
 
 
-def wanted_of(
+def checked_request(
     request: RequestFields,
     *,
     chat: bool,
-    prompt: Asked,
+    prompt: PromptInput,
     most: int | None,
     defaults: Options,
     format: Format | FormatOfText | None,

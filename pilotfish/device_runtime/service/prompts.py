@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 import msgspec
 
 from pilotfish.base.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
-from pilotfish.device_runtime.bridge import Asked, Prompt
+from pilotfish.device_runtime.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import calls_of
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 
 _Prompt = str | list[int]
 _NEUTRAL_BYTES = 64
@@ -43,7 +43,7 @@ _ROLES = {
 _MAY_SAY_NOTHING = frozenset(("assistant", "tool", "function"))
 
 
-def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
+def prompt_for(device: Device, asked: PromptInput, *, chat: bool) -> Prompt:
     """Make the prompt of a request; chat: it consists of messages.
 
     While the edge's vocabulary is unknown, a prompt that fails in the drafter's is returned unread:
@@ -52,8 +52,8 @@ def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
     try:
         prompt = device.prompt(asked, chat=chat)
     except _OF_THE_PAIR as error:
-        if not device.acquainted:
-            return Prompt.unread(asked, chat)
+        if not device.knows_target:
+            return Prompt.unencoded(asked, chat)
         if not isinstance(error, UnsupportedError):
             raise
         raise RefusalError(
@@ -75,7 +75,9 @@ def fields_of(name: str, fields: Iterable[str]) -> type[msgspec.Struct]:
     return msgspec.defstruct(name, absent, forbid_unknown_fields=True)
 
 
-def given(fields: msgspec.Struct, names: Iterable[str] | None = None) -> dict[str, msgspec.Raw]:
+def present_fields(
+    fields: msgspec.Struct, names: Iterable[str] | None = None
+) -> dict[str, msgspec.Raw]:
     """Return the fields that are present, out of ``names`` if given."""
     chosen = fields.__struct_fields__ if names is None else names
     values = ((name, getattr(fields, name)) for name in chosen)
@@ -100,7 +102,7 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
 def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     """Convert a message for the chat template; ``at`` is its index."""
     where = f"messages[{at}]."
-    refuse_unless_neutral(given(message, _NEUTRAL_MESSAGE), _NEUTRAL_MESSAGE, where)
+    refuse_unless_neutral(present_fields(message, _NEUTRAL_MESSAGE), _NEUTRAL_MESSAGE, where)
     role = message.role
     if role not in _ROLES:
         raise bad_request(f"{where}role", f"{where}role must be one of {', '.join(_ROLES)}.")
@@ -133,10 +135,19 @@ class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-def thinking_of(told: TemplateFields | None, effort: Effort | None = None) -> bool | None:
+def thinking_of(
+    template_fields: TemplateFields | None, effort: Effort | None = None
+) -> bool | None:
     """Return whether to think first; None: as the model likes."""
-    if told is not None and (told.enable_thinking, told.thinking) != (None, None):
-        return told.thinking if told.enable_thinking is None else told.enable_thinking
+    if template_fields is not None and (
+        template_fields.enable_thinking,
+        template_fields.thinking,
+    ) != (None, None):
+        return (
+            template_fields.thinking
+            if template_fields.enable_thinking is None
+            else template_fields.enable_thinking
+        )
     return None if effort is None else effort != "none"
 
 
@@ -210,12 +221,12 @@ def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
         return False
 
 
-def refused(error: Exception, said: str) -> RefusalError:
+def bad_value(error: Exception, message: str) -> RefusalError:
     """Return the refusal of a bad value or an unknown field; said: msgspec's message."""
-    param = _param(said)
+    param = _param(message)
     if param is not None and (name := unknown_name(error)) is not None:
-        return unknown(f"{param}.{name}")
-    return bad_request(param, f"{said}.")
+        return unknown_field(f"{param}.{name}")
+    return bad_request(param, f"{message}.")
 
 
 def _param(message: str) -> str | None:
@@ -224,7 +235,7 @@ def _param(message: str) -> str | None:
     return at[1] if at else None
 
 
-def unknown(name: str) -> RefusalError:
+def unknown_field(name: str) -> RefusalError:
     """Return the refusal of an unknown field."""
     name = name[:80]
     return RefusalError(

@@ -28,7 +28,7 @@ from pilotfish.base.errors import (
 )
 from pilotfish.base.prose import one_line
 from pilotfish.base.shortage import shortage
-from pilotfish.engines.errors import EngineError, TemplateError
+from pilotfish.engines.engine_errors import EngineError, TemplateError
 
 _log = logging.getLogger("pilotfish.service")
 
@@ -128,7 +128,7 @@ def bad_request(param: str | None, message: str) -> RefusalError:
     return RefusalError(400, message, code="invalid_value", param=param)
 
 
-def gone(message: str = "The client is gone.") -> RefusalError:
+def client_gone(message: str = "The client is gone.") -> RefusalError:
     """Return the refusal of an answer whose client is gone: counted, but not sent."""
     return RefusalError(499, message, code="gone", reason="gone")
 

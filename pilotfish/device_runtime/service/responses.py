@@ -19,19 +19,19 @@ from pilotfish.device_runtime.service.openai import (
     CompletionRequest,
     Count,
     RequestFields,
-    read,
-    wanted_of,
+    checked_request,
+    read_body,
 )
 from pilotfish.device_runtime.service.prompts import (
     Effort,
     fields_of,
-    given,
+    present_fields,
     refuse_unless_neutral,
     thinking_of,
 )
 from pilotfish.device_runtime.service.responses_input import InputItem, Message, conversation_of
-from pilotfish.device_runtime.service.tools import FunctionFields, tools_asked
-from pilotfish.engines.families.tools import MOST_TOOLS
+from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
+from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
 Body = dict[str, Any]
 
@@ -83,7 +83,7 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
     summary: Literal["auto"] | None = None
 
 
-class _Request(RequestFields, forbid_unknown_fields=True, kw_only=True):
+class _ResponsesBody(RequestFields, forbid_unknown_fields=True, kw_only=True):
     input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # a thought is not hidden
     instructions: str | None = None
@@ -99,7 +99,7 @@ class _Request(RequestFields, forbid_unknown_fields=True, kw_only=True):
 
 
 # The fields of a body, with values unread: reading ends at the first unknown field.
-_Whole = fields_of("_Whole", (*_Request.__struct_fields__, *_NEUTRAL, *_INERT))
+_Whole = fields_of("_Whole", (*_ResponsesBody.__struct_fields__, *_NEUTRAL, *_INERT))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class ResponseRequest:
     the response says of its request.
     """
 
-    wanted: CompletionRequest
+    completion: CompletionRequest
     messages: Sequence[Message]
     echo: Body
     store: bool
@@ -123,19 +123,19 @@ def response_request(
 
     defaults: the service's own options. before: returns the conversation of a response's id.
     """
-    request = read(body, _Whole, _Request, _NEUTRAL)
+    request = read_body(body, _Whole, _ResponsesBody, _NEUTRAL)
     if request.text is not None:
-        refuse_unless_neutral(given(request.text, _NEUTRAL_TEXT), _NEUTRAL_TEXT, "text.")
+        refuse_unless_neutral(present_fields(request.text, _NEUTRAL_TEXT), _NEUTRAL_TEXT, "text.")
     choice = request.tool_choice
     named = choice.name if isinstance(choice, _NamedChoice) else choice
-    tools = tools_asked(request.tools, named, request.parallel_tool_calls)
+    tools = read_tools(request.tools, named, request.parallel_tool_calls)
     previous = request.previous_response_id
     messages = conversation_of(request.input, [] if previous is None else before(previous))
     asked = messages
     if request.instructions is not None:
         asked = [{"role": "system", "content": request.instructions}, *messages]
     effort = None if request.reasoning is None else request.reasoning.effort
-    wanted = wanted_of(
+    wanted = checked_request(
         request,
         chat=True,
         prompt=Talk(asked, tools, thinking_of(None, effort)),
@@ -148,14 +148,14 @@ def response_request(
         },
     )
     return ResponseRequest(
-        wanted=wanted,
+        completion=wanted,
         messages=messages,
         echo=_echo(request, wanted.options),
         store=request.store is not False,
     )
 
 
-def _echo(request: _Request, options: Options) -> Body:
+def _echo(request: _ResponsesBody, options: Options) -> Body:
     told = request.text and request.text.format
     return {
         "background": False,

@@ -17,7 +17,7 @@ from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.answers import summary
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.responses import ResponseRequest
-from pilotfish.engines.families.reader import Turn, TurnPart
+from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 
 Body = dict[str, Any]
 
@@ -150,7 +150,7 @@ class ResponseFormat:
         self._begun = False
         self._numbers = count()
 
-    def whole(self, generations: Sequence[Generation]) -> Body:
+    def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return a response that is not streamed."""
         (generation,) = generations
         for _ in self._output.push(generation.parts):
@@ -159,7 +159,7 @@ class ResponseFormat:
         response: Body = last["response"]
         return response
 
-    def beginning(self) -> list[Body]:
+    def start_events(self) -> list[Body]:
         """Return the events before the first item, once."""
         if self._begun:
             return []
@@ -168,27 +168,27 @@ class ResponseFormat:
         kinds = ("response.created", "response.in_progress")
         return self._numbered({"type": kind, "response": response} for kind in kinds)
 
-    def piece(self, piece: Piece) -> list[Body]:
+    def piece_events(self, piece: Piece) -> list[Body]:
         """Return the events of one piece."""
-        return [*self.beginning(), *self._numbered(self._output.push(piece.parts))]
+        return [*self.start_events(), *self._numbered(self._output.push(piece.parts))]
 
-    def end(self, generation: Generation) -> list[Body]:
+    def end_events(self, generation: Generation) -> list[Body]:
         """Return the last events."""
-        return [*self.beginning(), *self._numbered(self._last_events(generation))]
+        return [*self.start_events(), *self._numbered(self._last_events(generation))]
 
-    def failed(self, refusal: RefusalError) -> Body:
+    def error_event(self, refusal: RefusalError) -> Body:
         """Return the event that ends a stream with an error."""
         error = {"code": refusal.code or "server_error", "message": refusal.message}
         response = {**self._response("failed"), "error": error}
         (event,) = self._numbered([{"type": "response.failed", "response": response}])
         return event
 
-    def event(self, body: Body) -> bytes:
+    def encode_event(self, body: Body) -> bytes:
         """Encode an event."""
         name: str = body["type"]
         return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"
 
-    def closing(self) -> bytes:
+    def closing_events(self) -> bytes:
         """Return nothing: the last event ends a stream."""
         return b""
 

@@ -14,7 +14,7 @@ from pilotfish.device_runtime.service.answers import message_body
 from pilotfish.device_runtime.service.prompts import content_of
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.device_runtime.service.tools import arguments_text
-from pilotfish.engines.families.reader import ToolCall, Turn
+from pilotfish.engines.chat_formats.reader import ToolCall, Turn
 
 Message = Mapping[str, Any]
 
@@ -61,19 +61,19 @@ class _ThoughtPart(msgspec.Struct):
     text: str
 
 
-def conversation_of(said: "str | Sequence[InputItem]", before: Sequence[Message]) -> list[Message]:
+def conversation_of(items: "str | Sequence[InputItem]", before: Sequence[Message]) -> list[Message]:
     """Return the messages of a conversation and of the input that continues it."""
-    if isinstance(said, str):
-        return [*before, {"role": "user", "content": said}]
+    if isinstance(items, str):
+        return [*before, {"role": "user", "content": items}]
     conversation = _Conversation(before)
-    for at, item in enumerate(said):
+    for at, item in enumerate(items):
         conversation.add(item, f"input[{at}].")
-    return conversation.whole()
+    return conversation.full_body()
 
 
-def answered(turn: Turn) -> Message:
+def assistant_message(turn: Turn) -> Message:
     """Return the message of a turn, without calls that were cut off."""
-    calls = tuple(call for call in turn.calls if call.whole)
+    calls = tuple(call for call in turn.calls if call.complete)
     return _message_of(turn._replace(calls=calls))
 
 
@@ -91,7 +91,7 @@ class _Conversation:
         self._called = {call["id"] for one in before for call in one.get("tool_calls", ())}
         self._turn: Turn | None = None
 
-    def whole(self) -> list[Message]:
+    def full_body(self) -> list[Message]:
         """Return the messages; the turn is over."""
         if self._turn is not None:
             self._messages.append(_message_of(self._turn))
@@ -103,7 +103,7 @@ class _Conversation:
         turn = self._turn
         match item.type, item.role:
             case "reasoning", _:
-                self.whole()
+                self.full_body()
                 thought = content_of(item.content, "assistant", f"{where}content", _ThoughtPart)
                 self._turn = Turn("", thought, ())
             case "function_call", _:
@@ -115,14 +115,14 @@ class _Conversation:
             case "message", "assistant":
                 content = content_of(item.content, "assistant", f"{where}content", _TextPart)
                 if turn is None or turn.content or turn.calls:
-                    self.whole()
+                    self.full_body()
                     turn = Turn("", "", ())
                 self._turn = turn._replace(content=content)
             case "message", role:
                 assert role is not None
                 content = content_of(item.content, role, f"{where}content", _TextPart)
                 role = "system" if role == "developer" else role
-                self.whole().append({"role": role, "content": content})
+                self.full_body().append({"role": role, "content": content})
             case _:
                 self._add_output(item, where)
 
@@ -133,4 +133,4 @@ class _Conversation:
             )
         output = content_of(item.output, "tool", f"{where}output", _TextPart)
         told = {"role": "tool", "content": output, "tool_call_id": item.call_id}
-        self.whole().append(told)
+        self.full_body().append(told)

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
-from pilotfish.device_runtime.service.responses_input import Message, answered
-from pilotfish.engines.families.reader import Turn
+from pilotfish.device_runtime.service.responses_input import Message, assistant_message
+from pilotfish.engines.chat_formats.reader import Turn
 
 _KEPT_S = 3600.0
 _MOST, _MOST_BYTES = 256, 1 << 24  # of all clients together
 
 
-class _Kept(NamedTuple):
+class _StoredResponse(NamedTuple):
     """A response. body: as it was answered; conversation: messages, the answer's the last."""
 
     client: str
@@ -48,20 +48,20 @@ class ResponseStore:
     ) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _StoredResponse] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, client: str, messages: Sequence[Message], response: Body, turn: Turn) -> None:
+    def store(self, client: str, messages: Sequence[Message], response: Body, turn: Turn) -> None:
         """Keep a response to these messages, unless it alone is too large."""
         self.expire()
-        told = _Kept(
+        told = _StoredResponse(
             client,
             self._clock() + _KEPT_S,
             msgspec.json.encode(response),
-            msgspec.json.encode([*messages, answered(turn)]),
+            msgspec.json.encode([*messages, assistant_message(turn)]),
         )
         if told.size > self._most_bytes:
             return
@@ -91,7 +91,7 @@ class ResponseStore:
         while self._kept and now_s >= next(iter(self._kept.values())).until_s:
             self._drop(next(iter(self._kept)))
 
-    def _find(self, client: str, name: str, param: str) -> _Kept:
+    def _find(self, client: str, name: str, param: str) -> _StoredResponse:
         self.expire()
         found = self._kept.get(name)
         if found is None or found.client != client:

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pilotfish.base.errors import ListenError
 from pilotfish.base.supervisor import Supervisor
-from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.memory import OFF
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.device_config import ServiceConfig
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
 from pilotfish.device_runtime.service.tls import tls_context
@@ -43,8 +43,8 @@ def serve(
     """
     supervisor = Supervisor.from_environment()
     where = _host_and_port(config.listen)
-    source = DraftSource.of(
-        config.draft, text=config.draft_text, kept=config.texts, shared=config.share_texts
+    source = DraftSource.open(
+        config.draft, text=config.draft_text, text_location=config.texts, shared=config.share_texts
     )
     inspection = Inspection(source.artifact)
     access = Access(api_keys(config.api_keys, config.listen))
@@ -73,11 +73,13 @@ def serve(
         ThreadPoolExecutor(1) as loader,
     ):
         loading = loader.submit(_devices, config, on_round)
-        from pilotfish.device_runtime.service.daemon import Daemon
+        from pilotfish.device_runtime.service.service_daemon import ServiceDaemon
 
         devices = loading.result()
-        daemon = Daemon(config, source.name, devices, access, supervisor, reread, inspection, tls)
-        rounds += [daemon.metrics.round, daemon.status.round]
+        daemon = ServiceDaemon(
+            config, source.name, devices, access, supervisor, reread, inspection, tls
+        )
+        rounds += [daemon.metrics.add_round, daemon.status.add_round]
         gc.collect()
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         return asyncio.run(daemon.run(listener, announce))

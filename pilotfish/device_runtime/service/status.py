@@ -1,6 +1,6 @@
 """`GET /status`: the service's state as JSON, for people.
 
-In:  each round, answer and reading of the link. Out: `Status.snapshot`. Only the last rounds and
+In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Only the last rounds and
 recoveries are kept, and running sums. Times are seconds, rates bit/s; unknown values are null.
 """
 
@@ -49,10 +49,10 @@ def link_body(status: LinkStatus) -> dict[str, Any]:
     return {"state": state.value, "message": message, "remedy": remedy or None}
 
 
-class Status:
+class ServiceStatus:
     """Collects recent rounds and answers. Thread-safe, and of bounded size.
 
-    drafter: the drafter's name. lanes: number of lanes. energy: that of `Metrics`.
+    drafter: the drafter's name. lanes: number of lanes. energy: that of `ServiceMetrics`.
     """
 
     def __init__(self, *, drafter: str, lanes: int, energy: Watch | None = None) -> None:
@@ -76,7 +76,7 @@ class Status:
         self._link: tuple[LinkState | None, float] = None, self._began_s
         self._queue = 0, 0
 
-    def round(self, record: Round) -> None:
+    def add_round(self, record: Round) -> None:
         """Add a round."""
         with self._lock:
             self._rounds.append(record)
@@ -88,7 +88,7 @@ class Status:
                 drafted, accepted = self._hints.get(record.source, (0, 0))
                 self._hints[record.source] = (drafted + record.window, accepted + record.accepted)
 
-    def generation(self, generation: Generation) -> None:
+    def add_generation(self, generation: Generation) -> None:
         """Add a complete answer."""
         now_s = time.monotonic()
         with self._lock:
@@ -110,7 +110,7 @@ class Status:
                 }
                 self._recoveries.append((now_s, told))
 
-    def link(self, status: LinkStatus | None, state: LinkState | None) -> None:
+    def set_link(self, status: LinkStatus | None, state: LinkState | None) -> None:
         """Set the link's state and readings; call it every second or so, and before `snapshot`."""
         now_s = time.monotonic()
         with self._lock:
@@ -120,12 +120,12 @@ class Status:
             self._link = state, now_s
             self._link_status = status
 
-    def queue(self, waiting: int, running: int) -> None:
+    def set_queue(self, waiting: int, running: int) -> None:
         """Set the numbers of waiting and running requests."""
         with self._lock:
             self._queue = waiting, running
 
-    def connections(self, number: int, crowded: bool) -> None:
+    def set_connections(self, number: int, crowded: bool) -> None:
         """Set the number of clients' connections, and whether there is no room for more."""
         with self._lock:
             self._connections = number, crowded

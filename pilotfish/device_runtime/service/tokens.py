@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pilotfish.base.reading import unmarked
-from pilotfish.device_runtime.bridge import Asked, Talk
+from pilotfish.base.reading import without_bom
+from pilotfish.device_runtime.bridge import PromptInput, Talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,
@@ -17,11 +17,11 @@ from pilotfish.device_runtime.service.prompts import (
     message_of,
     prompt_for,
     thinking_of,
-    unknown,
+    unknown_field,
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
-from pilotfish.device_runtime.service.tools import ToolList, tools_asked
+from pilotfish.device_runtime.service.tools import ToolList, read_tools
 
 Body = dict[str, Any]
 _MOST = 1 << 20  # tokens
@@ -44,7 +44,7 @@ class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-def asked_of(body: bytes) -> tuple[Asked, bool, bool]:
+def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
     """Read a ``POST /tokenize``: the prompt, whether it is a chat, whether to tell the words."""
     request = _read(body, _Tokenize)
     words = bool(request.return_token_strs)
@@ -52,7 +52,7 @@ def asked_of(body: bytes) -> tuple[Asked, bool, bool]:
         raise bad_request("prompt", "Give a prompt or messages.")
     if request.messages is not None:
         messages = [message_of(one, at) for at, one in enumerate(request.messages)]
-        tools = tools_asked([tool.function for tool in request.tools or ()], None, None)
+        tools = read_tools([tool.function for tool in request.tools or ()], None, None)
         thinking = thinking_of(request.chat_template_kwargs)
         return Talk(messages, tools, thinking), True, words
     if request.tools or request.chat_template_kwargs is not None:
@@ -61,7 +61,7 @@ def asked_of(body: bytes) -> tuple[Asked, bool, bool]:
     return request.prompt, False, words
 
 
-def tokenized(device: Device, asked: Asked, *, chat: bool, words: bool) -> Body:
+def tokenize_response(device: Device, asked: PromptInput, *, chat: bool, words: bool) -> Body:
     """Answer it, in the vocabulary of the edge greeted last."""
     prompt = prompt_for(device, asked, chat=chat)
     if not prompt.vocabulary:
@@ -75,13 +75,13 @@ def tokenized(device: Device, asked: Asked, *, chat: bool, words: bool) -> Body:
     }  # fmt: skip
 
 
-def tokens_of(body: bytes) -> Sequence[int]:
+def detokenize_request(body: bytes) -> Sequence[int]:
     """Read a ``POST /detokenize``."""
     found: list[int] = _read(body, _Detokenize).tokens
     return found
 
 
-def detokenized(device: Device, tokens: Sequence[int]) -> Body:
+def detokenize_response(device: Device, tokens: Sequence[int]) -> Body:
     """Answer it."""
     size = device.tokenizer.vocab_size
     if (token := max(tokens, default=0)) >= size:
@@ -91,10 +91,10 @@ def detokenized(device: Device, tokens: Sequence[int]) -> Body:
 
 def _read(body: bytes, kind: type[Any]) -> Any:
     try:
-        return msgspec.json.decode(unmarked(body), type=kind)
+        return msgspec.json.decode(without_bom(body), type=kind)
     except RecursionError:
         raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if (name := unknown_name(error)) is not None:
-            raise unknown(name) from None
+            raise unknown_field(name) from None
         raise bad_request(None, f"{error}.") from None

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from pilotfish.device_runtime.service.refusal import bad_request
-from pilotfish.engines.families import Tools
-from pilotfish.engines.families.tools import MOST_TOOLS
+from pilotfish.engines.chat_formats import Tools
+from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
 MOST_PARAMETERS = 1024 * 1024  # bytes of all tools' schemas; most of them are descriptions
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
@@ -34,7 +34,7 @@ class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionFields
 
 
-class _Named(msgspec.Struct):
+class _FunctionName(msgspec.Struct):
     name: _Name
 
 
@@ -42,14 +42,14 @@ class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
     """The one function to call."""
 
     type: Literal["function"]
-    function: _Named
+    function: _FunctionName
 
 
 ToolList: TypeAlias = Annotated[list[ToolFields], msgspec.Meta(max_length=MOST_TOOLS)]
 Choice: TypeAlias = Literal["auto", "none", "required"] | NamedChoice
 
 
-def tools_asked(
+def read_tools(
     functions: Sequence[FunctionFields] | None, choice: str | None, parallel: bool | None
 ) -> Tools | None:
     """Return what may be called; None where nothing may."""
@@ -82,7 +82,7 @@ def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
         raise bad_request("tools", f"The parameters of a tool are no JSON: {error}.") from None
 
 
-def chosen(choice: Choice | None) -> str | None:
+def read_choice(choice: Choice | None) -> str | None:
     """Return a choice as `Tools` has it."""
     return choice.function.name if isinstance(choice, NamedChoice) else choice
 

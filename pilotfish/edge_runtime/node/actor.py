@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.slots import ModelSlots, StageSlots
+from pilotfish.edge_runtime.step_slots import ModelSlots, StageSlots
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.nodes import Item
 
 
-class Holds(NamedTuple):
+class ActorInfo(NamedTuple):
     """An actor's state. context: positions of each slot; pid: of its process."""
 
     digest: str
@@ -29,7 +29,7 @@ class Holds(NamedTuple):
     pid: int
 
 
-class Made(NamedTuple):
+class StageResult(NamedTuple):
     """The result of a step so far.
 
     states: f32 [Σ size, width] for the next stage; of the last stage and of a whole model hidden
@@ -55,19 +55,19 @@ class NodeActor:
         self._context = held.context
         self._slots = ModelSlots(held) if isinstance(held, LanguageModel) else StageSlots(held)
 
-    def hold(self, incarnation: bytes) -> Holds:
+    def hold(self, incarnation: bytes) -> ActorInfo:
         """Empty all slots, under a new incarnation."""
         self._slots.forget()
         self._incarnation = incarnation
-        return Holds(self._digest, self._context, os.getpid())
+        return ActorInfo(self._digest, self._context, os.getpid())
 
     def step(
         self,
         incarnation: bytes,
         items: list[Item],
-        given: "NDArray[np.int64] | Made",
+        given: "NDArray[np.int64] | StageResult",
         parents: bytes,
-    ) -> Made:
+    ) -> StageResult:
         """Run a step on tokens i64 [Σ size], or on the result of the stage before.
 
         `TargetLostError` if the actor was restarted since `hold`.
@@ -75,13 +75,13 @@ class NodeActor:
         if incarnation != self._incarnation:
             raise TargetLostError("An actor of the target has lost its slots.")
         begun_ns = time.monotonic_ns()
-        before = given.compute_ns if isinstance(given, Made) else ()
+        before = given.compute_ns if isinstance(given, StageResult) else ()
         if isinstance(self._slots, StageSlots):
-            fed = given.states if isinstance(given, Made) else given
+            fed = given.states if isinstance(given, StageResult) else given
             states, logits = self._slots.run(items, fed, parents), None
         else:
-            assert not isinstance(given, Made)
+            assert not isinstance(given, StageResult)
             answers = self._slots.run(items, given, parents)
             states = np.concatenate([answer.hidden for answer in answers])
             logits = np.concatenate([answer.logits for answer in answers])
-        return Made(states, (*before, time.monotonic_ns() - begun_ns), logits)
+        return StageResult(states, (*before, time.monotonic_ns() - begun_ns), logits)

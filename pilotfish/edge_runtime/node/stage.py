@@ -10,8 +10,8 @@ import zmq
 
 from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
-from pilotfish.edge_runtime.node.work import Work, timed
-from pilotfish.edge_runtime.slots import StageSlots
+from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
+from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
@@ -24,17 +24,17 @@ _JOIN_S = 10.0  # for connecting to the next stage
 _REPLY_BYTES = 1 << 16  # the next stage only sends refusals
 
 
-class StageWork(Work):
+class StageWork(NodeWork):
     """A stage and its connection to the next one.
 
     keys: the node's own, for that connection. breathe: called within a long step.
     """
 
     def __init__(
-        self, stage: Stage, keys: EdgeKeys | None, breathe: Callable[[], None] = lambda: None
+        self, stage: Stage, keys: EdgeKeys | None, feed_watchdog: Callable[[], None] = lambda: None
     ) -> None:
         manifest, cut = stage.artifact.manifest, stage.cut
-        self._slots = StageSlots(stage, breathe)
+        self._slots = StageSlots(stage, feed_watchdog)
         self._cut = cut
         self._width = stage.width
         self._keys = keys
@@ -78,7 +78,7 @@ class StageWork(Work):
             self._next = EdgeChannel(attach.next, self._keys_for(attach.next_key), _REPLY_BYTES)
             self._join_by_s, self._reached = time.monotonic() + _JOIN_S, 0
 
-    def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
+    def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
         """Run the layers; sends the states to the next stage, or returns the hidden states."""
         begun_ns = time.monotonic_ns()
         if len(frames) != 2:
@@ -93,7 +93,7 @@ class StageWork(Work):
         if self._next is None:
             return [frame]
         try:
-            self._next.send(timed(step, begun_ns), (frame, frames[1]))
+            self._next.send(add_compute_time(step, begun_ns), (frame, frames[1]))
         except zmq.Again as error:
             raise TargetLostError(f"{self._cut} does not reach the next stage any more.") from error
         return None

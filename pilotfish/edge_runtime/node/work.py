@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import zmq
 
 
-class Work(ABC):
+class NodeWork(ABC):
     """Runs the steps of a node. Used by the node's loop.
 
     Attributes:
@@ -28,7 +28,7 @@ class Work(ABC):
         """Empty all slots for an edge; a typed error if its request cannot be met."""
 
     @abstractmethod
-    def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
+    def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
         """Run a step; returns the answer's frames, or None if it went on to the next node.
 
         A typed error for a malformed step, or if the next node is lost.
@@ -49,7 +49,7 @@ class Work(ABC):
         return
 
 
-def timed(step: Step, begun_ns: int) -> Step:
+def add_compute_time(step: Step, begun_ns: int) -> Step:
     """Add this node's computing time since ``begun_ns`` to the step."""
     spent_ns = time.monotonic_ns() - begun_ns
     return msgspec.structs.replace(step, compute_ns=[*step.compute_ns, spent_ns])

@@ -6,8 +6,8 @@ import numpy as np
 
 from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
-from pilotfish.edge_runtime.node.work import Work
-from pilotfish.edge_runtime.slots import ModelSlots, numbers
+from pilotfish.edge_runtime.node.work import NodeWork
+from pilotfish.edge_runtime.step_slots import ModelSlots, numbers
 from pilotfish.engines.language_model import LanguageModel
 from pilotfish.speculation.ensemble import TopRows, top_rows
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk
@@ -15,15 +15,17 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 
 
-class Worker(Work):
+class Worker(NodeWork):
     """A whole model. Takes tokens, and sends the top K of the rows asked for.
 
     breathe: called within a long step.
     """
 
-    def __init__(self, decoder: LanguageModel, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, decoder: LanguageModel, feed_watchdog: Callable[[], None] = lambda: None
+    ) -> None:
         manifest = decoder.artifact.manifest
-        self._slots = ModelSlots(decoder, breathe)
+        self._slots = ModelSlots(decoder, feed_watchdog)
         self._vocab = manifest.vocab_size
         self._kept, self._values = 0, ""
         self.ready = Ready(
@@ -48,7 +50,7 @@ class Worker(Work):
         self._slots.forget()
         self._kept, self._values = attach.kept, attach.values
 
-    def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
+    def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
         """Run a step; returns the top K of each row, in the order of the items."""
         if len(frames) != 2:
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")

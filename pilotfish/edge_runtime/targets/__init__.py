@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target
+from pilotfish.edge_runtime.targets.target import Scores, Span, Target, TargetOptions
 
-__all__ = ["KINDS", "Opening", "Scores", "Span", "Target", "open_target"]
+__all__ = ["KINDS", "Scores", "Span", "Target", "TargetOptions", "open_target"]
 
 KINDS = {
     "local": "pilotfish.edge_runtime.targets.local",
@@ -15,10 +15,10 @@ KINDS = {
 }
 
 
-def open_target(opening: Opening) -> Target:
+def open_target(options: TargetOptions) -> Target:
     """Open the target of the configured kind; may take long.
 
     Raises like the kind's own ``open_target``.
     """
-    kind: Callable[[Opening], Target] = import_module(KINDS[opening.config.kind]).open_target
-    return kind(opening)
+    kind: Callable[[TargetOptions], Target] = import_module(KINDS[options.config.kind]).open_target
+    return kind(options)

@@ -27,13 +27,19 @@ import numpy as np
 import zmq
 
 from pilotfish.base.errors import ConfigError, TargetLostError
-from pilotfish.edge_runtime.config import ClusterPlan
-from pilotfish.edge_runtime.node.actor import Holds, Made
-from pilotfish.edge_runtime.slots import CHUNK
+from pilotfish.edge_runtime.edge_config import ClusterPlan
+from pilotfish.edge_runtime.node.actor import ActorInfo, StageResult
+from pilotfish.edge_runtime.step_slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
-from pilotfish.edge_runtime.targets.rays import actors_for, fault_of, leave, never_again, restart
+from pilotfish.edge_runtime.targets.ray_cluster import (
+    actors_for,
+    error_of,
+    is_permanent,
+    leave,
+    restart,
+)
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
-from pilotfish.edge_runtime.targets.target import Opening, Span, shared_out, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes
 from pilotfish.engines.artifact import open_stages
 from pilotfish.engines.stage import Head
 
@@ -65,7 +71,7 @@ class _Replica:
     joined_s: float = 0.0  # when joining began
     loading_s: float | None = None  # the longest that joining may take, once known
     news_s: float = 0.0  # when the last pass came in
-    held: dict[int, Holds] = field(default_factory=dict)
+    held: dict[int, ActorInfo] = field(default_factory=dict)
 
 
 class _News(NamedTuple):
@@ -75,7 +81,7 @@ class _News(NamedTuple):
     incarnation: bytes
     actor: int | None
     number: int | None
-    made: "Holds | Made | None"
+    made: "ActorInfo | StageResult | None"
     error: BaseException | None
 
 
@@ -87,13 +93,13 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         plan: ClusterPlan,
         chains: Sequence[Sequence[Any]],
         head: Head | None,
-        opening: Opening,
+        options: TargetOptions,
         digest: str,
     ) -> None:
         super().__init__()
         self._plan = plan
         self._head = head
-        self._tally = opening.tally
+        self._metrics = options.metrics
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._over = ""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -102,14 +108,14 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self.lanes = len(chains)
         self.depth = len(chains[0])
         self.context = min(
-            opening.config.limits.context, opening.artifact.manifest.dimensions.context
+            options.config.limits.context, options.artifact.manifest.dimensions.context
         )
         self.digest = digest
-        slots = -(-opening.config.limits.sessions // self.lanes)
+        slots = -(-options.config.limits.sessions // self.lanes)
         self._replicas = [_Replica(list(actors), Holding(slots)) for actors in chains]
 
     @property
-    def standing(self) -> int:
+    def attached(self) -> int:
         """Replicas that can compute."""
         return sum(replica.standing for replica in self._replicas)
 
@@ -154,7 +160,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         return ends_s
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The replicas that cannot compute."""
         away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.standing]
         return f"replica {', '.join(away)} being started" if away else ""
@@ -165,7 +171,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         return {_named(lane): replica.standing for lane, replica in enumerate(self._replicas)}
 
     @property
-    def over(self) -> str:
+    def fatal_error(self) -> str:
         """Why no pass can be computed any more: Ray will not restart an actor."""
         return self._over
 
@@ -219,21 +225,21 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     def _receive(self, replica: _Replica, news: _News) -> None:
         one = None if news.number is None else self._passes.get(news.number)
-        if isinstance(news.made, Holds) and news.actor is not None:
+        if isinstance(news.made, ActorInfo) and news.actor is not None:
             replica.held[news.actor] = news.made
             replica.joining -= 1
-        elif isinstance(news.made, Made) and one is not None:
+        elif isinstance(news.made, StageResult) and one is not None:
             replica.news_s = self._clock.now_s
             self._bring_in(one, news.made)
         elif news.error is not None:
-            own = fault_of(news.error)
+            own = error_of(news.error)
             if own is not None and not isinstance(own, TargetLostError):
                 if one is not None:
                     self._fail(one, own)
                     return
                 if news.number is not None:
                     return  # the pass was given up
-            if never_again(news.error):
+            if is_permanent(news.error):
                 self._over = f"An actor of {_named(news.lane)} is gone for good: {news.error}"
             self._lost(news.lane, news.error)
 
@@ -245,9 +251,9 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         _log.warning("%s has lost an actor: %s", _named(lane), _first_line(error))
         self._break_up(replica)
 
-    def _bring_in(self, one: _ReplicaPass, made: Made) -> None:
+    def _bring_in(self, one: _ReplicaPass, made: StageResult) -> None:
         for index, ns in enumerate(made.compute_ns, 1):
-            self._tally.node_compute_s[f"{_named(one.lane)}, stage {index}"] += ns * 1e-9
+            self._metrics.node_compute_s[f"{_named(one.lane)}, stage {index}"] += ns * 1e-9
         logits = made.logits
         if logits is None:
             assert self._head is not None
@@ -256,7 +262,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             except Exception as error:
                 self._fail(one, error)
                 return
-        self._finish(one, shared_out(one.spans, logits, made.states))
+        self._finish(one, split_outputs(one.spans, logits, made.states))
 
     def _forget(self, one: _ReplicaPass) -> None:
         for span in one.spans:
@@ -268,10 +274,10 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         since_s = max(one.sent_s, self._replicas[one.lane].news_s)
         return since_s + self._plan.late_s * max(1, -(-one.size // CHUNK))
 
-    def _gives_up_at(self, one: _ReplicaPass) -> float:
+    def _timeout_at(self, one: _ReplicaPass) -> float:
         return max(one.started_s, self._replicas[one.lane].news_s) + self._plan.give_up_s
 
-    def _complaint(self, one: _ReplicaPass, now_s: float) -> str:
+    def _timeout_message(self, one: _ReplicaPass, now_s: float) -> str:
         return (
             f"Of this edge's target {_named(one.lane)} did not answer within "
             f"{self._plan.give_up_s:g} s."
@@ -279,7 +285,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     def _reattach_if_overdue(self, one: _ReplicaPass, now_s: float) -> None:
         """Restart the actors of an overdue pass, unless it is given up now."""
-        if one.sent_s is None or now_s >= self._gives_up_at(one):
+        if one.sent_s is None or now_s >= self._timeout_at(one):
             return
         if now_s > self._overdue_at(one):
             self._note(one.lane, "late")
@@ -330,7 +336,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
                 self._send(one)
 
     def _note(self, lane: int, what: str) -> None:
-        self._tally.nodes[_named(lane), what] += 1
+        self._metrics.node_events[_named(lane), what] += 1
 
 
 def _named(lane: int) -> str:
@@ -341,13 +347,13 @@ def _first_line(error: object) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def open_target(opening: Opening) -> ClusterTarget:
+def open_target(options: TargetOptions) -> ClusterTarget:
     """Start the replicas on the configured cluster; returns when all can compute."""
-    config, plan = opening.config, opening.config.cluster
-    artifacts = [opening.artifact]
+    config, plan = options.config, options.config.cluster
+    artifacts = [options.artifact]
     head = None
-    if opening.artifact.manifest.stage is not None:
-        artifacts = open_stages(opening.artifact.path.parent)
+    if options.artifact.manifest.stage is not None:
+        artifacts = open_stages(options.artifact.path.parent)
         head = Head(artifacts[0], threads=config.threads, provider=config.provider)
     if len(artifacts) != plan.stages:
         raise ConfigError(
@@ -356,10 +362,10 @@ def open_target(opening: Opening) -> ClusterTarget:
         )
     stage = artifacts[0].manifest.stage
     digest = artifacts[0].manifest.digest if stage is None else stage.whole
-    chains = actors_for(opening, artifacts)
-    target = ClusterTarget(plan, chains, head, opening, digest)
+    chains = actors_for(options, artifacts)
+    target = ClusterTarget(plan, chains, head, options, digest)
     try:
-        wait_for_nodes(target, lambda: target.standing == plan.replicas, opening.meanwhile, None)
+        wait_for_nodes(target, lambda: target.attached == plan.replicas, options.on_idle, None)
     except BaseException:
         target.close()
         raise

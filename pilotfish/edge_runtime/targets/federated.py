@@ -26,12 +26,12 @@ import numpy as np
 import zmq
 
 from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
-from pilotfish.edge_runtime.targets.listed import Federation, places, read_list
-from pilotfish.edge_runtime.targets.member import DEPTH, Member
-from pilotfish.edge_runtime.targets.peer import NodeAddress, expect_locked
+from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
+from pilotfish.edge_runtime.targets.node_list import Federation, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
-from pilotfish.edge_runtime.targets.target import Opening, Span, wait_for_nodes
-from pilotfish.engines.decoder import Output
+from pilotfish.edge_runtime.targets.target import Span, TargetOptions, wait_for_nodes
+from pilotfish.edge_runtime.targets.worker_client import DEPTH, WorkerClient
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
 from pilotfish.wire.nodes import MAX_ITEMS
 
@@ -52,38 +52,38 @@ class _EnsemblePass(RemotePass):
 class FederatedTarget(RemoteTarget[_EnsemblePass]):
     """Workers with their weights, and one policy for all."""
 
-    states = False
-    shapes = False
+    has_hidden_states = False
+    model_logits = False
     depth = DEPTH
 
     def __init__(
-        self, federation: Federation, spots: Sequence[NodeAddress], opening: Opening
+        self, federation: Federation, addresses: Sequence[NodeAddress], options: TargetOptions
     ) -> None:
         super().__init__()
-        manifest = opening.artifact.manifest
+        manifest = options.artifact.manifest
         self._federation = federation
         self._vocab = manifest.vocab_size
-        self.context = min(opening.config.limits.context, manifest.dimensions.context)
+        self.context = min(options.config.limits.context, manifest.dimensions.context)
         self.digest = ""
-        self._members: list[Member] = []
+        self._workers: list[WorkerClient] = []
         with ExitStack() as stack:
             stack.callback(self.close)
-            for listed, spot in zip(federation.worker, spots, strict=True):
-                self._members.append(Member(listed, spot, federation, opening, self._clock))
+            for listed, spot in zip(federation.worker, addresses, strict=True):
+                self._workers.append(WorkerClient(listed, spot, federation, options, self._clock))
             stack.pop_all()
 
     def fix_context(self) -> None:
         """Fix context and digest by the attached workers; later changes make a worker unfit."""
-        for member in self._members:
+        for member in self._workers:
             if member.ready is not None and member.ready.context < self.context:
                 _log.warning(
                     "%s has room for %d tokens a slot: so has this federation, instead of %d",
                     *(member.name, member.ready.context, self.context),
                 )
                 self.context = member.ready.context
-        for member in self._members:
+        for member in self._workers:
             member.context = self.context
-        told = [(member.digest, member.weight) for member in self._members]
+        told = [(member.digest, member.weight) for member in self._workers]
         of = self._federation
         what = repr((told, of.kept, of.values, of.reconstruction))
         self.digest = hashlib.sha256(what.encode()).hexdigest()[:16]
@@ -91,27 +91,27 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     @property
     def attached(self) -> int:
         """Number of workers that can take part."""
-        return sum(member.attached for member in self._members)
+        return sum(member.attached for member in self._workers)
 
     # A target's
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Send the pass to every worker that can take part."""
         now_s = self._clock.now_s
-        everyone = set(range(len(self._members)))
+        everyone = set(range(len(self._workers)))
         self._passes[number] = _EnsemblePass(number, list(spans), now_s, missing=everyone)
-        for member in self._members:
+        for member in self._workers:
             if not member.take_part(number, spans, now_s):
                 member.skip(spans)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; each worker in the slot's last pass gets it with its next step."""
-        for member in self._members:
+        for member in self._workers:
             member.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
         """Take the workers' answers, apply the policy to late ones, and finish complete passes."""
-        for index, member in enumerate(self._members):
+        for index, member in enumerate(self._workers):
             for number, rows in member.receive():
                 waiting = self._passes.get(number)
                 if waiting is not None and index in waiting.missing:
@@ -130,28 +130,28 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """The workers' connections."""
-        return [source for member in self._members for source in member.sources]
+        return [source for member in self._workers for source in member.sources]
 
     def _deadlines(self) -> list[float]:
         """The times at which a worker is late, or is to be asked again."""
         now_s = self._clock.now_s
-        ends_s = [now_s + due for member in self._members if (due := member.due_s) is not None]
+        ends_s = [now_s + due for member in self._workers if (due := member.due_s) is not None]
         late_s = self._federation.late_s
         return ends_s + [one.started_s + late_s for one in self._passes.values() if not one.late]
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The workers that cannot take part or are late, and why."""
-        return ", ".join(filter(None, (member.trouble for member in self._members)))
+        return ", ".join(filter(None, (member.problem for member in self._workers)))
 
     @property
     def nodes(self) -> Mapping[str, bool]:
         """The workers by name, and whether each takes part."""
-        return {member.name: member.takes_part for member in self._members}
+        return {member.name: member.takes_part for member in self._workers}
 
     def close(self) -> None:
         """Close the connections."""
-        for member in self._members:
+        for member in self._workers:
             member.close()
 
     # Each pass
@@ -162,21 +162,21 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         if now_s >= one.started_s + of.late_s and not one.late:
             one.late = True
             for index in one.missing:
-                self._members[index].note("late")
+                self._workers[index].note("late")
         if of.late == "drop" and one.rows:
             for index in list(one.missing):
-                if one.late or not self._members[index].awaits(one.number):
+                if one.late or not self._workers[index].awaits(one.number):
                     one.missing.discard(index)
-                    self._members[index].note("dropped")
+                    self._workers[index].note("dropped")
 
-    def _gives_up_at(self, one: _EnsemblePass) -> float:
+    def _timeout_at(self, one: _EnsemblePass) -> float:
         of = self._federation
         if of.late == "drop" and one.rows:
             return math.inf
         return one.started_s + (of.late_s if of.late == "fail" else of.give_up_s)
 
-    def _complaint(self, one: _EnsemblePass, now_s: float) -> str:
-        names = ", ".join(self._members[index].name for index in one.missing)
+    def _timeout_message(self, one: _EnsemblePass, now_s: float) -> str:
+        names = ", ".join(self._workers[index].name for index in one.missing)
         age_s = now_s - one.started_s
         return f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
 
@@ -194,7 +194,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         if any(span.rows for span in one.spans):
             # [Σ rows, V]
             p = aggregate(
-                [self._members[index].weight for index in present],
+                [self._workers[index].weight for index in present],
                 [one.rows[index] for index in present],
                 self._vocab,
                 self._federation.reconstruction,
@@ -208,39 +208,39 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     def _log_changes(self, one: _EnsemblePass) -> None:
         """Log workers that are left out from this pass on, or are back."""
-        for index, member in enumerate(self._members):
+        for index, member in enumerate(self._workers):
             left_out = index not in one.rows
             if left_out and not member.left_out:
-                why = member.trouble or f"{member.name}: left out"
+                why = member.problem or f"{member.name}: left out"
                 _log.warning("%s; passes go on by the other weights", why)
             elif member.left_out and not left_out:
                 _log.info("%s takes part again", member.name)
             member.left_out = left_out
 
 
-def open_target(opening: Opening) -> FederatedTarget:
+def open_target(options: TargetOptions) -> FederatedTarget:
     """Open the listed federation; returns when all its workers are attached.
 
     Under ``drop`` it starts with the workers that are there after ``give_up_s``, at least one.
     """
-    path = opening.config.nodes
+    path = options.config.nodes
     if path is None:
         raise ConfigError("A federation needs a list of its workers (--federate FILE).")
-    if (sessions := opening.config.limits.sessions) > MAX_ITEMS:
+    if (sessions := options.config.limits.sessions) > MAX_ITEMS:
         raise UnsupportedError(f"--sessions {sessions}: a step to a worker has {MAX_ITEMS} slots.")
-    federation = read_list(path, Federation)
-    spots = places(path, federation.worker)
-    expect_locked(path, spots, opening.keys)
-    target = FederatedTarget(federation, spots, opening)
+    federation = read_node_list(path, Federation)
+    addresses = read_addresses(path, federation.worker)
+    expect_encrypted(path, addresses, options.keys)
+    target = FederatedTarget(federation, addresses, options)
     try:
         wait_for_nodes(
             target,
-            lambda: target.attached == len(spots),
-            opening.meanwhile,
+            lambda: target.attached == len(addresses),
+            options.on_idle,
             federation.give_up_s if federation.late == "drop" else None,
         )
         if not target.attached:
-            raise TargetLostError(f"No worker of this federation can be used: {target.trouble}.")
+            raise TargetLostError(f"No worker of this federation can be used: {target.problem}.")
     except BaseException:
         target.close()
         raise

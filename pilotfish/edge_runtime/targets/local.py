@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target
+from pilotfish.edge_runtime.targets.target import Scores, Span, Target, TargetOptions
 from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.passes import Pass
 
@@ -37,18 +37,18 @@ class LocalTarget(Target):
         chain = self._chains[slot]
         self._decoder.keep_path(slot, [*range(chain), *(chain + node for node in path)])
 
-    def finished(self) -> Sequence[Scores]:
+    def collect_scores(self) -> Sequence[Scores]:
         """Return the scores computed since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
 
-def open_target(opening: Opening) -> LocalTarget:
+def open_target(options: TargetOptions) -> LocalTarget:
     """Load the artifact's weights."""
-    config = opening.config
+    config = options.config
     return LocalTarget(
         open_model(
-            opening.artifact,
+            options.artifact,
             slots=config.limits.sessions,
             context=config.limits.context,
             threads=config.target_threads,

@@ -23,14 +23,14 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, MalformedError, TargetLostError
-from pilotfish.edge_runtime.slots import CHUNK, StageSlots
+from pilotfish.edge_runtime.step_slots import CHUNK, StageSlots
 from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
-from pilotfish.edge_runtime.targets.listed import Pipeline, places, read_list
-from pilotfish.edge_runtime.targets.peer import NodeAddress, expect_locked
+from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
+from pilotfish.edge_runtime.targets.node_list import Pipeline, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.stages import Stages
-from pilotfish.edge_runtime.targets.target import Opening, Span, shared_out, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
 from pilotfish.wire.messages import Buffer
@@ -70,28 +70,28 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         stage: Stage,
         head: Head,
         pipeline: Pipeline,
-        spots: Sequence[NodeAddress],
-        opening: Opening,
+        addresses: Sequence[NodeAddress],
+        options: TargetOptions,
     ) -> None:
         super().__init__()
         self._first, self._head = StageSlots(stage), head
-        self._stages = Stages(stage, pipeline, spots, opening)
+        self._stages = Stages(stage, pipeline, addresses, options)
         self._incarnation = self._stages.incarnation  # that the following belongs to
         self._holding = Holding(stage.slots)
         self._sent: deque[_SentStep] = deque()
         self._pipeline = pipeline
-        self._tally = opening.tally
+        self._metrics = options.metrics
         self._numbers = count()  # of steps
         self._news_s = 0.0  # when the last answer came
         self._patience_s = pipeline.late_s
         self.context = stage.context
         self.digest = stage.cut.whole
         self._depth = PipelineDepth(stage.cut.count, stage.slots)
-        self.pieces = 2 * stage.cut.count
+        self.chunks_per_pass = 2 * stage.cut.count
         self._set_depth()
 
     @property
-    def standing(self) -> bool:
+    def attached(self) -> bool:
         """Whether all stages are attached."""
         return self._stages.incarnation is not None
 
@@ -112,7 +112,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         for scored, frames in self._stages.receive():
             self._take(scored, frames)
         for name, size in self._stages.received_bytes.items():
-            self._tally.node_bytes[name, "from"] = size
+            self._metrics.node_bytes[name, "from"] = size
         self._reattach_if_overdue()
         if self._stages.incarnation != self._incarnation:
             self._begin_anew()
@@ -135,9 +135,9 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         return ends_s
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The stages that are not attached, and why."""
-        return self._stages.trouble
+        return self._stages.problem
 
     @property
     def nodes(self) -> Mapping[str, bool]:
@@ -156,7 +156,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         Only as many steps are under way as keep the stages busy, so that a new pass need not wait
         behind a whole prompt.
         """
-        if self._incarnation is None or len(self._sent) > self.abreast:
+        if self._incarnation is None or len(self._sent) > self.concurrent_passes:
             return None
         return next((one for one in self._passes.values() if one.sent_s is None), None)
 
@@ -215,7 +215,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         except MalformedError as error:
             self._stages.reject_answer(f"its answer makes no sense: {error}")
             return
-        self._stages.proved()
+        self._stages.note_success()
         self._count(scored.compute_ns)
         step = self._sent.popleft()
         now_s = self._clock.now_s
@@ -231,12 +231,12 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def _set_depth(self) -> None:
         """Set the depth that keeps the stages busy; without stages, allow all passes to wait."""
-        self.abreast = self._depth.passes
-        self.depth = self.abreast if self.standing else self._first.stage.slots
+        self.concurrent_passes = self._depth.passes
+        self.depth = self.concurrent_passes if self.attached else self._first.stage.slots
 
     def _count(self, compute_ns: Sequence[int]) -> None:
         for name, ns in zip(["edge", *self._stages.names], compute_ns, strict=False):
-            self._tally.node_compute_s[name] += ns * 1e-9
+            self._metrics.node_compute_s[name] += ns * 1e-9
 
     def _bring_in(self, one: _PipelinePass, hidden: NDArray[np.float32]) -> None:
         """Finish a pass with its hidden states f32 [Σ rows, d]."""
@@ -247,7 +247,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             self._fail(one, error)
             return
         self._count([time.monotonic_ns() - begun_ns])
-        self._finish(one, shared_out(one.spans, logits, hidden))
+        self._finish(one, split_outputs(one.spans, logits, hidden))
 
     # Losses
 
@@ -280,15 +280,15 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 "a step over the stages has taken %.1f s: they are attached anew", self._patience_s
             )
             self._patience_s = min(2.0 * self._patience_s, self._pipeline.give_up_s)
-            self._stages.late()
+            self._stages.detach_overdue()
 
-    def _gives_up_at(self, one: _PipelinePass) -> float:
+    def _timeout_at(self, one: _PipelinePass) -> float:
         return max(one.started_s, self._news_s) + self._pipeline.give_up_s
 
-    def _complaint(self, one: _PipelinePass, now_s: float) -> str:
+    def _timeout_message(self, one: _PipelinePass, now_s: float) -> str:
         return (
             "The stages of this edge's target did not answer within "
-            f"{self._pipeline.give_up_s:g} s. {self.trouble}"
+            f"{self._pipeline.give_up_s:g} s. {self.problem}"
         )
 
     def _forget(self, one: _PipelinePass) -> None:
@@ -296,30 +296,30 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             self._holding.forget(span.slot)
 
 
-def open_target(opening: Opening) -> PipelineTarget:
+def open_target(options: TargetOptions) -> PipelineTarget:
     """Open the listed pipeline; returns when all its stages are attached."""
-    config = opening.config
+    config = options.config
     if config.nodes is None:
         raise ConfigError("A pipeline needs a list of its stages (--pipeline FILE).")
-    pipeline = read_list(config.nodes, Pipeline)
-    spots = places(config.nodes, pipeline.stage)
-    expect_locked(config.nodes, spots, opening.keys)
+    pipeline = read_node_list(config.nodes, Pipeline)
+    addresses = read_addresses(config.nodes, pipeline.stage)
+    expect_encrypted(config.nodes, addresses, options.keys)
     stage = Stage(
-        opening.artifact,
+        options.artifact,
         slots=config.limits.sessions,
         context=config.limits.context,
         threads=config.threads,
         provider=config.provider,
     )
-    if not stage.first or stage.cut.count != len(spots) + 1:
+    if not stage.first or stage.cut.count != len(addresses) + 1:
         raise ConfigError(
-            f"--target is {stage.cut}, and {config.nodes} lists {len(spots)} stages: the edge runs "
+            f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge runs "
             f"stage 1 itself, and the list has the {stage.cut.count - 1} others in their order."
         )
-    head = Head(opening.artifact, threads=config.threads, provider=config.provider)
-    target = PipelineTarget(stage, head, pipeline, spots, opening)
+    head = Head(options.artifact, threads=config.threads, provider=config.provider)
+    target = PipelineTarget(stage, head, pipeline, addresses, options)
     try:
-        wait_for_nodes(target, lambda: target.standing, opening.meanwhile, None)
+        wait_for_nodes(target, lambda: target.attached, options.on_idle, None)
     except BaseException:
         target.close()
         raise

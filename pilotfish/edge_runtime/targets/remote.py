@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 
 _LOOK_S = 0.3  # longer than a loop waits for news of its nodes
 
@@ -42,7 +42,7 @@ class WakingClock:
         self._looked_s, self._ran_s = time.monotonic(), time.process_time()
         self._stood_s = 0.0
 
-    def look(self) -> float:
+    def update(self) -> float:
         """Return the time; to be called again and again, at least every `_LOOK_S`."""
         now_s, ran_s = time.monotonic(), time.process_time()
         worked_s = max(0.0, ran_s - self._ran_s)
@@ -67,20 +67,20 @@ class RemoteTarget(Target, Generic[P]):
         self._passes: dict[int, P] = {}  # by number, the oldest first
         self._scores: list[Scores] = []  # of passes that have finished
 
-    def finished(self) -> Sequence[Scores]:
+    def collect_scores(self) -> Sequence[Scores]:
         """Let the subclass work (`_work`), give up overdue passes, and return finished scores."""
-        now_s = self._clock.look()
+        now_s = self._clock.update()
         self._work(now_s)
         for one in list(self._passes.values()):
-            if now_s >= self._gives_up_at(one):
-                self._fail(one, TargetLostError(self._complaint(one, now_s)))
+            if now_s >= self._timeout_at(one):
+                self._fail(one, TargetLostError(self._timeout_message(one, now_s)))
         scores, self._scores = self._scores, []
         return scores
 
     @property
     def due_s(self) -> float | None:
         """Seconds until `finished` must be called again, for a time-out or a node."""
-        ends_s = [*self._deadlines(), *map(self._gives_up_at, self._passes.values())]
+        ends_s = [*self._deadlines(), *map(self._timeout_at, self._passes.values())]
         return max(0.0, min(ends_s) - self._clock.now_s) if ends_s else None
 
     @abstractmethod
@@ -92,11 +92,11 @@ class RemoteTarget(Target, Generic[P]):
         """The times at which `_work` is due even without messages, by the target's clock."""
 
     @abstractmethod
-    def _gives_up_at(self, one: P) -> float:
+    def _timeout_at(self, one: P) -> float:
         """Return when a pass is given up, by the target's clock."""
 
     @abstractmethod
-    def _complaint(self, one: P, now_s: float) -> str:
+    def _timeout_message(self, one: P, now_s: float) -> str:
         """Return the error message for a pass that has taken too long."""
 
     def _forget(self, one: P) -> None:

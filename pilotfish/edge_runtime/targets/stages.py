@@ -14,10 +14,10 @@ from functools import partial
 
 import zmq
 
-from pilotfish.edge_runtime.config import MEBIBYTE
-from pilotfish.edge_runtime.targets.listed import Pipeline, lacks_room
-from pilotfish.edge_runtime.targets.peer import NodeAddress, Peer
-from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.edge_runtime.edge_config import MEBIBYTE
+from pilotfish.edge_runtime.targets.node_client import NodeAddress, NodeClient
+from pilotfish.edge_runtime.targets.node_list import Pipeline, lacks_room
+from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Item, Ready, Scored, Step
@@ -30,69 +30,75 @@ class Stages:
     """
 
     def __init__(
-        self, stage: Stage, pipeline: Pipeline, spots: Sequence[NodeAddress], opening: Opening
+        self,
+        stage: Stage,
+        pipeline: Pipeline,
+        addresses: Sequence[NodeAddress],
+        options: TargetOptions,
     ) -> None:
         self._stage = stage
-        self._tally = opening.tally
+        self._metrics = options.metrics
         self._states = pipeline.states
         self._digests = [listed.digest for listed in pipeline.stage]
-        limit = opening.config.limits.message_mib * MEBIBYTE
-        self._peers: list[Peer] = []
+        limit = options.config.limits.message_mib * MEBIBYTE
+        self._clients: list[NodeClient] = []
         with ExitStack() as stack:
             stack.callback(self.close)
-            for index, spot in enumerate(spots):
+            for index, spot in enumerate(addresses):
                 unfit, note = partial(self._unfit, index), partial(self._note, index)
-                self._peers.append(Peer(spot, opening.keys, limit, expect=unfit, happened=note))
+                self._clients.append(
+                    NodeClient(spot, options.keys, limit, check=unfit, on_event=note)
+                )
             stack.pop_all()
         self._poller = zmq.Poller()
-        self._peer_of = {source: peer for peer in self._peers for source in peer.sources}
-        for source in self._peer_of:
+        self._client_of = {source: peer for peer in self._clients for source in peer.sources}
+        for source in self._client_of:
             self._poller.register(source, zmq.POLLIN)
         self._asked: bytes | None = None  # the incarnation of the last attach requests
         # of the attachment; None if not all are attached
-        self.incarnation: bytes | None = None if spots else b""
+        self.incarnation: bytes | None = None if addresses else b""
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._clients)
 
     @property
     def names(self) -> list[str]:
         """The nodes' names."""
-        return [peer.place.name for peer in self._peers]
+        return [peer.node.name for peer in self._clients]
 
     @property
     def nodes(self) -> dict[str, bool]:
         """The nodes by name, and whether each is attached. For any thread."""
-        return {peer.place.name: peer.incarnation is not None for peer in self._peers}
+        return {peer.node.name: peer.incarnation is not None for peer in self._clients}
 
     @property
     def received_bytes(self) -> dict[str, int]:
         """Bytes received from each node, by name."""
-        return {peer.place.name: peer.received_bytes for peer in self._peers}
+        return {peer.node.name: peer.received_bytes for peer in self._clients}
 
     @property
     def sources(self) -> "list[zmq.Socket[bytes] | int]":
         """Their connections."""
-        return [source for peer in self._peers for source in peer.sources]
+        return [source for peer in self._clients for source in peer.sources]
 
     @property
     def due_s(self) -> float | None:
         """Seconds until a node is to be asked again."""
-        return min((due for peer in self._peers if (due := peer.due_s) is not None), default=None)
+        return min((due for peer in self._clients if (due := peer.due_s) is not None), default=None)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The nodes that are not attached, and why."""
-        return ", ".join(filter(None, (peer.trouble for peer in self._peers)))
+        return ", ".join(filter(None, (peer.problem for peer in self._clients)))
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """Read the nodes' messages, attach the nodes, and return the answers."""
         answers: list[tuple[Scored, list[Buffer]]] = []
-        news = {self._peer_of[source] for source, _ in self._poller.poll(0)}
-        for peer in self._peers:
+        news = {self._client_of[source] for source, _ in self._poller.poll(0)}
+        for peer in self._clients:
             if peer in news or peer.due_s == 0.0:
                 received = peer.receive()
-                if peer is self._peers[-1]:
+                if peer is self._clients[-1]:
                     answers = received
         if self.incarnation is None:
             answers = []  # these belong to an earlier attachment
@@ -107,21 +113,21 @@ class Stages:
         step = Step(
             incarnation=self.incarnation, number=number, items=list(items), compute_ns=[spent_ns]
         )
-        first = self._peers[0]
-        self._tally.node_bytes[first.place.name, "to"] += first.send(step, frames)
+        first = self._clients[0]
+        self._metrics.node_bytes[first.node.name, "to"] += first.send(step, frames)
 
-    def proved(self) -> None:
+    def note_success(self) -> None:
         """Note a good answer."""
-        for peer in self._peers:
-            peer.proved()
+        for peer in self._clients:
+            peer.note_success()
 
     def reject_answer(self, reason: str) -> None:
         """Detach all after a malformed answer."""
         self._note(-1, "lied")
-        self._peers[-1].detach(reason)
+        self._clients[-1].detach(reason)
         self._attach_if_ready()
 
-    def late(self) -> None:
+    def detach_overdue(self) -> None:
         """Detach all after an overdue answer."""
         self._note(-1, "late")
         self.incarnation = self._asked = None
@@ -129,17 +135,17 @@ class Stages:
 
     def close(self) -> None:
         """Close the connections."""
-        for peer in self._peers:
+        for peer in self._clients:
             peer.close()
 
     def _attach_if_ready(self) -> None:
         """Attach all together, when all are there."""
-        if not self._peers:
+        if not self._clients:
             return
-        as_which = {peer.incarnation for peer in self._peers}
+        as_which = {peer.incarnation for peer in self._clients}
         if self.incarnation is not None and as_which != {self.incarnation}:
             self.incarnation = self._asked = None
-        if any(peer.ready is None for peer in self._peers):
+        if any(peer.ready is None for peer in self._clients):
             self._asked = None
         elif self._asked is None:
             self._attach()
@@ -149,7 +155,7 @@ class Stages:
     def _attach(self) -> None:
         """Attach from the last one on, so that each finds the next one attached."""
         end = self._stage.cut.end
-        for peer in self._peers:
+        for peer in self._clients:
             assert peer.ready is not None
             if peer.ready.first_layer != end:
                 peer.detach(
@@ -159,8 +165,8 @@ class Stages:
                 return
             end += peer.ready.layers
         self._asked = secrets.token_bytes(16)
-        following = [*(peer.place for peer in self._peers[1:]), None]
-        for peer, place in reversed(list(zip(self._peers, following, strict=True))):
+        following = [*(peer.node for peer in self._clients[1:]), None]
+        for peer, place in reversed(list(zip(self._clients, following, strict=True))):
             peer.attach(
                 Attach(
                     incarnation=self._asked,
@@ -185,4 +191,4 @@ class Stages:
         return lacks_room(ready, self._stage.slots, self._stage.context)
 
     def _note(self, index: int, what: str) -> None:
-        self._tally.nodes[self._peers[index].place.name, what] += 1
+        self._metrics.node_events[self._clients[index].node.name, what] += 1

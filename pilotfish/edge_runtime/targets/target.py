@@ -21,8 +21,8 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import Execution, Output
 from pilotfish.wire.keys import EdgeKeys
@@ -73,7 +73,7 @@ class Scores(NamedTuple):
     error: Exception | None = None
 
 
-class Opening(NamedTuple):
+class TargetOptions(NamedTuple):
     """The arguments of opening a target.
 
     artifact: the edge's, which gives vocabulary and end tokens. meanwhile: to be called a few times
@@ -83,8 +83,8 @@ class Opening(NamedTuple):
     config: EdgeConfig
     artifact: Artifact
     keys: EdgeKeys | None
-    tally: Tally
-    meanwhile: Callable[[str], None] = lambda trouble: None
+    metrics: EdgeMetrics
+    on_idle: Callable[[str], None] = lambda trouble: None
 
 
 class Target(ABC):
@@ -105,12 +105,12 @@ class Target(ABC):
 
     context: int
     digest: str
-    states: bool = True
-    shapes: bool = True
+    has_hidden_states: bool = True
+    model_logits: bool = True
     lanes: int = 1
     depth: int = 1
-    abreast: int = 1
-    pieces: int = 1
+    concurrent_passes: int = 1
+    chunks_per_pass: int = 1
     execution: Execution | None = None
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Target(ABC):
         """Keep these nodes, numbered from 0, of the tree that ended the slot's last pass."""
 
     @abstractmethod
-    def finished(self) -> Sequence[Scores]:
+    def collect_scores(self) -> Sequence[Scores]:
         """Return the scores of passes finished since the last call; never waits."""
 
     @property
@@ -136,7 +136,7 @@ class Target(ABC):
         return None
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The present faults of its nodes, in a few words; "" for none."""
         return ""
 
@@ -146,7 +146,7 @@ class Target(ABC):
         return {}
 
     @property
-    def over(self) -> str:
+    def fatal_error(self) -> str:
         """Why it can never compute again in this process; "" if it can."""
         return ""
 
@@ -164,13 +164,13 @@ class Target(ABC):
         self.start(number, spans)
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
-            for scores in self.finished():
+            for scores in self.collect_scores():
                 if scores.number == number:
                     if scores.error is not None:
                         raise scores.error
                     return scores.outputs
             self.pause()
-        raise TargetLostError(f"The target did not answer within {timeout_s:g} s. {self.trouble}")
+        raise TargetLostError(f"The target did not answer within {timeout_s:g} s. {self.problem}")
 
     def pause(self) -> None:
         """Wait briefly for events."""
@@ -181,7 +181,7 @@ class Target(ABC):
         poller.poll(int(1e3 * min(_PAUSE_S, _PAUSE_S if due_s is None else due_s)))
 
 
-def pass_s(target: Target, width: int) -> float:
+def time_pass(target: Target, width: int) -> float:
     """Time a pass over ``width`` tokens of the empty slot 0, with all their rows, in seconds."""
     tokens = np.zeros(width, np.uint32)
     begun_s = time.perf_counter()
@@ -189,7 +189,7 @@ def pass_s(target: Target, width: int) -> float:
     return time.perf_counter() - begun_s
 
 
-def shared_out(
+def split_outputs(
     spans: Sequence[Span], logits: NDArray[np.float32], hidden: NDArray[np.float32]
 ) -> list[Output]:
     """Split the rows [Σ rows, …] of a pass into each span's output."""
@@ -203,7 +203,7 @@ def shared_out(
 def wait_for_nodes(
     target: Target,
     complete: Callable[[], bool],
-    meanwhile: Callable[[str], None],
+    on_idle: Callable[[str], None],
     patience_s: float | None,
 ) -> None:
     """Wait until the target's nodes are ``complete``, up to ``patience_s``; None: without limit.
@@ -211,16 +211,16 @@ def wait_for_nodes(
     `TargetLostError` if they never can be.
     """
     begun_s = told_s = time.monotonic()
-    target.finished()
+    target.collect_scores()
     while not complete():
         now_s = time.monotonic()
-        if target.over:
-            raise TargetLostError(target.over)
+        if target.fatal_error:
+            raise TargetLostError(target.fatal_error)
         if patience_s is not None and now_s - begun_s > patience_s:
             return
         if now_s - told_s > _TELL_S:
             told_s = now_s
-            _log.warning("waiting for nodes: %s", target.trouble)
-        meanwhile(target.trouble)
+            _log.warning("waiting for nodes: %s", target.problem)
+        on_idle(target.problem)
         target.pause()
-        target.finished()
+        target.collect_scores()

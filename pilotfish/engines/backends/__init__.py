@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
 
 __all__ = [

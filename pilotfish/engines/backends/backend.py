@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.kv import KVCache
 from pilotfish.engines.manifest import CachedLayer, Manifest
 from pilotfish.engines.states import StateCache, StateStep

@@ -27,7 +27,7 @@ class CpuBackend(Backend):
         manifest = load.artifact.manifest
         self._session = open_session(load.artifact.graph_path, load.threads, "CPUExecutionProvider")
         self.context = load.context
-        self.batches, self.widths = form(self._session)
+        self.batches, self.widths = graph_form(self._session)
         self.cache: HostCache = HostCache(manifest, load.slots, load.context)
         if manifest.states is not None:
             self.states = StateCache(manifest.states, load.slots)
@@ -43,7 +43,7 @@ class CpuBackend(Backend):
         return binding
 
 
-def form(session: Any) -> tuple[bool, dict[str, int]]:
+def graph_form(session: Any) -> tuple[bool, dict[str, int]]:
     """Return whether the graph takes several slots a run, and the widths of its answers."""
     batches = any(item.name == "unpack" for item in session.get_inputs())
     shapes = {item.name: item.shape for item in session.get_outputs()}

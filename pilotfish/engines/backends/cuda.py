@@ -19,10 +19,10 @@ from pilotfish.engines.backends.backend import (
     plane_names,
     refuse_states,
 )
-from pilotfish.engines.backends.cpu import form
+from pilotfish.engines.backends.cpu import graph_form
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.device_cache import DeviceCache, doubling
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.runtime import open_session
 
 FIRST_CAPACITY = 256
@@ -57,7 +57,7 @@ class CudaBackend(Backend):
             load.artifact.graph_path, load.threads, self.provider, self.options(load), self.others
         )
         self.context = load.context
-        self.batches, self.widths = form(self._session)
+        self.batches, self.widths = graph_form(self._session)
         self._cuda = Cuda()  # after the session, which may have loaded the library
         self.cache: DeviceCache = DeviceCache(
             self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart

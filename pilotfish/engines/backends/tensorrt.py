@@ -23,8 +23,8 @@ from pilotfish.engines.backends.backend import (
 )
 from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.device_cache import DeviceCache
-from pilotfish.engines.errors import ProviderError
-from pilotfish.engines.tensorrt.build import Order, engine_for, expect_engine
+from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.tensorrt.build import EngineRequest, engine_for, expect_engine
 from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TensorRTBackend(Backend):
         tensorrt_version()  # reports the most common fault first
         self._cuda = Cuda()
         manifest = load.artifact.manifest
-        order = Order.here(self._cuda, load.artifact, load.slots, load.context)
+        order = EngineRequest.for_this_machine(self._cuda, load.artifact, load.slots, load.context)
         built = engine_for(order, flexible=load.flexible, may_build=load.build)
         self._built = built
         profiles = built.order.profiles

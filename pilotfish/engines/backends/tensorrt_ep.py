@@ -25,7 +25,7 @@ class TensorRTProviderBackend(CudaBackend):
     def __init__(self, load: Load) -> None:
         manifest = load.artifact.manifest
         refuse_states(manifest)
-        self._profiles = Profiles.of(manifest, load.slots, load.context)
+        self._profiles = Profiles.for_slots(manifest, load.slots, load.context)
         self.narrow, self.widest = self._profiles.narrow, self._profiles.widest
         super().__init__(load)
 

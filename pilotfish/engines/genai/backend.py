@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load
 from pilotfish.engines.backends.cpu import CpuBinding
-from pilotfish.engines.errors import ArtifactError
-from pilotfish.engines.genai.config import (
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.genai.genai_config import (
     GenaiConfig,
     GraphForm,
     Port,

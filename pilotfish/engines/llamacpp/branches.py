@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.engine_errors import CapacityError
 from pilotfish.engines.passes import Pass
 
 
@@ -40,7 +40,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Growth:
+class SlotGrowth:
     """What a pass makes of a slot.
 
     Attributes:
@@ -79,7 +79,7 @@ class Branches:
         """Tokens of the slot, all nodes counted."""
         return self._trunk + len(self._parents)
 
-    def plan(self, item: Pass) -> Growth:
+    def plan(self, item: Pass) -> SlotGrowth:
         """Say what a checked pass needs.
 
         Raises:
@@ -89,31 +89,31 @@ class Branches:
         if item.parents is None:
             return self._chain(len(item.tokens))
         parents: list[int] = item.parents.tolist()
-        trunk = self.length - item.grown
-        lines = self._continued(trunk, parents[: item.grown])
+        trunk = self.length - item.tree_length
+        lines = self._continued(trunk, parents[: item.tree_length])
         depths: list[int] = []
         for parent in parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         copies = self._extend(trunk, parents, depths, lines)
         tips = {line: node for node, line in enumerate(lines)}
-        new = {line: node for line, node in tips.items() if node >= item.grown}
+        new = {line: node for line, node in tips.items() if node >= item.tree_length}
         sequences: list[list[int]] = [[] for _ in parents]
         for line, node in new.items():
-            while node >= item.grown:
+            while node >= item.tree_length:
                 sequences[node].append(self._ids[line])
                 node = parents[node]
-        return Growth(
+        return SlotGrowth(
             trunk,
             parents,
             depths,
             lines,
-            [trunk + depth for depth in depths[item.grown :]],
-            sequences[item.grown :],
+            [trunk + depth for depth in depths[item.tree_length :]],
+            sequences[item.tree_length :],
             copies,
             {line: trunk + depths[node] + 1 for line, node in new.items()},
         )
 
-    def enter(self, growth: Growth) -> None:
+    def enter(self, growth: SlotGrowth) -> None:
         """Make the copies."""
         for line in {*growth.lines} - {0, *self._lines}:  # lines that begin hold the trunk at most
             self._shared[line] = min(self._shared[line], growth.trunk)
@@ -121,7 +121,7 @@ class Branches:
         for source, target, start, end in growth.copies:
             self._memory.copy(self._ids[source], self._ids[target], start, end)
 
-    def commit(self, growth: Growth) -> None:
+    def commit(self, growth: SlotGrowth) -> None:
         """Note that the pass has been run."""
         for copy in growth.copies:
             self._shared[copy.target] = growth.trunk
@@ -130,7 +130,7 @@ class Branches:
         self._trunk, self._parents = growth.trunk, growth.parents
         self._depths, self._lines = growth.depths, growth.lines
 
-    def undo(self, growth: Growth) -> None:
+    def undo(self, growth: SlotGrowth) -> None:
         """Drop what a pass that failed has left."""
         for line in {*growth.ends, *(copy.target for copy in growth.copies)}:
             self._memory.cut(self._ids[line], self._ends[line])
@@ -179,11 +179,11 @@ class Branches:
 
     # --- plans -----------------------------------------------------------------------------
 
-    def _chain(self, size: int) -> Growth:
+    def _chain(self, size: int) -> SlotGrowth:
         if not _straight(self._parents):
             raise ValueError("a chain cannot follow a tree that branches: keep_path first")
         start = self.length
-        return Growth(
+        return SlotGrowth(
             start,
             list(range(-1, size - 1)),
             list(range(size)),

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.extras import installing
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.engine_errors import ProviderError
 
 log = logging.getLogger("pilotfish.engines")
 

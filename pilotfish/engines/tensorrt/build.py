@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pilotfish.base.reading import reading, utf8_path
+from pilotfish.base.reading import reading_file, utf8_path
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.cudart import Cuda, Gpu
-from pilotfish.engines.errors import BuildError, ProviderError
+from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.tensorrt.cache import EngineCache, EngineKey
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.gates import (
@@ -40,7 +40,7 @@ CAPACITY = "C"  # what graphs call it
 
 
 @dataclass(frozen=True)
-class Order:
+class EngineRequest:
     """A wanted engine: the artifact, on this TensorRT and GPU, for these slots and context."""
 
     tensorrt: str  # its version
@@ -50,7 +50,9 @@ class Order:
     context: int
 
     @classmethod
-    def here(cls, cuda: Cuda, artifact: Artifact, slots: int, context: int | None) -> Order:
+    def for_this_machine(
+        cls, cuda: Cuda, artifact: Artifact, slots: int, context: int | None
+    ) -> EngineRequest:
         """Make an order for this machine; without a context, for the model's.
 
         Raises:
@@ -65,7 +67,7 @@ class Order:
         """The profiles; opset24's TensorScatter needs a cache of fixed length."""
         manifest = self.artifact.manifest
         fixed = manifest.dialect == "opset24"
-        return Profiles.of(manifest, self.slots, self.context, fixed=fixed)
+        return Profiles.for_slots(manifest, self.slots, self.context, fixed=fixed)
 
     @property
     def key(self) -> EngineKey:
@@ -83,22 +85,22 @@ class Order:
             profiles=self.profiles.digest,
         )
 
-    def of(self, key: EngineKey) -> Order:
+    def with_key(self, key: EngineKey) -> EngineRequest:
         """Make the same order for the slots and the context of another key."""
-        return Order(self.tensorrt, self.gpu, self.artifact, key.slots, key.context)
+        return EngineRequest(self.tensorrt, self.gpu, self.artifact, key.slots, key.context)
 
 
 @dataclass(frozen=True)
-class Built:
+class LoadedEngine:
     """An engine that TensorRT loaded, its key, and its place in the cache."""
 
     engine: trt.ICudaEngine
-    order: Order
+    order: EngineRequest
     path: Path
     runtime: trt.Runtime  # must live as long as the engine
 
 
-def find_engine(order: Order, *, flexible: bool) -> Built | None:
+def find_engine(order: EngineRequest, *, flexible: bool) -> LoadedEngine | None:
     """Find the smallest cached engine with enough slots and context; None if all are too small.
 
     If `flexible`, any context is enough, and the longest is taken. An engine that TensorRT refuses
@@ -113,13 +115,15 @@ def find_engine(order: Order, *, flexible: bool) -> Built | None:
     if flexible:
         fitting.sort(key=lambda key: -key.context)
     for key in fitting:
-        found = _open(order.of(key))
+        found = _open(order.with_key(key))
         if found:
             return found
     return None
 
 
-def ensure_engine(order: Order, progress: Progress | None = None) -> tuple[Built, bool]:
+def ensure_engine(
+    order: EngineRequest, progress: Progress | None = None
+) -> tuple[LoadedEngine, bool]:
     """Return exactly this engine and whether it was built; a lock prevents building it twice.
 
     Raises:
@@ -145,7 +149,7 @@ def ensure_engine(order: Order, progress: Progress | None = None) -> tuple[Built
     return found, True
 
 
-def _open(order: Order) -> Built | None:
+def _open(order: EngineRequest) -> LoadedEngine | None:
     """Load an engine from the cache; None if missing, damaged, or refused by TensorRT."""
     cache, key = EngineCache(), order.key
     plan = cache.read(key)
@@ -159,11 +163,11 @@ def _open(order: Order) -> Built | None:
         log.warning("%s: TensorRT refuses it: it will have to be built again", cache.path(key))
         cache.discard(key)
         return None
-    return Built(engine, order, cache.path(key), runtime)
+    return LoadedEngine(engine, order, cache.path(key), runtime)
 
 
 def build(
-    order: Order, known: bytes, progress: Progress | None, stop: threading.Event
+    order: EngineRequest, known: bytes, progress: Progress | None, stop: threading.Event
 ) -> tuple[bytes, bytes]:
     """Build the engine; return its plan and the kernel timings measured meanwhile.
 
@@ -203,10 +207,10 @@ def build(
     return bytes(plan), bytes(timings.serialize())
 
 
-def _parse(order: Order, parser: trt.OnnxParser, profiles: Profiles) -> None:
+def _parse(order: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -> None:
     """Read the graph into the network, with a fixed capacity where that is required."""
     check_dialect(order.artifact.manifest, parser)
-    with reading(lambda problem: BuildError(f"the path does not suit TensorRT: {problem}")):
+    with reading_file(lambda problem: BuildError(f"the path does not suit TensorRT: {problem}")):
         path = utf8_path(order.artifact.graph_path)
     if len(profiles.capacities) == 1 and order.artifact.manifest.dialect == "opset24":
         model = fix_size(order.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
@@ -275,7 +279,7 @@ def expect_engine(artifact: Artifact) -> None:
         raise ProviderError(f"no engine is built here: pilotfish export engine {artifact.path}")
 
 
-def engine_for(order: Order, *, flexible: bool, may_build: bool) -> Built:
+def engine_for(order: EngineRequest, *, flexible: bool, may_build: bool) -> LoadedEngine:
     """Return an engine for a decoder.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pilotfish.base.extras import installing
-from pilotfish.engines.errors import BuildError, ProviderError
+from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.manifest import GENAI, LLAMACPP, Manifest
 
 if TYPE_CHECKING:

@@ -56,7 +56,9 @@ class Profiles:
     capacities: tuple[int, ...]
 
     @classmethod
-    def of(cls, manifest: Manifest, slots: int, context: int, *, fixed: bool = False) -> Profiles:
+    def for_slots(
+        cls, manifest: Manifest, slots: int, context: int, *, fixed: bool = False
+    ) -> Profiles:
         """Make profiles for these slots and positions; `fixed`: see `engines.tensorrt.fixing`."""
         narrow, widest = min(NARROW, context), min(CHUNK, context)
         # A slot's end may lie within the padding of a wider pass of another slot.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from pilotfish.export.config import Activation, Form, Kind
+from pilotfish.export.model_config import Activation, Form, Kind
 
 LLAMA_FORM = Form()
 

@@ -21,7 +21,7 @@ from pilotfish.export.architectures.architecture import (
     Names,
 )
 from pilotfish.export.architectures.llama import GRANITE_GGUF, SCALED
-from pilotfish.export.config import Form
+from pilotfish.export.model_config import Form
 
 NORMED = Mixture(normed=True)
 TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})

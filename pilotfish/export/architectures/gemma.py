@@ -19,7 +19,7 @@ from pilotfish.export.architectures.architecture import (
     Mixture,
     Names,
 )
-from pilotfish.export.config import Form
+from pilotfish.export.model_config import Form
 
 BOTH_SIDES = Names(
     modules={

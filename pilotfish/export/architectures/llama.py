@@ -17,7 +17,7 @@ from pilotfish.export.architectures.architecture import (
     Gguf,
     Names,
 )
-from pilotfish.export.config import Form
+from pilotfish.export.model_config import Form
 
 SANDWICH = ("attention_out_norm", "mlp_out_norm")
 OUT_NORMS = Names(

@@ -17,7 +17,7 @@ from pilotfish.export.architectures.architecture import (
     Names,
     Stated,
 )
-from pilotfish.export.config import Form
+from pilotfish.export.model_config import Form
 
 BOTH = Form().norms
 NEOX_MLP = {"mlp.dense_h_to_4h": "mlp.up_proj", "mlp.dense_4h_to_h": "mlp.down_proj"}

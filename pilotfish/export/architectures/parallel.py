@@ -17,7 +17,7 @@ from pilotfish.export.architectures.architecture import (
     Gguf,
     Names,
 )
-from pilotfish.export.config import Form
+from pilotfish.export.model_config import Form
 
 LAYER_NORMS = Form(norm="layer", norm_bias=True)
 ONE_NORM = ("input_layernorm",)

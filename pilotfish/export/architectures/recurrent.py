@@ -13,7 +13,7 @@ from pilotfish.export.architectures.architecture import (
     Names,
 )
 from pilotfish.export.architectures.experts import EVERY, GATE, SPARSE, TRAINING
-from pilotfish.export.config import Form
+from pilotfish.export.model_config import Form
 
 NEXT = ("qkv", "z"), ("b", "a")
 CONV = ("conv.in_proj", "conv.conv", "conv.out_proj")

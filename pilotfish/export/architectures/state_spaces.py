@@ -16,7 +16,7 @@ from pilotfish.export.architectures.architecture import (
 )
 from pilotfish.export.architectures.experts import GRANITE_MOE, WITH_SHARED
 from pilotfish.export.architectures.llama import GRANITE
-from pilotfish.export.config import Form, Kind
+from pilotfish.export.model_config import Form, Kind
 
 CONV, PROJECTIONS = "mamba.conv1d", ("mamba.in_proj", "mamba.out_proj")
 SPACE: Mapping[str, Any] = {

@@ -8,7 +8,7 @@ from pilotfish.export.dialects.contrib import Contrib
 from pilotfish.export.dialects.dialect import Dialect
 from pilotfish.export.dialects.opset17 import Opset17
 from pilotfish.export.dialects.opset24 import Opset24
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 __all__ = ["DIALECTS", "Dialect", "choose_dialect"]
 

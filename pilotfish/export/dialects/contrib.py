@@ -18,12 +18,12 @@ import numpy as np
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import Heads, ModelConfig
 from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
-from pilotfish.export.dialects.kept import write_rows
-from pilotfish.export.errors import ExportError
+from pilotfish.export.dialects.quantized_weights import write_rows
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
 
 HEAD_STEP = 8  # GroupQueryAttention takes heads of multiples of so many channels
@@ -145,7 +145,7 @@ class Contrib(FusedExperts):
         v = self._prepare_values(values[0] if values else k, own)
         module = f"model.layers.{layer}.self_attn"
         q = self._prepare(q, f"{module}.q_norm", own, rope if turns else None)
-        keys = Heads(own.keys, own.keys, own.dim)
+        keys = AttentionHeads(own.keys, own.keys, own.dim)
         k = self._prepare(k, f"{module}.k_norm", keys, rope if turns else None)
         if growth is not None:
             q = self.multiply(self.reshape(q, [-1, widths[0]]), self.reshape(growth, [-1, 1]))
@@ -156,13 +156,13 @@ class Contrib(FusedExperts):
         """Whether q and k are rotated before the operator: for its limits, or a late norm."""
         return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
 
-    def _prepare_values(self, v: str, heads: Heads) -> str:
+    def _prepare_values(self, v: str, heads: AttentionHeads) -> str:
         """Norm each head of v [T, kv_heads · head_dim], if they are."""
         if not self.config.form.value_norm:
             return v
         return self.norm_values(self.reshape(v, [-1, heads.keys, heads.dim]), heads)
 
-    def _prepare(self, x: str, norm: str, heads: Heads, rope: Rope | None) -> str:
+    def _prepare(self, x: str, norm: str, heads: AttentionHeads, rope: Rope | None) -> str:
         """Norm each head of x [T, heads · head_dim] and rotate it, in the form's order."""
         form = self.config.form
         if form.qk_norm_late and rope is not None:
@@ -174,7 +174,7 @@ class Contrib(FusedExperts):
             x = self._rotate(x, heads, rope)
         return x
 
-    def _rotate(self, x: str, heads: Heads, rope: Rope) -> str:
+    def _rotate(self, x: str, heads: AttentionHeads, rope: Rope) -> str:
         """Apply the rotary embedding to [T, heads · head_dim], or to [T, heads, head_dim]."""
         return self.graph.op(
             "RotaryEmbedding",

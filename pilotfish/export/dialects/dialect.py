@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import HEADS, STORED, Precision
 from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import Heads, ModelConfig
-from pilotfish.export.dialects.attending import Attending
-from pilotfish.export.dialects.kept import look_up, product, projection, rows_of
+from pilotfish.export.dialects.attention_inputs import AttentionInputs
+from pilotfish.export.dialects.quantized_weights import look_up, product, projection, rows_of
 from pilotfish.export.graph import ELEMENT, GraphWriter
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.quantize import quantize, quantize_rows
-from pilotfish.export.weight_sizes import LAYER, of_any
+from pilotfish.export.weight_sizes import LAYER, wildcard_name
 from pilotfish.export.weights import HEAD_BIAS, XIELU
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
@@ -51,7 +51,7 @@ class WeightReader(Protocol):
         ...
 
 
-class Dialect(Attending, ABC):
+class Dialect(AttentionInputs, ABC):
     """Writes layers of one model into one graph, in the operators of one dialect."""
 
     name: ClassVar[DialectName]
@@ -202,7 +202,7 @@ class Dialect(Attending, ABC):
         epsilon = self.config.norm_eps
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
 
-    def norm_values(self, x: str, heads: Heads) -> str:
+    def norm_values(self, x: str, heads: AttentionHeads) -> str:
         """Norm each head of v, the last axis of x, without weights; x where they are not normed."""
         return self.rms_norm(x, self._ones(heads.dim)) if self.config.form.value_norm else x
 
@@ -305,7 +305,7 @@ class Dialect(Attending, ABC):
         """Whether a module has one; `name` may be of a layer."""
         layer = LAYER.search(name)
         inner = name if layer is None else name[layer.end() :]
-        return of_any(inner) in self.config.form.biases
+        return wildcard_name(inner) in self.config.form.biases
 
     def _norm_weight(self, name: str) -> str:
         if self.config.form.learned_norms:

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.graph import ELEMENT, GraphWriter
+from pilotfish.export.model_config import ModelConfig
 
 AXES_ARE_INPUTS = 18  # opset from which reductions take their axes so
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.dialects.pairs import recall_pairs
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Rope
 
 

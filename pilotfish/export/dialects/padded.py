@@ -19,10 +19,10 @@ from abc import abstractmethod
 from functools import cached_property
 
 from pilotfish.engines.manifest import Precision
-from pilotfish.export.config import Heads, ModelConfig
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import GraphWriter
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
 
 
@@ -144,7 +144,7 @@ class PaddedAttention(GroupedExperts):
             self.graph.op("Expand", sinks, self._sink_shape(heads)), [0, heads.keys, -1, 1]
         )
 
-    def _sink_shape(self, heads: Heads) -> str:
+    def _sink_shape(self, heads: AttentionHeads) -> str:
         """Return [B, kv_heads, group, S]; layers of as many heads share it."""
         if heads.keys not in self._sink_shapes:
             slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.default import DEFAULT, open_default
 from pilotfish.export.sources.gguf import open_gguf
 from pilotfish.export.sources.hub import HUB_ID, open_hub

@@ -21,13 +21,13 @@ class ClassKeys:
         self.fields = fields
         self.architecture = architecture
 
-    def called(self, key: str) -> str:
+    def class_key(self, key: str) -> str:
         """Return the class's name of one of Llama's keys."""
         return self.architecture.called.get(key, key)
 
     def has(self, key: str) -> bool:
         """Whether the class knows the key."""
-        return key in self.architecture.keys and self.called(key) != ""
+        return key in self.architecture.keys and self.class_key(key) != ""
 
     def default(self, key: str) -> Any:
         """Return the class's default."""
@@ -35,32 +35,32 @@ class ClassKeys:
 
     def raw(self, key: str) -> Any:
         """Return what is stated, or the default; None for null."""
-        self.fields.touch(self.called(key))
+        self.fields.touch(self.class_key(key))
         default = self.default(key)
-        return self.fields.values.get(self.called(key), None if default is REQUIRED else default)
+        return self.fields.values.get(self.class_key(key), None if default is REQUIRED else default)
 
     def count(self, key: str, *, null: int | None = None) -> int:
         """Return a number of things; `null` where it is null, in the file or by default."""
         default = self.default(key)
         stated = null if default is None else None if default is REQUIRED else default
-        return self.fields.count(self.called(key), stated, null=null)
+        return self.fields.count(self.class_key(key), stated, null=null)
 
     def number(self, key: str, *, otherwise: float) -> float:
         """Return a number above 0; `otherwise` where the class has none."""
         if not self.has(key):
             return otherwise
-        return self.fields.positive(self.called(key), float(self.default(key)))
+        return self.fields.positive(self.class_key(key), float(self.default(key)))
 
     def optional(self, key: str) -> float | None:
         """Return a number above 0 that may be null; None where the class has none, too."""
         if not self.has(key) or self.raw(key) is None:
             return None
-        return self.fields.positive(self.called(key), self.default(key))
+        return self.fields.positive(self.class_key(key), self.default(key))
 
     def flag(self, key: str) -> bool:
         """Return a truth value."""
-        return self.fields.get(self.called(key), bool, bool(self.default(key)))
+        return self.fields.get(self.class_key(key), bool, bool(self.default(key)))
 
-    def stated(self, key: str) -> Any:
+    def form_value(self, key: str) -> Any:
         """Return what decides the form: a truth value, or anything else as it is."""
         return self.flag(key) if isinstance(self.default(key), bool) else self.raw(key)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources.source import WeightSource
 from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pilotfish.engines.artifact import file_sha256
 from pilotfish.engines.cache import cache_directory
-from pilotfish.export.errors import DownloadError
+from pilotfish.export.export_errors import DownloadError
 from pilotfish.export.sources.gguf import GgufSource
 from pilotfish.export.sources.source import Progress
 

@@ -19,8 +19,8 @@ def read_experts(keys: ClassKeys) -> Experts | None:
     count, chosen = keys.count("num_experts"), keys.count("num_experts_per_tok")
     if chosen > count:
         raise keys.fields.error(
-            f"{keys.called('num_experts_per_tok')} is {chosen}, and there are "
-            f"{count} experts ({keys.called('num_experts')})"
+            f"{keys.class_key('num_experts_per_tok')} is {chosen}, and there are "
+            f"{count} experts ({keys.class_key('num_experts')})"
         )
     shared = "shared_expert_intermediate_size"
     return Experts(

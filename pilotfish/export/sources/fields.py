@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 T = TypeVar("T", int, float, bool, str)
 MAX_COUNT = 2**31 - 1

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import Source
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS
 from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile
@@ -26,7 +26,7 @@ from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_name
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
-from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
+from pilotfish.export.sources.tensor_names import Origin, TensorSlicer, find_weights, stored_name
 from pilotfish.export.sources.weight_check import check_weights
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 
@@ -69,7 +69,7 @@ class GgufSource:
         whole = {name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()}
         of_model = set(ignored) - {TEMPLATE_KEY}
         self.config, settings = read_metadata(self._file, model_type, whole, of_model)
-        self._taker = Taker(self._names, self.config)
+        self._taker = TensorSlicer(self._names, self.config)
         found = {
             name: self._taker.shape(name, origin, self._shapes)
             for name, origin in self._origins.items()

@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
-class _Read(NamedTuple):
+class _BlockValues(NamedTuple):
     """What n blocks hold: codes u8 [n, weights]; scales and minima f32 [n, blocks].
 
     w = (code − zero) · scale, or where there are minima code · scale + minimum.
@@ -32,10 +32,10 @@ class _Read(NamedTuple):
     scales: Floats
     minima: Floats | None = None
 
-    def by_row(self, rows: int) -> _Read:
+    def by_row(self, rows: int) -> _BlockValues:
         """Return the same of rows, u8 [rows, …] and f32 [rows, …]."""
         minima = None if self.minima is None else self.minima.reshape(rows, -1)
-        return _Read(self.codes.reshape(rows, -1), self.scales.reshape(rows, -1), minima)
+        return _BlockValues(self.codes.reshape(rows, -1), self.scales.reshape(rows, -1), minima)
 
 
 class BlockFormat(NamedTuple):
@@ -48,12 +48,12 @@ class BlockFormat(NamedTuple):
     bits: int
     block: int
     middle: int
-    read: Callable[[Bytes], _Read]
+    read: Callable[[Bytes], _BlockValues]
 
 
 def keep_blocks(rows: Bytes, form: BlockFormat) -> Quantized:
     """Convert rows of blocks, u8 [N, bytes], some at a time."""
-    parts: list[_Read] = []
+    parts: list[_BlockValues] = []
     step = max(1, BYTES_AT_ONCE // rows.shape[1])
     for start in range(0, len(rows), step):
         some = rows[start : start + step]
@@ -91,14 +91,14 @@ def _bits(field: Bytes, run: int, width: int) -> Bytes:
     return found
 
 
-def _q4_0(rows: Bytes) -> _Read:
+def _q4_0(rows: Bytes) -> _BlockValues:
     d, codes = _split(rows, 2, 16)
-    return _Read(_bits(codes, 16, 4), _half(d))
+    return _BlockValues(_bits(codes, 16, 4), _half(d))
 
 
-def _q4_1(rows: Bytes) -> _Read:
+def _q4_1(rows: Bytes) -> _BlockValues:
     d, m, codes = _split(rows, 2, 2, 16)
-    return _Read(_bits(codes, 16, 4), _half(d), _half(m))
+    return _BlockValues(_bits(codes, 16, 4), _half(d), _half(m))
 
 
 def _fifth(high: Bytes) -> Bytes:
@@ -107,32 +107,32 @@ def _fifth(high: Bytes) -> Bytes:
     return found
 
 
-def _q5_0(rows: Bytes) -> _Read:
+def _q5_0(rows: Bytes) -> _BlockValues:
     d, high, codes = _split(rows, 2, 4, 16)
-    return _Read(_bits(codes, 16, 4) | _fifth(high), _half(d))
+    return _BlockValues(_bits(codes, 16, 4) | _fifth(high), _half(d))
 
 
-def _q5_1(rows: Bytes) -> _Read:
+def _q5_1(rows: Bytes) -> _BlockValues:
     d, m, high, codes = _split(rows, 2, 2, 4, 16)
-    return _Read(_bits(codes, 16, 4) | _fifth(high), _half(d), _half(m))
+    return _BlockValues(_bits(codes, 16, 4) | _fifth(high), _half(d), _half(m))
 
 
-def _q8_0(rows: Bytes) -> _Read:
+def _q8_0(rows: Bytes) -> _BlockValues:
     d, codes = _split(rows, 2, 32)
-    return _Read(codes ^ np.uint8(128), _half(d))
+    return _BlockValues(codes ^ np.uint8(128), _half(d))
 
 
-def _q2_k(rows: Bytes) -> _Read:
+def _q2_k(rows: Bytes) -> _BlockValues:
     scales, codes, d, low = _split(rows, 16, 64, 2, 2)
     minima = _half(low) * -(scales >> 4).astype(np.float32)
-    return _Read(_bits(codes, 32, 2), _half(d) * (scales & 15).astype(np.float32), minima)
+    return _BlockValues(_bits(codes, 32, 2), _half(d) * (scales & 15).astype(np.float32), minima)
 
 
-def _q3_k(rows: Bytes) -> _Read:
+def _q3_k(rows: Bytes) -> _BlockValues:
     high, codes, packed, d = _split(rows, 32, 64, 12, 2)
     scales = _bits(packed[:, :8], 8, 4) | _bits(packed[:, 8:], 4, 2) << np.uint8(4)
     whole = _bits(codes, 32, 2) | _bits(high, 32, 1) << np.uint8(2)
-    return _Read(whole, _half(d) * (scales.astype(np.float32) - 32))
+    return _BlockValues(whole, _half(d) * (scales.astype(np.float32) - 32))
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
@@ -144,24 +144,24 @@ def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
     return next(both), next(both)
 
 
-def _q4_k(rows: Bytes) -> _Read:
+def _q4_k(rows: Bytes) -> _BlockValues:
     d, low, packed, codes = _split(rows, 2, 2, 12, 128)
     scales, minima = _scales_and_minima(packed)
-    return _Read(_bits(codes, 32, 4), _half(d) * scales, -_half(low) * minima)
+    return _BlockValues(_bits(codes, 32, 4), _half(d) * scales, -_half(low) * minima)
 
 
-def _q5_k(rows: Bytes) -> _Read:
+def _q5_k(rows: Bytes) -> _BlockValues:
     d, low, packed, high, codes = _split(rows, 2, 2, 12, 32, 128)
     scales, minima = _scales_and_minima(packed)
     whole = _bits(codes, 32, 4) | _bits(high, 32, 1) << np.uint8(4)
-    return _Read(whole, _half(d) * scales, -_half(low) * minima)
+    return _BlockValues(whole, _half(d) * scales, -_half(low) * minima)
 
 
-def _q6_k(rows: Bytes) -> _Read:
+def _q6_k(rows: Bytes) -> _BlockValues:
     low, high, packed, d = _split(rows, 128, 64, 16, 2)
     whole = _bits(low, 64, 4) | _bits(high, 32, 2) << np.uint8(4)
     scales = np.ascontiguousarray(packed).view(np.int8).astype(np.float32)
-    return _Read(whole, _half(d) * scales)
+    return _BlockValues(whole, _half(d) * scales)
 
 
 FORMATS: Mapping[str, BlockFormat] = {

@@ -17,8 +17,8 @@ import msgspec
 
 from pilotfish.engines.manifest import MOST_LAYERS
 from pilotfish.export.architectures import ARCHITECTURES, Architecture, Gguf
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import (

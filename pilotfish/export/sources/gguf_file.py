@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.reading import reading
+from pilotfish.base.reading import reading_file
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS, keep_blocks
 from pilotfish.export.sources.mapped_file import MappedFile
 
@@ -73,7 +73,7 @@ class GgufFile:
         self._file = MappedFile(path)
         if self._file.data[:4] != MAGIC:
             raise ExportError(f"{path} is not a GGUF file")
-        with reading(self._damaged):
+        with reading_file(self._damaged):
             try:
                 self.metadata, self.tensors = _read_header(_Cursor(self._file.data))
             except (struct.error, OverflowError) as error:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pilotfish.export.config import Layer, ModelConfig
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import Layer, ModelConfig
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pilotfish.export.errors import DownloadError
+from pilotfish.export.export_errors import DownloadError
 from pilotfish.export.sources.huggingface import DirectorySource, describe_directory
 from pilotfish.export.sources.huggingface_tokenizer import NAMED_TEMPLATES
 from pilotfish.export.sources.source import Progress

@@ -16,23 +16,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import (
     IGNORABLE,
     TEMPLATE_KEY,
-    ends_with,
     expect_tokens,
+    read_end_tokens,
     read_special_tokens,
     read_templates,
     read_tokenizer,
     token_ids,
-    within,
+    within_rows,
 )
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.sources.packed import PackedMatrix, join_packed
@@ -40,7 +40,7 @@ from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor, join_blocks
-from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
+from pilotfish.export.sources.tensor_names import Origin, TensorSlicer, find_weights, stored_name
 from pilotfish.export.sources.weight_check import FileSettings, check_weights
 from pilotfish.export.sources.wrapped import text_config, text_weights
 from pilotfish.export.weights import EMBEDDING, HEAD, shapes
@@ -84,7 +84,7 @@ class DirectorySource:
         self._packing = described.packing
         inner = text_config(values, str(path))
         self._places = self._find_places(wrapped=inner is not None)
-        self._taker = Taker(self._names, self.config)
+        self._taker = TensorSlicer(self._names, self.config)
         self._origins = self._find_weights()
         self.chat_template, self.chat_templates = (
             (None, {}) if TEMPLATE_KEY in ignored else read_templates(path)
@@ -98,7 +98,7 @@ class DirectorySource:
         own = {"bos_token_id": token_ids(self.tokenizer_json).get(begin)}
         model = values if inner is None else inner
         self.bos_id = self._begin_id(generation, model, own)
-        self.eos_ids = ends_with(
+        self.eos_ids = read_end_tokens(
             self._end_ids(generation, model), self.special_tokens, self.tokenizer_json
         )
 
@@ -273,7 +273,7 @@ class DirectorySource:
         text, files = read_tokenizer(self._path, self._ignored)
         templates = [self.chat_template or "", *self.chat_templates.values()]
         expect_tokens(self._path, text, templates)
-        text, beyond = within(text, self.config.vocab_size, templates)
+        text, beyond = within_rows(text, self.config.vocab_size, templates)
         if beyond:
             self._left_out = [*self._left_out, *beyond]
             log.warning("%s has no embedding of %s: left out", self._location, ", ".join(beyond))

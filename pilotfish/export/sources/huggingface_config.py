@@ -14,7 +14,7 @@ import msgspec
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Activation, Form, ModelConfig
+from pilotfish.export.model_config import Activation, Form, ModelConfig
 from pilotfish.export.parts import Recurrence, Streams, TokenInputs
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
@@ -175,7 +175,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
 def _form(keys: ClassKeys) -> Form:
     own = keys.architecture
     try:
-        varied = own.vary(keys.stated) if own.vary else {}
+        varied = own.vary(keys.form_value) if own.vary else {}
     except ValueError as error:
         raise keys.fields.error(str(error)) from None
     form = msgspec.structs.replace(own.form, **varied)
@@ -210,8 +210,8 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
         width = keys.count("head_dim", null=hidden // heads)
     elif hidden % heads:
         raise keys.fields.error(
-            f"{keys.called('hidden_size')} {hidden} is no multiple of "
-            f"{keys.called('num_attention_heads')} {heads}"
+            f"{keys.class_key('hidden_size')} {hidden} is no multiple of "
+            f"{keys.class_key('num_attention_heads')} {heads}"
         )
     else:
         width = hidden // heads
@@ -293,7 +293,7 @@ def _streams(keys: ClassKeys) -> Streams | None:
 def _activation(keys: ClassKeys) -> Activation:
     if not keys.has("hidden_act"):
         return ACTIVATIONS[keys.default("hidden_act")]
-    name = keys.fields.get(keys.called("hidden_act"), str, keys.default("hidden_act"))
+    name = keys.fields.get(keys.class_key("hidden_act"), str, keys.default("hidden_act"))
     known = {**ACTIVATIONS, **keys.architecture.activations}
     if name not in known:
         raise keys.fields.error(
@@ -332,14 +332,14 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
 
 def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     """Map fields of `config` to their names in the file."""
-    names = {field: keys.called(key) for field, key in FIELDS.items()}
+    names = {field: keys.class_key(key) for field, key in FIELDS.items()}
     names |= {f"recurrence.{field}": key for field, key in called_recurrence(keys).items()}
     stated = keys.fields.values
     if config.experts is not None:
         width = (
             "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
         )
-        names["experts.width"] = keys.called(width)
+        names["experts.width"] = keys.class_key(width)
     for field in ("kv_heads", "head_dim"):
         if stated.get(names[field]) is None:
             names[field] += " (by default)"
@@ -350,13 +350,13 @@ def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
 
 def _switches(keys: ClassKeys) -> dict[str, str]:
     """Map parts of weights' names to the setting that decides whether they exist."""
-    found = {HEAD: f"{keys.called('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
+    found = {HEAD: f"{keys.class_key('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
     for key, modules in keys.architecture.biases.items():
         if key:
             said = f"{key} {keys.flag(key)}"
             found |= {f"{module}.bias": said for module in modules}
     if keys.has("num_experts") and keys.raw("num_experts") is not None:
-        found[".experts."] = f"{keys.called('num_experts')} {keys.count('num_experts')}"
+        found[".experts."] = f"{keys.class_key('num_experts')} {keys.count('num_experts')}"
     if keys.has("do_layer_norm_before"):
         found["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"
     return found

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from pilotfish.base.reading import reading, text
-from pilotfish.engines.errors import ArtifactError
-from pilotfish.engines.tokenizer import Tokenizer, complaining
-from pilotfish.export.errors import ExportError
+from pilotfish.base.reading import read_text, reading_file
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.tokenizer import Tokenizer, wrapping_errors
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import complete, read_added
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
@@ -37,7 +37,7 @@ DEFAULT = "default"
 # The files of a form, all of which must be there → how to make a tokenizer.json of them; the first
 # whose files are there is taken.
 FORMS: tuple[tuple[tuple[str, ...], Callable[[Path], str]], ...] = (
-    (("tokenizer.json",), lambda path: complete(text(path / "tokenizer.json"), path)),
+    (("tokenizer.json",), lambda path: complete(read_text(path / "tokenizer.json"), path)),
     (("tekken.json",), tekken_tokenizer_json),
     (("tokenizer.model",), sentencepiece_tokenizer_json),
     (("vocab.json", "merges.txt"), gpt2_tokenizer_json),
@@ -76,7 +76,7 @@ def read_tokenizer(path: Path, ignored: Collection[str] = ()) -> tuple[str, list
     """
     for names, read in FORMS:
         if all((path / name).is_file() for name in names):
-            with reading(lambda problem: _unreadable(f"{path}: the tokenizer", problem)):
+            with reading_file(lambda problem: _unreadable(f"{path}: the tokenizer", problem)):
                 found = read(path)
             _expect_agreement(path, found, ignored)
             used = dict.fromkeys((*names, *(name for name in _ALSO if (path / name).is_file())))
@@ -105,7 +105,7 @@ def read_special_tokens(path: Path, text: str) -> dict[str, str]:
     return {name: token for name, token in named.items() if not token or token in known}
 
 
-def ends_with(ids: list[int], special_tokens: Mapping[str, str], text: str) -> list[int]:
+def read_end_tokens(ids: list[int], special_tokens: Mapping[str, str], text: str) -> list[int]:
     """Return the end tokens, and the tokenizer's own if it is none of them."""
     own = token_ids(text).get(special_tokens.get("eos_token", ""))
     return ids if own is None or own in ids else [*ids, own]
@@ -163,7 +163,7 @@ def _unlisted(
 
 def token_ids(text: str) -> dict[str, int]:
     """Return the ids of a tokenizer.json's tokens by their strings."""
-    with complaining("tokenizer.json is not a tokenizer.json", ExportError):
+    with wrapping_errors("tokenizer.json is not a tokenizer.json", ExportError):
         found: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
     return found
 
@@ -242,7 +242,7 @@ def _parsed(text: str) -> dict[str, Any]:
         return {}  # damaged: the tokenizer's own reader says how
 
 
-def within(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[str]]:
+def within_rows(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[str]]:
     """Leave out special tokens that the embedding has no row for; their names are returned, too.
 
     So it is with Gemma 3's `<image_soft_token>`, which stands for what its text models do not read.
@@ -277,8 +277,8 @@ def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:
     files = {DEFAULT: path / TEMPLATE}
     files |= {file.stem: file for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
     for name, file in files.items():
-        with reading(partial(_unreadable, str(file))), suppress(FileNotFoundError):
-            found[name] = text(file)
+        with reading_file(partial(_unreadable, str(file))), suppress(FileNotFoundError):
+            found[name] = read_text(file)
     for name in ("tokenizer_config.json", "chat_template.json"):
         found = found or templates_in(read_object(path / name).get("chat_template"))
     return found.pop(DEFAULT, None), found

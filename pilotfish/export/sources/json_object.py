@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.base.reading import content, reading
-from pilotfish.export.errors import ExportError
+from pilotfish.base.reading import read_content, reading_file
+from pilotfish.export.export_errors import ExportError
 
 # Python's json writes infinity bare, which is no JSON; transformers writes it so.
 _BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
@@ -22,9 +22,9 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         ExportError: if it cannot be read, or holds something else.
     """
-    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+    with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         try:
-            return _decoded(content(path))
+            return _decoded(read_content(path))
         except FileNotFoundError:
             return {}
 

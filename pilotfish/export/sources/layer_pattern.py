@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.engines.manifest import MOST_LAYERS
-from pilotfish.export.config import CACHED, Kind, Layer
+from pilotfish.export.model_config import CACHED, Kind, Layer
 from pilotfish.export.parts import Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
@@ -297,14 +297,14 @@ def _turning(keys: ClassKeys, table: Fields, head_dim: int) -> int:
     key, default = "partial_rotary_factor", 1.0
     if keys.has(key):
         default = keys.default(key)
-    stated = keys.fields.get(keys.called(key), float, default, null=default)
+    stated = keys.fields.get(keys.class_key(key), float, default, null=default)
     part = table.get(key, float, stated, null=stated)
     if part != 1.0 and not keys.has(key):
         raise keys.fields.error("this class does not rotate a part of the head, as is stated")
     width = int(head_dim * part)
     if not 0 < width <= head_dim or width % 2:
         raise keys.fields.error(
-            f"{keys.called(key)} {part} would turn {width} of {head_dim} channels"
+            f"{keys.class_key(key)} {part} would turn {width} of {head_dim} channels"
         )
     return width
 

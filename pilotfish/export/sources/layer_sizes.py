@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.export.config import Layer
+from pilotfish.export.model_config import Layer
 from pilotfish.export.sources.class_keys import ClassKeys
 
 FULL = "full_attention"
@@ -116,7 +116,7 @@ def _sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
     if not keys.architecture.shares:
         return none
     name = "num_kv_shared_layers"
-    shared = keys.fields.get(keys.called(name), int, keys.default(name))
+    shared = keys.fields.get(keys.class_key(name), int, keys.default(name))
     own = kinds[: max(len(kinds) - shared, 0)]
     if shared < 0 or set(kinds) - set(own):
         raise keys.fields.error(
@@ -129,7 +129,7 @@ def _sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
 
 def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | None]:
     """Return the widths of feed-forward parts, None for the model's."""
-    listed = keys.fields.values.get(keys.called("intermediate_size"))
+    listed = keys.fields.values.get(keys.class_key("intermediate_size"))
     if "activation_sparsity_pattern" in keys.architecture.keys and isinstance(listed, list):
         if len(listed) != len(reads) or not all(_is_count(each) for each in listed):
             raise keys.fields.error(

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.reading import reading
-from pilotfish.export.errors import ExportError
+from pilotfish.base.reading import reading_file
+from pilotfish.export.export_errors import ExportError
 
 
 class MappedFile:
@@ -26,7 +26,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with (
-            reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
+            reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
             path.open("rb") as file,
         ):
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

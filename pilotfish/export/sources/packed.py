@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.blocks import Quantized, block_of
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 WIDTHS = (4, 8)
 # Formats of compressed-tensors that are read; others are of 4-bit floats or sparse.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Layer
-from pilotfish.export.parts import Factors, Recurrence, Space
+from pilotfish.export.model_config import Layer
+from pilotfish.export.parts import Factors, Recurrence, StateSpace
 from pilotfish.export.sources.class_keys import ClassKeys
 
 MOST_TAPS = 16
@@ -86,9 +86,9 @@ def called_recurrence(keys: ClassKeys) -> Mapping[str, str]:
     if not keys.has("mamba_n_heads"):
         return LINEAR
     sizes = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
-    heads, width, groups, state = (keys.called(key) for key in sizes)
+    heads, width, groups, state = (keys.class_key(key) for key in sizes)
     return {
-        "taps": keys.called("mamba_d_conv"),
+        "taps": keys.class_key("mamba_d_conv"),
         "heads": heads,
         "values": f"{heads} · {width} =",
         "channels": f"{heads} · {width} + 2 · {groups} · {state} =",
@@ -131,7 +131,7 @@ def _selective(keys: ClassKeys) -> Recurrence:
         key_heads=1,
         key_dim=keys.count("state_size"),
         value_dim=1,
-        space=Space(norm=None, rank=rank, epsilon=epsilon),
+        space=StateSpace(norm=None, rank=rank, epsilon=epsilon),
     )
 
 
@@ -142,20 +142,20 @@ def _value_dim(keys: ClassKeys, heads: int) -> int:
         inner = keys.count("mamba_expand") * keys.count("hidden_size")
     if keys.has("mamba_d_ssm"):
         inner = keys.count("mamba_d_ssm", null=inner)
-    key = keys.called("mamba_d_head")
+    key = keys.class_key("mamba_d_head")
     if inner is not None and keys.raw("mamba_d_head") == "auto":
         width = inner // heads
     else:
         width = keys.fields.count(key, keys.default("mamba_d_head"))
     if inner is not None and heads * width != inner:
         raise keys.fields.error(
-            f"{keys.called('mamba_n_heads')} {heads} × {key} {width} is not the width {inner} that "
+            f"{keys.class_key('mamba_n_heads')} {heads} × {key} {width} is not the width {inner} that "
             "the state spaces should have"
         )
     return width
 
 
-def _space(keys: ClassKeys) -> Space:
+def _space(keys: ClassKeys) -> StateSpace:
     shortest, longest = 0.0, math.inf
     if keys.has(LIMITS):
         shortest, longest = _limits(keys)
@@ -168,7 +168,7 @@ def _space(keys: ClassKeys) -> Space:
     if keys.has("mamba_rms_norm"):
         norm = "before" if keys.flag("mamba_norm_before_gate") else "behind"
         norm = norm if keys.flag("mamba_rms_norm") else None
-    return Space(shortest=shortest, longest=longest, norm=norm, scales=scales)
+    return StateSpace(shortest=shortest, longest=longest, norm=norm, scales=scales)
 
 
 def _limits(keys: ClassKeys) -> tuple[float, float]:
@@ -202,7 +202,7 @@ def _is_number(value: Any) -> bool:
 def _check_heads(keys: ClassKeys, found: Recurrence, heads: str, groups: str) -> None:
     if found.heads % found.key_heads:
         raise keys.fields.error(
-            f"{keys.called(heads)} {found.heads} is no multiple of {keys.called(groups)} "
+            f"{keys.class_key(heads)} {found.heads} is no multiple of {keys.class_key(groups)} "
             f"{found.key_heads}"
         )
 
@@ -211,5 +211,5 @@ def _taps(keys: ClassKeys, key: str) -> int:
     """Read how many tokens a convolution sees."""
     taps = keys.count(key)
     if not 2 <= taps <= MOST_TAPS:
-        raise keys.fields.error(f"{keys.called(key)} is {taps}: 2 to {MOST_TAPS} are supported")
+        raise keys.fields.error(f"{keys.class_key(key)} is {taps}: 2 to {MOST_TAPS} are supported")
     return taps

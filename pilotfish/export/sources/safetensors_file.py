@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from pilotfish.base.reading import reading
-from pilotfish.export.errors import ExportError
+from pilotfish.base.reading import reading_file
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 
 BYTES_AT_ONCE = 1 << 24
@@ -51,7 +51,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = MappedFile(path)
-        with reading(self._damaged):
+        with reading_file(self._damaged):
             try:
                 with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
                     self._start, self._tensors = self._read_header()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.model_config import ModelConfig
 
 Progress = Callable[[str, int, int | None], None]
 """Called as progress(label, done, total); total is None while it is unknown."""

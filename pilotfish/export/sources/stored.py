@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.architectures import Names
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 
 log = logging.getLogger("pilotfish.export")

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.architectures import Names
-from pilotfish.export.config import Layer, ModelConfig
-from pilotfish.export.errors import ExportError
-from pilotfish.export.weight_sizes import LAYER, of_any
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import Layer, ModelConfig
+from pilotfish.export.weight_sizes import LAYER, wildcard_name
 from pilotfish.export.weights import shapes
 
 T = TypeVar("T", np.float32, np.int64)
@@ -96,7 +96,7 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
 def _renamed(modules: Mapping[str, str], module: str) -> str:
     """Return what a module of a layer is called; * in the table stands for any number."""
     number = re.search(r"\.(\d+)\.", module)
-    other = modules.get(of_any(module), module)
+    other = modules.get(wildcard_name(module), module)
     return other if number is None else _of(other, int(number[1]))
 
 
@@ -131,14 +131,14 @@ def stored_name(names: Names, name: str) -> str:
     prefix = f"{body}{names.stack}.{layer[1]}."
     stacked = {ours: theirs for theirs, several in names.stacked.items() for ours in several}
     stacked |= {ours: theirs for theirs, ours in names.tensors.items()}
-    if of_any(f"{layer[2]}.{kind}") in stacked:
-        return prefix + stacked[of_any(f"{layer[2]}.{kind}")]
+    if wildcard_name(f"{layer[2]}.{kind}") in stacked:
+        return prefix + stacked[wildcard_name(f"{layer[2]}.{kind}")]
     known = {ours: theirs for theirs, several in names.fused.items() for ours in several}
     known |= {ours: theirs for theirs, ours in names.modules.items()}
     return f"{prefix}{_renamed(known, layer[2])}.{kind}"
 
 
-class Taker:
+class TensorSlicer:
     """Takes our weights from stored ones.
 
     Args:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.errors import ExportError
-from pilotfish.export.weight_sizes import LAYER, Size
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import ModelConfig
+from pilotfish.export.weight_sizes import LAYER, WeightSize
 from pilotfish.export.weights import weights
 
 
@@ -38,7 +38,9 @@ class FileSettings(NamedTuple):
                 return setting
         return self.say(config, "model_type")
 
-    def blame(self, config: ModelConfig, sizes: tuple[Size, ...], found: tuple[int, ...]) -> str:
+    def blame(
+        self, config: ModelConfig, sizes: tuple[WeightSize, ...], found: tuple[int, ...]
+    ) -> str:
         """Name the settings behind the dimensions that differ."""
         if len(sizes) != len(found):
             return self.say(config, "model_type")
@@ -49,7 +51,7 @@ class FileSettings(NamedTuple):
 
 def check_weights(
     config: ModelConfig,
-    found: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     settings: FileSettings,
     where: str,
     called: Callable[[str], str] = str,
@@ -70,19 +72,19 @@ def check_weights(
     wanted = set()
     for name, sizes in weights(config):
         wanted.add(name)
-        if name not in found:
-            absent = not any(_layer(other) == _layer(name) for other in found)
+        if name not in shapes:
+            absent = not any(_layer(other) == _layer(name) for other in shapes)
             asking = settings.why(config, name)
             if absent and _layer(name) is not None:
                 asking = settings.say(config, "layers")
             raise ExportError(f"{where} has no {called(name)}, which {asking} asks for")
         shape = tuple(size.value for size in sizes)
-        if found[name] != shape:
+        if shapes[name] != shape:
             raise ExportError(
-                f"{where}: {called(name)} has shape {list(found[name])}, but "
-                f"{settings.blame(config, sizes, found[name])} asks for {list(shape)}"
+                f"{where}: {called(name)} has shape {list(shapes[name])}, but "
+                f"{settings.blame(config, sizes, shapes[name])} asks for {list(shape)}"
             )
-    for name in found:
+    for name in shapes:
         if name not in wanted:
             beyond = (_layer(name) or 0) >= config.layers
             asking = settings.say(config, "layers") if beyond else settings.why(config, name)

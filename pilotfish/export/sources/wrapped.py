@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pilotfish.export.architectures import ARCHITECTURES
-from pilotfish.export.errors import ExportError
+from pilotfish.export.export_errors import ExportError
 
 # Of a wrapper whose text_config states no model_type, the class's default.
 TEXT_TYPES = {

@@ -17,8 +17,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from pilotfish.engines.tokenizer import complaining
-from pilotfish.export.errors import ExportError
+from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.roles import EXTRA, ROLES, content
 
@@ -26,7 +26,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedTokens:
     """What the files say.
 
     settings: tokenizer_config.json. tokens: by their ids. special: the names of special ones, some
@@ -60,7 +60,7 @@ class Added:
         _add(tokenizer, in_order, place, "give the model a tokenizer.json")
 
 
-def read_added(directory: Path) -> Added:
+def read_added(directory: Path) -> AddedTokens:
     """Read what the directory's files say about added tokens.
 
     Raises:
@@ -80,7 +80,7 @@ def read_added(directory: Path) -> Added:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{directory}: the added tokens are damaged: {error!r}") from None
     special = frozenset(name for source in (roles, settings) for name in _special(source))
-    return Added({**roles, **settings}, tokens, special)
+    return AddedTokens({**roles, **settings}, tokens, special)
 
 
 def complete(text: str, directory: Path) -> str:
@@ -94,7 +94,7 @@ def complete(text: str, directory: Path) -> str:
     """
     added = read_added(directory)
     try:
-        with complaining("damaged", ExportError):
+        with wrapping_errors("damaged", ExportError):
             tokenizer = tokenizers.Tokenizer.from_str(text)
     except ExportError:
         return text  # the tokenizer's own reader says how

@@ -10,9 +10,9 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models
 
-from pilotfish.base.reading import reading, text
-from pilotfish.engines.tokenizer import complaining
-from pilotfish.export.errors import ExportError
+from pilotfish.base.reading import read_text, reading_file
+from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import read_added
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS
@@ -34,10 +34,10 @@ def gpt2_tokenizer_json(directory: Path) -> str:
         raise ExportError(f"{directory}: a {kind!r:.60} without tokenizer.json is not supported")
     vocabulary = read_object(directory / "vocab.json")
     path = directory / "merges.txt"
-    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
-        lines = text(path).splitlines()
+    with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+        lines = read_text(path).splitlines()
         merges = [pair(line) for line in lines if line and not line.startswith("#version")]
-    with complaining(f"{directory}: the tokenizer is damaged", ExportError):
+    with wrapping_errors(f"{directory}: the tokenizer is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     read_added(directory).add_to(tokenizer, {}, str(directory))
     tokenizer.pre_tokenizer = PRETOKENIZERS["gpt-2"].build()

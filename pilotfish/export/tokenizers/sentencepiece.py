@@ -14,10 +14,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, processors
 
-from pilotfish.base.reading import content, reading
-from pilotfish.engines.tokenizer import complaining
-from pilotfish.export.errors import ExportError
-from pilotfish.export.tokenizers.added import Added, read_added
+from pilotfish.base.reading import read_content, reading_file
+from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.tokenizers.added import AddedTokens, read_added
 from pilotfish.export.tokenizers.model_proto import (
     BPE,
     CONTROL,
@@ -64,8 +64,8 @@ def sentencepiece_tokenizer_json(directory: Path) -> str:
 
 def _parse(path: Path) -> Any:
     """Read the file; what is returned is a `ModelProto`, whose class has no types."""
-    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
-        data = content(path)
+    with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+        data = read_content(path)
     try:
         return parse_model(data)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenize
     """Build the part that joins characters into tokens."""
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     fallback = model.trainer_spec.byte_fallback
-    with complaining(f"{path} is damaged", ExportError):
+    with wrapping_errors(f"{path} is damaged", ExportError):
         if model.trainer_spec.model_type == UNIGRAM:
             return tokenizers.Tokenizer(models.Unigram(pieces, unknown, fallback))
         scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
@@ -122,7 +122,7 @@ def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenize
         )
 
 
-def _prefix(model: Any, added: Added) -> Prefix:
+def _prefix(model: Any, added: AddedTokens) -> Prefix:
     """Choose where a space is put before a text."""
     if not model.normalizer_spec.add_dummy_prefix:
         return "never"
@@ -131,7 +131,7 @@ def _prefix(model: Any, added: Added) -> Prefix:
     return "once" if any(piece.type == USER_DEFINED for piece in model.pieces) else "always"
 
 
-def _begin(tokenizer: tokenizers.Tokenizer, model: Any, added: Added) -> None:
+def _begin(tokenizer: tokenizers.Tokenizer, model: Any, added: AddedTokens) -> None:
     """Put BOS before a text unless the settings say no, as transformers does."""
     token = added.role("bos_token") or model.trainer_spec.bos_piece
     id = tokenizer.token_to_id(token)

@@ -14,9 +14,9 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
-from pilotfish.base.reading import content, reading
-from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, complaining
-from pilotfish.export.errors import ExportError
+from pilotfish.base.reading import read_content, reading_file
+from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, wrapping_errors
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.tables import merges_by_score
 
 FILE = "tekken.json"
@@ -42,7 +42,7 @@ class _Special(msgspec.Struct, frozen=True):
     is_control: bool = True
 
 
-class _File(msgspec.Struct, frozen=True):
+class _TekkenFile(msgspec.Struct, frozen=True):
     config: _Config
     vocab: list[_Token]
     special_tokens: list[_Special] | None = None
@@ -65,8 +65,8 @@ def tekken_tokenizer_json(directory: Path) -> str:
         ExportError: if the file is damaged.
     """
     path = directory / FILE
-    with reading(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
-        file = msgspec.json.decode(content(path), type=_File)
+    with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
+        file = msgspec.json.decode(read_content(path), type=_TekkenFile)
     special = _special_tokens(file, path)
     ordinary = _ordinary_tokens(file, len(special), path)
     vocabulary = {token.content: id for id, token in enumerate(special)}
@@ -74,7 +74,7 @@ def tekken_tokenizer_json(directory: Path) -> str:
     if len(vocabulary) != len(special) + len(ordinary):
         raise ExportError(f"{path} is damaged: it has a token twice")
     merges = merges_by_score({token: -rank for rank, token in enumerate(ordinary)})
-    with complaining(f"{path} is damaged", ExportError):
+    with wrapping_errors(f"{path} is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
         split = pre_tokenizers.Split(Regex(file.config.pattern), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -88,7 +88,7 @@ def tekken_tokenizer_json(directory: Path) -> str:
     return tokenizer.to_str()
 
 
-def _special_tokens(file: _File, path: Path) -> list[AddedToken]:
+def _special_tokens(file: _TekkenFile, path: Path) -> list[AddedToken]:
     """List the special tokens by their ids; names are made for those that the file only counts."""
     stated = file.special_tokens
     if stated is None:
@@ -107,7 +107,7 @@ def _special_tokens(file: _File, path: Path) -> list[AddedToken]:
     return [AddedToken(token.token_str, special=True, normalized=False) for token in named]
 
 
-def _ordinary_tokens(file: _File, special: int, path: Path) -> list[str]:
+def _ordinary_tokens(file: _TekkenFile, special: int, path: Path) -> list[str]:
     """List the other tokens by rank, in GPT-2's characters; those past the vocabulary left out."""
     size = file.config.default_vocab_size
     count = len(file.vocab) if size is None else size - special

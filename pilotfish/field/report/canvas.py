@@ -24,17 +24,17 @@ class Picture:
     alt: str
 
 
-class Looks:
+class PlotStyle:
     """Colour and marker of every protocol, the same in all plots of a report."""
 
     def __init__(self, protocols: Iterable[str]) -> None:
         self._order = list(dict.fromkeys(protocols))
 
-    def colour(self, protocol: str) -> str:
+    def colour_of(self, protocol: str) -> str:
         """Return a colour of the palette."""
         return PALETTE[self._order.index(protocol) % len(PALETTE)]
 
-    def marker(self, protocol: str) -> str:
+    def marker_of(self, protocol: str) -> str:
         """Return a marker; protocols that share a colour differ in it."""
         at = self._order.index(protocol)
         return MARKERS[(at + at // len(PALETTE)) % len(MARKERS)]
@@ -56,7 +56,7 @@ def title(run: str, finding: str, n: str) -> str:
     return plain("\n".join(fill(_unit.sub(_NBSP, line), _TITLE_LETTERS) for line in lines))
 
 
-def counted(counts: Iterable[int], what: str) -> str:
+def format_counts(counts: Iterable[int], what: str) -> str:
     """Format ``n = 12 answers each``, or a range; ``what`` begins with a plural."""
     found = sorted(set(counts))
     if found[-1] == 1:

@@ -9,7 +9,7 @@ from pilotfish.field.drawing import MARKERS, PALETTE, MaxNLocator, plot
 from pilotfish.field.report.canvas import (
     WIDTH,
     Picture,
-    counted,
+    format_counts,
     legend_below,
     plain,
     title,
@@ -21,7 +21,7 @@ _ROW = 0.27  # inches
 _ROWS = 7  # of which there is room for so many at least
 
 
-def otherwise(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
+def alternatives(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
     """Plot what `auto` took, as a line, and every alternative, measured and forecast."""
     if seen is None:
         return None
@@ -32,7 +32,7 @@ def otherwise(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
     finding = f"auto took {seen.auto.median:.1f} ms a token" + _against_best(seen)
     n = f"auto: n = {seen.auto.n} answers"
     if fixed := [a.fixed.n for a in rows if a.fixed is not None]:
-        n += f"; fixed: {counted(fixed, 'each')}"
+        n += f"; fixed: {format_counts(fixed, 'each')}"
     with plot(
         path,
         title(run, finding, n),

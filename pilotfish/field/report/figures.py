@@ -122,7 +122,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
     )
 
 
-def noted(all_figures: Sequence[Figures]) -> list[RoundCounter]:
+def noted_counters(all_figures: Sequence[Figures]) -> list[RoundCounter]:
     """The counters of which any of these figures have something to say."""
     known = counters().values()
     return [one for one in known if any(f.notes[one.name] is not None for f in all_figures)]

@@ -55,7 +55,7 @@ class Hindsight:
         return min(known, key=lambda a: a.fixed.median if a.fixed else 0.0, default=None)
 
     @property
-    def behind(self) -> float | None:
+    def excess(self) -> float | None:
         """By what share auto's median exceeds that of the best fixed choice; may be negative."""
         if self.auto is None or self.best is None or self.best.fixed is None:
             return None

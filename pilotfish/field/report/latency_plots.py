@@ -9,9 +9,9 @@ from pathlib import Path
 from pilotfish.field.drawing import Axes, plot
 from pilotfish.field.report.canvas import (
     WIDTH,
-    Looks,
     Picture,
-    counted,
+    PlotStyle,
+    format_counts,
     legend_below,
     plain,
     shorten,
@@ -25,13 +25,15 @@ from pilotfish.field.run import WindowSetting
 _WITHOUT_WINDOW = "no γ"
 
 
-def latency(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -> Picture | None:
+def latency(
+    path: Path, run: str, all_figures: Sequence[Figures], looks: PlotStyle
+) -> Picture | None:
     """Plot time per token against the window, a line for each protocol (wisv figures 4 and 7)."""
     known = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     if not known:
         return None
     finding = _lowest([f for f, _ in known])
-    n = counted((found.n for _, found in known), "answers a point")
+    n = format_counts((found.n for _, found in known), "answers a point")
     columns = _columns([f for f, _ in known])
     protocols = protocols_of([f for f, _ in known])
     with plot(
@@ -67,21 +69,28 @@ def _lowest(all_figures: Sequence[Figures]) -> str:
     return f"lowest fixed choice: {best.configuration}, {best.token_ms.median:.1f} ms"
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: Looks) -> None:
+def _line(
+    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: PlotStyle
+) -> None:
     """Draw medians with intervals, joined where the protocol has windows to compare."""
     for x, found in points:
         axes.errorbar(
-            x, found.median, whiskers(found), color=looks.colour(protocol), capsize=2, linewidth=1
+            x,
+            found.median,
+            whiskers(found),
+            color=looks.colour_of(protocol),
+            capsize=2,
+            linewidth=1,
         )
     if len(points) == 1:  # a level to hold the others against
         axes.axhline(
-            points[0][1].median, color=looks.colour(protocol), linewidth=0.8, linestyle=":"
+            points[0][1].median, color=looks.colour_of(protocol), linewidth=0.8, linestyle=":"
         )
     axes.plot(
         [x for x, _ in points],
         [found.median for _, found in points],
-        color=looks.colour(protocol),
-        marker=looks.marker(protocol),
+        color=looks.colour_of(protocol),
+        marker=looks.marker_of(protocol),
         linewidth=1.4,
         label=plain(protocol),
     )
@@ -102,14 +111,14 @@ def _columns(all_figures: Sequence[Figures]) -> list[str]:
     return [_WITHOUT_WINDOW if window is None else str(window) for window in windows]
 
 
-def compared(
-    path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], looks: Looks
+def compare_runs(
+    path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], looks: PlotStyle
 ) -> Picture | None:
     """Plot runs below each other, each protocol at its best window; None for less than two."""
     known = [(run, best) for run, found in runs if (best := _best_windows(found))]
     if len(known) < 2:
         return None
-    n = counted((f.n for _, best in known for f, _ in best), "answers a point")
+    n = format_counts((f.n for _, best in known for f, _ in best), "answers a point")
     with plot(
         path,
         title("Each protocol at its best window", f"{len(known)} runs", n),
@@ -138,16 +147,18 @@ def compared(
     )
 
 
-def _dots(axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: Looks) -> None:
+def _dots(
+    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: PlotStyle
+) -> None:
     """Draw a protocol's medians with intervals, in the rows of the runs."""
-    colour = looks.colour(protocol)
+    colour = looks.colour_of(protocol)
     for y, found in points:
         axes.errorbar(found.median, y, xerr=whiskers(found), color=colour, capsize=2, linewidth=1)
     axes.scatter(
         [found.median for _, found in points],
         [y for y, _ in points],
         color=colour,
-        marker=looks.marker(protocol),
+        marker=looks.marker_of(protocol),
         s=22,
         zorder=3,
         label=plain(protocol),

@@ -40,12 +40,12 @@ QUANTITIES = (
 )
 
 
-def measured(answers: Sequence[Answer]) -> list[Quantity]:
+def measured_quantities(answers: Sequence[Answer]) -> list[Quantity]:
     """List the quantities with a reading in some answer of the run."""
     return [quantity for quantity in QUANTITIES if quantity.points(answers)]
 
 
-def unmeasured(answers: Sequence[Answer]) -> list[str]:
+def unmeasured_names(answers: Sequence[Answer]) -> list[str]:
     """List the names of the others."""
-    known = measured(answers)
+    known = measured_quantities(answers)
     return [quantity.name for quantity in QUANTITIES if quantity not in known]

@@ -8,14 +8,14 @@ from typing import Any
 from pilotfish.base.errors import RunFileError
 from pilotfish.field.report.figures import Figures, figures, flat
 from pilotfish.field.report.hindsight import Hindsight, hindsight
-from pilotfish.field.report.link import unmeasured
+from pilotfish.field.report.link import unmeasured_names
 from pilotfish.field.report.plausible import expect_plausible
 from pilotfish.field.report.statistics import LEVEL, RESAMPLES
 from pilotfish.field.run import Answer, Facts, Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """A run file, read. name: distinguishes it from the report's other runs."""
 
     name: str
@@ -37,14 +37,14 @@ class Measured:
             "ended_unix_s": last.started_unix_s + last.total_s,
             "answers": len(self.answers),
             "left_out": {"warm_up": self.warm_up, "unfinished": self.unfinished},
-            "not_measured": unmeasured(self.answers),
+            "not_measured": unmeasured_names(self.answers),
             "figures": [flat(asdict(found)) for found in self.figures],
             "auto": None if self.hindsight is None else _auto(self.hindsight),
             "interval": {"level": LEVEL, "bootstrap_resamples": RESAMPLES},
         }
 
 
-def read(path: str | Path) -> Measured:
+def read(path: str | Path) -> MeasuredRun:
     """Read a run file; `RunFileError` for another kind of file, or one without an answer."""
     path = Path(path)
     with Run.open(path) as run:
@@ -57,7 +57,7 @@ def read(path: str | Path) -> Measured:
             f"{path} has no finished answer: go on with it by `pilotfish field measure --resume`."
         )
     answers = [answer for answer in answers if answer.rounds]
-    return Measured(
+    return MeasuredRun(
         name=path.stem.encode(errors="replace").decode(),
         path=path,
         facts=facts,
@@ -69,9 +69,9 @@ def read(path: str | Path) -> Measured:
     )
 
 
-def named_apart(runs: Sequence[Measured]) -> list[Measured]:
+def with_unique_names(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """Number the runs that share a name with another one."""
-    apart: dict[str, Measured] = {}
+    apart: dict[str, MeasuredRun] = {}
     for run in runs:
         name, number = run.name, 1
         while name in apart:
@@ -86,4 +86,4 @@ def _auto(seen: Hindsight) -> dict[str, Any]:
     found["alternatives"] = [flat(each) for each in found["alternatives"]]
     best = seen.best.configuration if seen.best is not None else None
     found["best_fixed"] = None if best is None else best._asdict()
-    return {**found, "behind_best_fixed": seen.behind, "median_error": seen.error}
+    return {**found, "behind_best_fixed": seen.excess, "median_error": seen.error}

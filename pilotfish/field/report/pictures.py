@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.field.report import choice_plots, latency_plots, plots
-from pilotfish.field.report.canvas import Looks, Picture
-from pilotfish.field.report.measured import Measured
+from pilotfish.field.report.canvas import Picture, PlotStyle
+from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.timeline import timeline
 
 _KINDS = 7  # of plots of a run
@@ -31,16 +31,16 @@ class Gallery:
 
 
 def draw(
-    runs: Sequence[Measured], folder: Path, show: Callable[[int, int], None] = lambda *_: None
+    runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
 ) -> Gallery:
     """Draw everything into a folder; file names begin with the run's number and its name.
 
     show: called after each plot with how many of how many are done.
     """
-    looks = Looks(f.configuration.protocol for run in runs for f in run.figures)
+    looks = PlotStyle(f.configuration.protocol for run in runs for f in run.figures)
     done = 0
 
-    def each(kind: str, one: Callable[[Path, Measured], Picture | None]) -> list[Picture]:
+    def each(kind: str, one: Callable[[Path, MeasuredRun], Picture | None]) -> list[Picture]:
         nonlocal done
         found = []
         for at, run in enumerate(runs, 1):
@@ -49,7 +49,7 @@ def draw(
             show(done, _KINDS * len(runs))
         return [picture for picture in found if picture is not None]
 
-    together = latency_plots.compared(
+    together = latency_plots.compare_runs(
         folder / "compared.png", [(run.name, run.figures) for run in runs], looks
     )
     return Gallery(
@@ -63,7 +63,7 @@ def draw(
         link=each("link", lambda to, run: timeline(to, run.name, run.answers)),
         otherwise=each(
             "auto",
-            lambda to, run: choice_plots.otherwise(to, run.name, run.hindsight),
+            lambda to, run: choice_plots.alternatives(to, run.name, run.hindsight),
         ),
         predictions=each(
             "auto-predicted",
@@ -72,5 +72,5 @@ def draw(
     )
 
 
-def _name(number: int, run: Measured, kind: str) -> str:
+def _name(number: int, run: MeasuredRun, kind: str) -> str:
     return f"{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', run.name).strip('-')[:40]}-{kind}.png"

@@ -20,9 +20,9 @@ from pilotfish.field.drawing import (
 )
 from pilotfish.field.report.canvas import (
     WIDTH,
-    Looks,
     Picture,
-    counted,
+    PlotStyle,
+    format_counts,
     legend_below,
     plain,
     title,
@@ -44,7 +44,7 @@ def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | No
     largest = max(STAGES, key=lambda stage: means[stage])
     share = 100 * means[largest] / (sum(means.values()) or 1.0)
     finding = f"on average {share:.0f} % of a token's time is {largest}"
-    n = counted((f.n for f in known), "answers a bar")
+    n = format_counts((f.n for f in known), "answers a bar")
     with plot(
         path,
         title(run, finding, n),
@@ -73,7 +73,9 @@ def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def depths(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -> Picture | None:
+def depths(
+    path: Path, run: str, all_figures: Sequence[Figures], looks: PlotStyle
+) -> Picture | None:
     """Plot acceptance by depth: rounds that reach each depth, and rounds that accept it.
 
     All windows of a protocol together, each depth over the rounds that drafted so far; shares of
@@ -86,7 +88,7 @@ def depths(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -
     first = [found[0] for found in known.values()]
     share = sum(p.accepted for p in first) / sum(p.reached for p in first)
     finding = f"the first drafted token is accepted in {100 * share:.0f} % of rounds"
-    n = counted((p.drafted for p in first), "rounds a protocol")
+    n = format_counts((p.drafted for p in first), "rounds a protocol")
     ylabels = ["reached\n(% of rounds)", "accepted when\nreached (%)"]
     with panels(
         path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4)
@@ -111,10 +113,10 @@ def _depths(
     found: Sequence[PositionCounts],
     aside: float,
     protocol: str,
-    looks: Looks,
+    looks: PlotStyle,
 ) -> None:
     """Draw the two lines of a protocol, and the intervals of its acceptance."""
-    colour, marker = looks.colour(protocol), looks.marker(protocol)
+    colour, marker = looks.colour_of(protocol), looks.marker_of(protocol)
     reached.plot(
         [p.depth + aside for p in found],
         [100 * p.reached / p.drafted for p in found],
@@ -160,7 +162,7 @@ def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | N
     least = known[totals.index(min(totals))].configuration
     most = known[totals.index(max(totals))].configuration
     finding = f"{min(totals):.0f} bytes a token ({least}) to {max(totals):,.0f} ({most})"
-    n = counted((f.n for f in known), "answers each")
+    n = format_counts((f.n for f in known), "answers each")
     with plot(
         path,
         title(run, finding, n),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from pilotfish.field.report.figures import Figures, lowest, noted
+from pilotfish.field.report.figures import Figures, lowest, noted_counters
 from pilotfish.field.report.hindsight import Hindsight
-from pilotfish.field.report.measured import Measured
+from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.statistics import Spread
 from pilotfish.field.run import Model
 from pilotfish.wire.protocols import RoundCounter
@@ -89,10 +89,10 @@ def _noted(counter: RoundCounter) -> tuple[str, str, Callable[[Figures], str]]:
     return "", counter.heading, lambda f: number(f.notes[name], 4)
 
 
-def latencies(run: Measured) -> Table:
+def latencies(run: MeasuredRun) -> Table:
     """Tabulate medians and tails of every (protocol, window) of a run."""
     best = lowest(run.figures)
-    columns = [*_COLUMNS, *map(_noted, noted(run.figures))]
+    columns = [*_COLUMNS, *map(_noted, noted_counters(run.figures))]
     if any(figures.asked is not None for figures in run.figures):
         columns.append(_ASKED)
     return Table(
@@ -102,7 +102,7 @@ def latencies(run: Measured) -> Table:
     )
 
 
-def positions(run: Measured) -> Table:
+def positions(run: MeasuredRun) -> Table:
     """Tabulate how many rounds drafted, reached and accepted each depth."""
     return Table(
         headings=[
@@ -158,7 +158,7 @@ def choices(seen: Hindsight) -> Table:
     )
 
 
-def differences(runs: Sequence[Measured]) -> Table:
+def differences(runs: Sequence[MeasuredRun]) -> Table:
     """Tabulate the facts in which runs differ: a row for each fact, a column for each run."""
     facts = _facts(runs)
     return Table(
@@ -167,7 +167,7 @@ def differences(runs: Sequence[Measured]) -> Table:
     )
 
 
-def common(runs: Sequence[Measured]) -> Table:
+def common(runs: Sequence[MeasuredRun]) -> Table:
     """Tabulate the facts that all runs share; of a single run, all facts."""
     facts = _facts(runs)
     return Table(
@@ -176,14 +176,14 @@ def common(runs: Sequence[Measured]) -> Table:
     )
 
 
-def _facts(runs: Sequence[Measured]) -> dict[str, list[str]]:
+def _facts(runs: Sequence[MeasuredRun]) -> dict[str, list[str]]:
     """Collect each fact with its value in every run."""
     columns = [dict(_conditions(run)) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
     return {name: [column.get(name, NONE) for column in columns] for name in names}
 
 
-def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
+def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     facts, settings = run.facts, run.facts.settings
     first, last = run.answers[0], run.answers[-1]
     yield "note", facts.note or NONE

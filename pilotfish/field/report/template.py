@@ -1,4 +1,4 @@
-"""The page's HTML and style, a Jinja template; `field.report.page` fills it in.
+"""The page's HTML and style, a Jinja template; `field.report.report_page` fills it in.
 
 It reads at 360 CSS pixels: only tables are wider than a phone, and they scroll in boxes of their
 own. Colours follow the reader's light or dark scheme; plots stand on white cards.

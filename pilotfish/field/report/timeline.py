@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pilotfish.field.drawing import PALETTE, Axes, panels
 from pilotfish.field.report.canvas import WIDTH, Picture, title
-from pilotfish.field.report.link import Quantity, measured
+from pilotfish.field.report.link import Quantity, measured_quantities
 from pilotfish.field.run import Answer
 
 _PAUSE_S = 600.0  # without an answer for so long, the run was interrupted
@@ -17,7 +17,7 @@ _PAUSE_S = 600.0  # without an answer for so long, the run was interrupted
 
 def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
     """Draw the plot; None where nothing was measured."""
-    known = measured(answers)
+    known = measured_quantities(answers)
     if not known:
         return None
     labels = list(dict.fromkeys(quantity.panel for quantity in known))

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pilotfish.base.files import PRIVATE, private_folder, write_whole
-from pilotfish.field.report.measured import Measured
-from pilotfish.field.report.page import page
+from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.pictures import draw
+from pilotfish.field.report.report_page import page
 
 PAGE = "report.html"
 
 
 def write(
-    runs: Sequence[Measured], folder: Path, show: Callable[[int, int], None] = lambda *_: None
+    runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
 ) -> Path:
     """Write page and plots into ``folder``, which is created; return the page's path.
 

@@ -4,6 +4,7 @@ The connections are ZeroMQ's, which names their descriptors and may close them a
 may then stand for something else. So each is checked before it is used.
 """
 
+import ctypes
 import fcntl
 import socket
 import struct
@@ -26,6 +27,7 @@ _LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  
 _THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # of linux/tcp.h
 # After so long without an acknowledgement the kernel gives up; we do so before.
 _GIVEN_UP_MS = 60_000
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # of asm-generic/socket.h
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
@@ -173,6 +175,23 @@ def hang_up(connection: socket.socket | None) -> None:
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             connection.shutdown(socket.SHUT_RDWR)
+
+
+def deafen(listening: socket.socket | None, deaf: bool) -> None:
+    """Have the kernel drop all that comes to a socket that listens, or no longer do so.
+
+    Who connects tries again after a second, as on a path that loses packets. Elsewhere than on
+    Linux nothing happens.
+    """
+    if listening is None:
+        return
+    drop = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # return 0 bytes
+    program = struct.pack("@HP", 1, ctypes.addressof(drop))  # struct sock_fprog
+    with suppress(OSError):
+        if deaf:
+            listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        else:
+            listening.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
 
 
 def _info(connection: socket.socket | None) -> bytes:

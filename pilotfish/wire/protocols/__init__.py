@@ -14,10 +14,12 @@ from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.ahead import Ahead
 from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
 from pilotfish.wire.protocols.coupled import Coupled
-from pilotfish.wire.protocols.declared import SHARED_OPTIONS, ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.decision_head import BoundDecisionHead
 from pilotfish.wire.protocols.dsd import Dsd
 from pilotfish.wire.protocols.dssd import Dssd
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.greedy import Greedy
+from pilotfish.wire.protocols.options import SHARED_OPTIONS, ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
     DrawKey,
@@ -25,8 +27,6 @@ from pilotfish.wire.protocols.exchange import (
     SpeculationProtocol,
     StatesNeeded,
 )
-from pilotfish.wire.protocols.greedy import Greedy
-from pilotfish.wire.protocols.judged import BoundDecisionHead
 from pilotfish.wire.protocols.tree import TokenTree
 from pilotfish.wire.protocols.tslt import Tslt
 from pilotfish.wire.protocols.wisv_full import WisvFull

@@ -19,8 +19,8 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, Relaxation, verify
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
-from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
-from pilotfish.wire.protocols.exchange import Decision, DrawKey, SamplingParams, coins, sample_next
+from pilotfish.wire.protocols.options import ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.protocol import Decision, DrawKey, SamplingParams, coins, sample_next
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
 
 # Where neither request nor edge say anything. A position deviates by 0.045 with it on the default

@@ -23,11 +23,11 @@ from pilotfish.base.settings import setting
 from pilotfish.speculation.distributions import Floats, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, race
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed import CommittedTokens, common_prefix
+from pilotfish.wire.committed_tokens import CommittedTokens, common_prefix
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.coupled import Coupled
-from pilotfish.wire.protocols.declared import ProtocolOptions
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.options import ProtocolOptions
+from pilotfish.wire.protocols.protocol import (
     Ids,
     SamplingParams,
     check_frame_count,

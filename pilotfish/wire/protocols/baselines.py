@@ -8,7 +8,7 @@ law      the model's own: argmax at temperature 0, else its sample under the noi
 
 from pilotfish.speculation.distributions import Floats, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample
-from pilotfish.wire.protocols.exchange import SamplingParams
+from pilotfish.wire.protocols.protocol import SamplingParams
 
 STREAM = "stream"
 LOCAL = "local"

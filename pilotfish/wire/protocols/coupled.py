@@ -14,7 +14,7 @@ from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols.baselines import choose
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
     DrawKey,

@@ -20,7 +20,7 @@ from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import Expansion, Tree, chain
 from pilotfish.wire.messages import Buffer, as_frame
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
     DrawKey,

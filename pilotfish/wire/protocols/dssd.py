@@ -27,7 +27,7 @@ from pilotfish.speculation.tree import Expansion, Tree, Walk
 from pilotfish.wire.codecs.counts import decode_counts, encode_counts
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
     DrawKey,

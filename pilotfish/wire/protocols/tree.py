@@ -26,7 +26,7 @@ from pilotfish.speculation.truncation import SparseRows, truncate
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
 from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.protocol import (
     VERDICT_BYTES,
     WINDOW_BYTES,
     Decision,

@@ -20,7 +20,7 @@ from pilotfish.speculation.tree import Expansion, Tree, chain
 from pilotfish.speculation.truncation import SparseRows, truncate
 from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
     DrawKey,

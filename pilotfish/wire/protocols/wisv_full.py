@@ -15,7 +15,8 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.decision_head import JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.protocol import (
     Decision,
     Ids,
     PairSizes,
@@ -24,7 +25,6 @@ from pilotfish.wire.protocols.exchange import (
     StatesNeeded,
     decode_window_ids,
 )
-from pilotfish.wire.protocols.judged import JudgedDraft, JudgedProtocol
 
 
 class WisvFull(JudgedProtocol):

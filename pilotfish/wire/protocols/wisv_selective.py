@@ -21,7 +21,8 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols.exchange import (
+from pilotfish.wire.protocols.decision_head import MISMATCHED, JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
     Decision,
@@ -31,7 +32,6 @@ from pilotfish.wire.protocols.exchange import (
     check_frame_count,
     decode_window_ids,
 )
-from pilotfish.wire.protocols.judged import MISMATCHED, JudgedDraft, JudgedProtocol
 
 
 class WisvSelective(JudgedProtocol):

@@ -67,9 +67,9 @@ def test_openai_client_is_answered(machine: Machine) -> None:
 
 
 TRY = (
-    "from pilotfish.engines.errors import GrammarError\n"
-    "from pilotfish.engines.trial import TRIAL, TOO_LONG\n"
-    "from pilotfish.speculation.shaping import Grammar\n"
+    "from pilotfish.engines.engine_errors import GrammarError\n"
+    "from pilotfish.engines.grammar_trial import TRIAL, TOO_LONG\n"
+    "from pilotfish.speculation.logits_options import Grammar\n"
     "TRIAL.attempt(Grammar('regex', '(ab|cd){2}'))\n"
     "stars = ''.join(f'X{n}: X{n + 1}*\\n' for n in range(3000))\n"
     "try:\n    TRIAL.attempt(Grammar('lark', f'start: X0\\n{stars}X3000: \"a\"'))\n"

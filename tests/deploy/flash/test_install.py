@@ -345,15 +345,15 @@ def test_a_bsp_is_told_from_its_root_file_system(tmp_path: Path) -> None:
     root = tiny_rootfs(bsp / "rootfs", machine="aarch64", python="3.10")
     (bsp / "apply_binaries.sh").touch()
     with pytest.raises(InstallError, match=re.escape(f"name {root}")):
-        Rootfs.at(bsp)
+        Rootfs.inspect(bsp)
     (root / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3, BOARD: generic\n")
-    found = Rootfs.at(root)
+    found = Rootfs.inspect(root)
     assert found.pythons == {"3.10": "aarch64"}
     assert found.release == "R36 (release), REVISION: 4.3, BOARD: generic"
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(InstallError, match=r"run apply_binaries\.sh first"):
-        Rootfs.at(empty)
+        Rootfs.inspect(empty)
 
 
 def test_files_belong_to_root_so_only_root_installs() -> None:

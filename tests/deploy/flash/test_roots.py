@@ -36,7 +36,7 @@ def test_links_of_a_root_file_system_do_not_lead_out_of_it(root: Path, one: Path
     assert (root / "data/pilotfish/current/bin/pilotfish").is_file()
     (root / "srv").symlink_to("../" * 30 + "etc")
     (root / "loop").symlink_to("loop")
-    found = Rootfs.at(root)
+    found = Rootfs.inspect(root)
     assert found.path("srv/x") == root / "etc/x"
     assert found.path("../../x") == root / "x"
     with pytest.raises(InstallError, match="leads nowhere"):

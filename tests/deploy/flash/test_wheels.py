@@ -26,7 +26,7 @@ def compressed(path: Path) -> bytes:
 
 def test_a_wheel_with_flipped_bits_is_whole_or_a_bundle_error(tmp_path: Path) -> None:
     modules = {"odd.py": random.Random(0).randbytes(100) + b"x = 1\n" * 500}
-    wheel = Wheel.of(write_wheel(tmp_path, "odd", modules))
+    wheel = Wheel.from_path(write_wheel(tmp_path, "odd", modules))
     whole = compressed(wheel.path)
     luck = random.Random(1)
     refused = 0
@@ -52,7 +52,7 @@ def test_a_wheel_with_flipped_bits_is_whole_or_a_bundle_error(tmp_path: Path) ->
 def test_a_record_that_cannot_be_read_is_a_bundle_error(tmp_path: Path, record: bytes) -> None:
     wheel = write_wheel(tmp_path, "odd", {"odd.py": b""}, record=record)
     with pytest.raises(BundleError, match="RECORD"):
-        Wheel.of(wheel).verify()
+        Wheel.from_path(wheel).verify()
 
 
 def test_a_wheel_that_is_compressed_in_another_way_is_refused(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_wheel_that_is_compressed_in_another_way_is_refused(tmp_path: Path) ->
         for name, content in members.items():
             archive.writestr(name, content)
     with pytest.raises(BundleError, match="compressed in a way"):
-        Wheel.of(wheel).verify()
+        Wheel.from_path(wheel).verify()
 
 
 def test_data_of_a_wheel_reach_no_other_room_of_a_version() -> None:

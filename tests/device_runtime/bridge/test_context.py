@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from pilotfish.device_runtime.bridge.context import Context
+from pilotfish.device_runtime.bridge.context import ContextTranslator
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.export.tokenizers.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
@@ -291,15 +291,18 @@ def test_own_tokens_are_a_fresh_encoding_at_every_border(
     (own, _, keeps_bytes), target, ids = drafter(name), drafter(answer[0]).own, answer[1]
     # Every second special token has a counterpart.
     specials = dict.fromkeys(specials_of(target)[::2], specials_of(own)[0])
-    one_by_one, in_chunks = Context(target, own, specials), Context(target, own, specials)
+    one_by_one, in_chunks = (
+        ContextTranslator(target, own, specials),
+        ContextTranslator(target, own, specials),
+    )
     expected = {n: fresh(ids[:n], target, drafter(name), specials) for n in range(len(ids) + 1)}
     for n, ids_n in enumerate(chunks(ids, iter([1] * len(ids))), 1):
-        assert one_by_one.of(ids_n).tolist() == expected[n], data_of(target, ids[:n])
+        assert one_by_one.translate(ids_n).tolist() == expected[n], data_of(target, ids[:n])
         if keeps_bytes:
             mine, theirs = data_of(own, expected[n]), data_of(target, ids[:n])
             assert text_of(mine) == text_of(theirs)
     for ids_n in chunks(ids, iter(lambda: random.randint(1, 7), 0)):
-        assert in_chunks.of(ids_n).tolist() == expected[len(ids_n)]
+        assert in_chunks.translate(ids_n).tolist() == expected[len(ids_n)]
 
 
 def text_of(data: bytes) -> str:
@@ -331,10 +334,10 @@ def test_hard_texts_byte_by_byte(name: str) -> None:
     target, own = drafter("tiny with bytes").own, drafter(name).own
     for text in HARD:
         ids = [target.byte_token(byte) or 0 for byte in text.encode()]
-        context = Context(target, own, {})
+        context = ContextTranslator(target, own, {})
         for answer in chunks(ids, iter([1] * len(ids))):
             expected = fresh(answer.tolist(), target, drafter(name), {})
-            assert context.of(answer).tolist() == expected, data_of(target, answer.tolist())
+            assert context.translate(answer).tolist() == expected, data_of(target, answer.tolist())
 
 
 ENGLISH = (
@@ -369,9 +372,9 @@ class Recorded:
 def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
     target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
     ids = target.encode(text * 5)
-    context = Context(target, own, {})
+    context = ContextTranslator(target, own, {})
     for answer in chunks(ids, iter([1] * len(ids))):
-        last = context.of(answer)
+        last = context.translate(answer)
     assert last.tolist() == drafter(name).twin.encode(text * 5)
     assert max(map(len, own.texts)) < 45, max(own.texts, key=len)
 
@@ -380,59 +383,61 @@ def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
 def test_where_a_tokenizer_is_odd_all_the_text_is(name: str) -> None:
     target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
     ids = np.array(target.encode(ENGLISH), np.uint32)
-    context = Context(target, own, {})
+    context = ContextTranslator(target, own, {})
     for n in (3, 50, len(ids)):
-        context.of(ids[:n])
+        context.translate(ids[:n])
     assert own.texts[-1] == ENGLISH
 
 
 def test_an_answer_that_has_not_grown_costs_nothing() -> None:
     target, own = drafter("smollm2 qwen2").own, Recorded(drafter("gpt2").own)
-    context = Context(target, own, {})
+    context = ContextTranslator(target, own, {})
     answer = np.array(target.encode(ENGLISH), np.uint32)
-    first = context.of(answer)
+    first = context.translate(answer)
     del own.texts[:]
-    assert np.array_equal(context.of(answer.copy()), first)
+    assert np.array_equal(context.translate(answer.copy()), first)
     assert own.texts == []
 
 
 def test_another_answer_is_begun_anew() -> None:
     target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
-    context = Context(target, own, {})
+    context = ContextTranslator(target, own, {})
     answers = [target.encode(text) for text in ("One, two. Three", "One, two", "Six, seven", "")]
     cut_short = [target.byte_token(byte) for byte in "a é".encode()[:-1]]
     for ids in [*answers, cut_short, answers[0], cut_short]:
         answer = np.array(ids, np.uint32)
-        assert context.of(answer).tolist() == fresh(ids, target, drafter("gpt2"), {})
+        assert context.translate(answer).tolist() == fresh(ids, target, drafter("gpt2"), {})
     context.restart()
-    assert context.of(np.array(answers[0], np.uint32)).tolist() == own.encode("One, two. Three")
+    assert context.translate(np.array(answers[0], np.uint32)).tolist() == own.encode(
+        "One, two. Three"
+    )
 
 
 def test_an_array_that_is_written_over_is_another_answer() -> None:
     target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
-    context = Context(target, own, {})
+    context = ContextTranslator(target, own, {})
     answer = np.array(target.encode("one"), np.uint32)
-    context.of(answer)
+    context.translate(answer)
     [answer[0]] = target.encode("two")
-    assert context.of(answer).tolist() == own.encode("two")
+    assert context.translate(answer).tolist() == own.encode("two")
 
 
 def test_what_is_returned_is_the_callers() -> None:
     target = drafter("smollm2 qwen2").own
-    context = Context(target, drafter("gpt2").own, {})
+    context = ContextTranslator(target, drafter("gpt2").own, {})
     answer = np.array(target.encode(ENGLISH), np.uint32)
-    first = context.of(answer)
+    first = context.translate(answer)
     kept = first.copy()
     first[:] = -1
-    assert np.array_equal(context.of(answer), kept)
+    assert np.array_equal(context.translate(answer), kept)
 
 
 def test_bytes_wait_as_single_tokens_until_they_are_text() -> None:
     target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
     ids = np.array([target.byte_token(byte) for byte in "é".encode()], np.uint32)
-    context = Context(target, own, {})
-    assert context.of(ids[:1]).tolist() == [own.byte_token(0xC3)]
-    assert context.of(ids).tolist() == own.encode("é")
+    context = ContextTranslator(target, own, {})
+    assert context.translate(ids[:1]).tolist() == [own.byte_token(0xC3)]
+    assert context.translate(ids).tolist() == own.encode("é")
     assert own.encode("é") != [own.byte_token(byte) for byte in "é".encode()]
 
 
@@ -440,14 +445,14 @@ def test_a_byte_that_the_drafter_lacks_is_a_replacement_character() -> None:
     target, own = drafter("tiny with bytes").own, drafter("smollm2 smollm").own
     assert own.byte_token(0xF8) is None
     ids = np.array([target.byte_token(0xF8)], np.uint32)
-    assert Context(target, own, {}).of(ids).tolist() == own.encode("\ufffd")
+    assert ContextTranslator(target, own, {}).translate(ids).tolist() == own.encode("\ufffd")
 
 
 def test_special_tokens_are_mapped_or_dropped() -> None:
     target, own = drafter("smollm2 qwen2").own, drafter("qwen").own
     ids = np.array(target.encode("a<|im_start|>b<|im_end|>c", special=True), np.uint32)
     end = own.encode("<|end|>", special=True)
-    assert Context(target, own, {2: end[0]}).of(ids).tolist() == (
+    assert ContextTranslator(target, own, {2: end[0]}).translate(ids).tolist() == (
         own.encode("a") + own.encode("b") + end + own.encode("c")
     )
 
@@ -488,5 +493,5 @@ def test_a_long_prompt_is_quick() -> None:
     assert len(ids) > 8000
     own.encode_rest("a")
     started = time.process_time()
-    Context(target, own, {1: 1}).of(ids)
+    ContextTranslator(target, own, {1: 1}).translate(ids)
     assert time.process_time() - started < 1.0  # 0.05 s

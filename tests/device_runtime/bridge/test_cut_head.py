@@ -21,15 +21,15 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair, TrivialBridge
+from pilotfish.device_runtime.drafter_trial import try_drafters
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.device_runtime.trial import try_drafters
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.judge.speakers import OpenPair
+from pilotfish.judge.question_reader import OpenPair
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.bridged import END, TARGETS_END, WORDS, ids
 from tests.support.enumeration import p_value
 from tests.support.rounds import PROMPT, Setting
@@ -55,7 +55,7 @@ def targets(folder: Path, name: str) -> Artifact:
 
 
 def pair_of(drafter: Artifact, target: Artifact) -> Pair:
-    return Pair(Vocabulary.of(drafter), Vocabulary.of(target), drafter.kept)
+    return Pair(Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target), drafter.kept)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_rounds_of_the_real_drafter_are_exact_over_all_their_outcomes(
     artifact = drafts(tmp_path / "draft", name, KEPT[name])
     pair = pair_of(artifact, targets(tmp_path / "target", name))
     drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
-    drafter.cross(pair.bridge())
+    drafter.set_bridge(pair.bridge())
     drafter.start(pair.prompt(PROMPT))
 
     def window(setting: Any, exchange: Any, law: Any, committed: Any) -> Any:
@@ -209,7 +209,7 @@ def test_drafts_are_accepted_and_what_was_cut_is_said_by_the_edge_alone(
         drafted += sum(each.window for each in answer.rounds)
         accepted += sum(each.accepted for each in answer.rounds)
     assert 0 < accepted < drafted
-    assert any(not bridge.has(token) for token in said)
+    assert any(not bridge.can_draft(token) for token in said)
 
 
 def test_alone_it_never_says_what_was_cut(opened: Any) -> None:
@@ -265,7 +265,7 @@ def test_it_is_no_target(tmp_path: Path) -> None:
     opened = OpenPair(cut.path, whole.path)  # as the drafter that a head judges
     bridge = opened.vocabularies.bridge()
     assert isinstance(bridge, TrivialBridge)
-    assert [token for token in range(6) if bridge.has(token)] == [0, 2, 5]
+    assert [token for token in range(6) if bridge.can_draft(token)] == [0, 2, 5]
     with pytest.raises(ArtifactError, match="can say only 3 of its tokens"):
         try_drafters({"a": whole}, cut, ["a"], rtt_s=0, target_s=None, progress=lambda *_: None)
 

@@ -39,13 +39,13 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 def pair(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     path = tmp_path_factory.mktemp("target") / "theirs"
     target = tiny_artifact(path, tokens=THEIRS, eos="<y>", seed=6)
-    return Pair(Vocabulary.of(artifact), Vocabulary.of(target))
+    return Pair(Vocabulary.from_artifact(artifact), Vocabulary.from_artifact(target))
 
 
 def fresh(artifact: Artifact, pair: Pair, lanes: int = 1) -> ModelDrafter:
     """A drafter that has read nothing."""
     drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None, lanes=lanes)
-    drafter.cross(pair.bridge())
+    drafter.set_bridge(pair.bridge())
     return drafter
 
 
@@ -101,7 +101,7 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
         path = draft.path(node)
         drafter.keep_path(path)
         # the path was not forgotten; its last node may not have been read
-        assert drafter._held >= len(prompt.own) + max(0, len(path) - 1)
+        assert drafter._held >= len(prompt.draft_ids) + max(0, len(path) - 1)
         drafted = draft.ids[[n - 1 for n in path]]
         # whatever the target adds, of its own tokens too: "e", "z", "bc"
         token = tokens[(7 * node) % len(tokens)]
@@ -130,7 +130,7 @@ def test_a_long_answer_is_read_as_it_comes(
     ids = prompt.ids
     expansion = (1, 2, 2) if protocol == "tree" else (1,) * 4
     for _ in range(12):
-        drafter.read(ids)
+        drafter.prefill(ids)
         draft = drafter.draft(ids, expansion, exchange, LAW, ends=())
         path = draft.path(int(random.integers(len(draft.ids) + 1)))
         drafter.keep_path(path)
@@ -138,7 +138,7 @@ def test_a_long_answer_is_read_as_it_comes(
         ids = np.concatenate([ids, drafted, random.integers(len(THEIRS), size=1)])
         ids = ids.astype(np.uint32)
         assert drafter._chain_length == drafter._held  # all that was read counts
-        assert drafter.room(ids) == CONTEXT - len(drafter.bridge.context(ids))
+        assert drafter.remaining_context(ids) == CONTEXT - len(drafter.bridge.context(ids))
     got = drafter.logits(ids).copy()
     np.testing.assert_allclose(got, logits_alone(artifact, pair, ids), atol=1e-4)
 
@@ -151,8 +151,8 @@ def test_only_a_tail_that_has_to_be_told_otherwise_is_read_again(
     prompt = pair.prompt(PROMPT, chat=False)
     drafter.start(prompt)
     drafter.logits(prompt.ids)
-    assert passes.take() == len(prompt.own)
-    own, again = prompt.own.tolist(), 0
+    assert passes.take() == len(prompt.draft_ids)
+    own, again = prompt.draft_ids.tolist(), 0
     answer = committed(pair, ANSWER)
     for at in range(1, len(answer) + 1):
         ids = np.concatenate([prompt.ids, answer[:at]])
@@ -176,7 +176,7 @@ def test_a_tail_that_merges_is_rolled_back(artifact: Artifact, pair: Pair) -> No
     for text in ("a", "ab", "abc", "abcd", "abcda"):  # one token after the other, but the last
         ids = np.concatenate([prompt.ids, [THEIRS.index(letter) for letter in text]])
         ids = ids.astype(np.uint32)
-        drafter.read(ids)
+        drafter.prefill(ids)
         passes.take()
         got = drafter.logits(ids).copy()
         assert passes.take() == 1
@@ -189,10 +189,10 @@ def test_what_two_prompts_begin_with_is_read_once(artifact: Artifact, pair: Pair
     passes = Passes(drafter)
     first = pair.prompt("ab cd abcd a" * 3, chat=False)
     drafter.start(first)
-    drafter.read(first.ids)
-    assert passes.take() == len(first.own) - 1
+    drafter.prefill(first.ids)
+    assert passes.take() == len(first.draft_ids) - 1
     drafter.start(first)  # the same again
-    drafter.read(first.ids)
+    drafter.prefill(first.ids)
     assert passes.take() == 0
     # another turn: the answer is part of the prompt, in whatever tokens
     answer = committed(pair, "bcd dab")
@@ -201,11 +201,11 @@ def test_what_two_prompts_begin_with_is_read_once(artifact: Artifact, pair: Pair
     held = drafter.bridge.context(ids).tolist()
     passes.take()
     second = pair.prompt("ab cd abcd a" * 3 + "bcd dab cd abcd", chat=False)
-    same = common(held, second.own.tolist())
-    assert same > len(first.own) - 2
+    same = common(held, second.draft_ids.tolist())
+    assert same > len(first.draft_ids) - 2
     drafter.start(second)
-    drafter.read(second.ids)
-    assert passes.take() == len(second.own) - 1 - same
+    drafter.prefill(second.ids)
+    assert passes.take() == len(second.draft_ids) - 1 - same
     got = drafter.logits(second.ids).copy()
     other = fresh(artifact, pair)
     other.start(second)
@@ -228,7 +228,7 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
             assert drafter._chain_length <= drafter._held
             text = np.concatenate([after.ids, committed(pair, "zbc")])
             got = drafter.logits(text).copy()
-            wanted = logits_alone(artifact, pair, text, after.asked)
+            wanted = logits_alone(artifact, pair, text, after.source)
             np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
@@ -242,7 +242,7 @@ def test_an_interrupted_reading_goes_on_where_it_was(artifact: Artifact, pair: P
 
     drafter.start(prompt)
     with pytest.raises(InterruptedGenerationError):
-        drafter.read(prompt.ids, strike)
+        drafter.prefill(prompt.ids, strike)
     assert passes.take() == 0
     drafter.start(prompt)
     got = drafter.logits(prompt.ids).copy()
@@ -252,8 +252,8 @@ def test_an_interrupted_reading_goes_on_where_it_was(artifact: Artifact, pair: P
 def test_two_lanes_do_not_disturb_each_other(artifact: Artifact, pair: Pair) -> None:
     """Each has a bridge of its own, and a slot."""
     first = fresh(artifact, pair, lanes=2)
-    second = first.beside()
-    second.cross(pair.bridge())
+    second = first.fork()
+    second.set_bridge(pair.bridge())
     prompts = [pair.prompt(text, chat=False) for text in (PROMPT, "dcba dcba")]
     drafters = [first, second]
     ids = [prompt.ids for prompt in prompts]
@@ -267,7 +267,7 @@ def test_two_lanes_do_not_disturb_each_other(artifact: Artifact, pair: Pair) -> 
             drafter.keep_path(draft.path(0))
     for lane, drafter in enumerate(drafters):
         got = drafter.logits(ids[lane]).copy()
-        wanted = logits_alone(artifact, pair, ids[lane], prompts[lane].asked)
+        wanted = logits_alone(artifact, pair, ids[lane], prompts[lane].source)
         np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
@@ -278,8 +278,8 @@ def test_a_full_context_drafts_nothing_and_forgets_nothing(artifact: Artifact, p
     windows = []
     drafter.start(prompt)
     for _ in range(20):
-        drafter.read(ids)
-        room = drafter.room(ids)
+        drafter.prefill(ids)
+        room = drafter.remaining_context(ids)
         draft = drafter.draft(ids, (1, 1, 1), exchange, COLD, ends=())
         windows.append((room, len(draft.ids)))
         drafter.keep_path(draft.path(0))
@@ -300,7 +300,7 @@ def test_a_full_context_drafts_nothing_and_forgets_nothing(artifact: Artifact, p
 def long_prompt(pair: Pair, length: int, ids: NDArray[np.uint32]) -> Prompt:
     """A prompt of so many tokens for the drafter, and of these for the target."""
     made = pair.prompt("x" * length, chat=False)
-    assert len(made.own) == length
+    assert len(made.draft_ids) == length
     return replace(made, ids=ids)
 
 
@@ -312,8 +312,8 @@ def test_a_prompt_that_is_too_long_for_the_drafter_is_not_read(
     ids = committed(pair, "da")
     for length in (CONTEXT, CONTEXT + 1, 3 * CONTEXT):
         drafter.start(long_prompt(pair, length, ids))
-        drafter.read(ids)
-        assert drafter.room(ids) == CONTEXT - length
+        drafter.prefill(ids)
+        assert drafter.remaining_context(ids) == CONTEXT - length
         draft = drafter.draft(ids, (2, 2), PROTOCOL_REGISTRY["tree"], LAW, ends=())
         drafter.keep_path(draft.path(0))
         assert len(draft.ids) == 0
@@ -332,14 +332,14 @@ def test_a_bridge_is_as_long_as_it_has_to_be(pair: Pair, length: int) -> None:
             text = "da bc " * 12 * times
             own = bridge.context(np.concatenate([prompt.ids, committed(pair, text)]))
             answer = pair.drafter.tokenizer.encode_rest(text).ids
-            assert own.tolist() == [*prompt.own.tolist(), *answer]
+            assert own.tolist() == [*prompt.draft_ids.tolist(), *answer]
 
 
 def test_a_narrow_bridge_carries_a_wide_tree(tmp_path: Path) -> None:
     """More candidates than there are tokens to draft."""
     own = Artifact.open(tiny_artifact(tmp_path / "own", tokens=[*"abc"], eos="<x>").path)
     target = tiny_artifact(tmp_path / "theirs", tokens=[*"adef"], eos="<y>")
-    pair = Pair(Vocabulary.of(own), Vocabulary.of(target))
+    pair = Pair(Vocabulary.from_artifact(own), Vocabulary.from_artifact(target))
     shared = pair.shared.target.tolist()
     assert len(shared) == 2  # "a" and the end
     for protocol in ("tree", "tslt", "dsd", "dssd", "coupled", "greedy"):
@@ -363,14 +363,14 @@ def test_another_bridge_and_back(artifact: Artifact, pair: Pair, tmp_path: Path)
     unread = True
     for one in (
         pair,
-        Pair(pair.drafter, Vocabulary.of(target)),
+        Pair(pair.drafter, Vocabulary.from_artifact(target)),
         Pair(pair.drafter, pair.drafter),
         pair,
     ):
-        drafter.cross(one.bridge())
+        drafter.set_bridge(one.bridge())
         prompt = one.prompt("ab cd abcd ab", chat=False)
         drafter.start(prompt)
         got = drafter.logits(prompt.ids)
         assert got.shape == (one.target.vocab_size,)
-        assert passes.take() == (len(prompt.own) if unread else 1)
+        assert passes.take() == (len(prompt.draft_ids) if unread else 1)
         unread = False

@@ -109,7 +109,7 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
     pair = pair_of(words)
     artifact = tiny_artifact(tmp_path, tokens=WORDS[words][0], eos=END, seed=3)
     drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
-    drafter.cross(pair.bridge())
+    drafter.set_bridge(pair.bridge())
     drafter.start(pair.prompt(PROMPT))
     monkeypatch.setattr(pilotfish.device_runtime.drafting.drafter, "ENOUGH", 0.7)
     depths = set()
@@ -189,13 +189,13 @@ def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
     rng = np.random.default_rng([size, count])
     count = min(count, size)
     shared = SharedTokens(
-        own=rng.permutation(300)[:count],
+        draft_ids=rng.permutation(300)[:count],
         target=np.sort(rng.permutation(size)[:count]),
         specials={},
-        own_size=300,
+        draft_size=300,
         target_size=size,
     )
-    project = Projection(shared.places(), shared.target_size)
+    project = Projection(shared.to_target_ids(), shared.target_size)
     exchange = PROTOCOL_REGISTRY[name]
     for spread, away, sampling in product((0.0, 2.0, 1e4), (0.0, 1e4), SHAPES):
         law, tree, rows = SamplingParams(sampling=sampling, seed=7), Tree(), []
@@ -204,7 +204,7 @@ def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
                 drawn = []
                 for at, _ in enumerate(tree.level):
                     own = (spread * rng.standard_normal(300)).astype(np.float32)
-                    own[shared.own] -= np.float32(away)
+                    own[shared.draft_ids] -= np.float32(away)
                     row = project(own[None])[0]
                     place = DrawKey(4, depth, range(at * candidates, (at + 1) * candidates))
                     found, q = exchange.draw(row, law, place)
@@ -238,6 +238,6 @@ def test_q_is_the_drafters_own_over_the_shared_tokens():
     _, q = PROTOCOL_REGISTRY["dsd"].draw(
         projected, SamplingParams(sampling=ONE, seed=1), DrawKey(2, 0)
     )
-    weights = np.exp(row.astype(np.float64))[pair.shared.own]
+    weights = np.exp(row.astype(np.float64))[pair.shared.draft_ids]
     np.testing.assert_allclose(q[pair.shared.target], weights / weights.sum(), rtol=1e-6)
     assert q.sum() == pytest.approx(1.0, abs=1e-6)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from tests.support.bridged import END, TARGETS_END, WORDS, ids, pair_of
 from tests.support.enumeration import p_value

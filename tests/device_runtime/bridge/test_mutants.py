@@ -13,7 +13,7 @@ import pytest
 from pilotfish.device_runtime.bridge.bridge import SharedTokensBridge
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.candidates import choose
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.projection import Projection
@@ -28,7 +28,11 @@ from tests.wire.test_mutants import SEEN, VOCAB, ended, worst
 
 # Tokens 0 and 1 are shared. The drafter's 2 is 1 in another spelling, its 3 is not the target's.
 SHARED = SharedTokens(
-    own=np.array([0, 1]), target=np.array([0, 1]), specials={}, own_size=VOCAB, target_size=VOCAB
+    draft_ids=np.array([0, 1]),
+    target=np.array([0, 1]),
+    specials={},
+    draft_size=VOCAB,
+    target_size=VOCAB,
 )
 SAME_BYTES = [0, 1, 1]
 TOP_2 = Sampling(temperature=1.0, top_k=2)
@@ -36,7 +40,7 @@ TOP_2 = Sampling(temperature=1.0, top_k=2)
 
 def projected(drafter, context=(), sampling=ONE):
     """q over the target's tokens, after the drafter's own."""
-    logits = Projection(SHARED.places(), SHARED.target_size)(drafter.logits(context)[None])
+    logits = Projection(SHARED.to_target_ids(), SHARED.target_size)(drafter.logits(context)[None])
     return Row(probabilities(logits, sampling)[0])
 
 
@@ -95,11 +99,11 @@ def play_retold(drafter, p, chance):
 
 def play_truncated_too_soon(drafter, p, chance):
     # the mutant: drawn from the drafter's own top 2, as far as shared; sent, the top 2 of those
-    own = truncate(drafter.logits(()), TOP_2).row(0)
-    kept = own.ids < 2
+    to_draft_ids = truncate(drafter.logits(()), TOP_2).row(0)
+    kept = to_draft_ids.ids < 2
     if not kept.any():
         return Ended((), p(()))
-    drawn = draw(Row(own.weights[kept], own.ids[kept]), 1, chance)
+    drawn = draw(Row(to_draft_ids.weights[kept], to_draft_ids.ids[kept]), 1, chance)
     q = projected(drafter, sampling=TOP_2)
     return ended(choose(drawn, q, p(()), chance.coin), drawn, p)
 
@@ -144,13 +148,13 @@ class NeverReencodes(SharedTokensBridge):
 
     def start(self, prompt):
         super().start(prompt)
-        self._note_generation, self._known = list(prompt.own), len(prompt.ids)
+        self._note_generation, self._known = list(prompt.draft_ids), len(prompt.ids)
 
     def context(self, committed):
         # the mutant: only what is new is encoded, by itself
         new, self._known = committed[self._known :], len(committed)
         self._answer.restart()
-        self._note_generation += self._answer.of(new).tolist()
+        self._note_generation += self._answer.translate(new).tolist()
         return np.array(self._note_generation)
 
 
@@ -161,8 +165,8 @@ class RemembersDrafts(SharedTokensBridge):
         super().start(prompt)
         self._drafted = []
 
-    def own(self, drafted):
-        found = super().own(drafted)
+    def to_draft_ids(self, drafted):
+        found = super().to_draft_ids(drafted)
         self._drafted += found.tolist()
         return found
 
@@ -185,7 +189,7 @@ def furthest_off(words, artifact, expansion, drafter=ModelDrafter, bridge=None):
     """
     pair, exchange = pair_of(words), PROTOCOL_REGISTRY["tree"]
     opened = drafter(artifact, provider="cpu", threads=1, context=None)
-    opened.cross(pair.bridge() if bridge is None else bridge(pair.shared, pair._context()))
+    opened.set_bridge(pair.bridge() if bridge is None else bridge(pair.shared, pair._context()))
     opened.start(pair.prompt(PROMPT))
     alone, rng = Decoder(artifact, threads=1), np.random.default_rng(1)
     committed, most = PROMPT, 0.0
@@ -205,9 +209,9 @@ def read_alone(decoder, pair, committed):
     """Logits after the prompt and the answer's text, read at once by an empty decoder."""
     bridge = pair.bridge()
     bridge.start(pair.prompt(PROMPT))
-    own = bridge.context(ids(committed))
+    to_draft_ids = bridge.context(ids(committed))
     decoder.rollback(0, 0)
-    logits = decoder.forward([Pass(slot=0, tokens=own, rows=1)])[0].logits
+    logits = decoder.forward([Pass(slot=0, tokens=to_draft_ids, rows=1)])[0].logits
     return bridge.project(logits)[0]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from tests.support.tiny import tiny_tokenizer
@@ -51,7 +51,7 @@ def pair_of(own: str | None = WITHOUT_SYSTEM, theirs: str | None = TEMPLATE) -> 
 def texts(pair: Pair, prompt: Prompt) -> tuple[str, str]:
     """What the target reads, and what the drafter does."""
     told = pair.target.tokenizer.decode(prompt.ids.tolist(), special=True)
-    read = pair.drafter.tokenizer.decode(prompt.own.tolist(), special=True)
+    read = pair.drafter.tokenizer.decode(prompt.draft_ids.tolist(), special=True)
     return told, read
 
 
@@ -62,8 +62,8 @@ def test_each_end_reads_the_messages_in_its_own_template() -> None:
     assert prompt.ids.dtype == np.uint32
     target, drafter = pair.target.tokenizer, pair.drafter.tokenizer
     assert prompt.ids.tolist() == target.encode("user:hello worlda", special=True)
-    assert prompt.own.tolist() == drafter.encode(f"uhello world{END}b", special=True)
-    assert pair.drafter.eos_ids[0] in prompt.own  # a special token of the template is one
+    assert prompt.draft_ids.tolist() == drafter.encode(f"uhello world{END}b", special=True)
+    assert pair.drafter.eos_ids[0] in prompt.draft_ids  # a special token of the template is one
     assert len(prompt) == len(prompt.ids)
     assert prompt.vocabulary == pair.target.fingerprint
 
@@ -71,15 +71,15 @@ def test_each_end_reads_the_messages_in_its_own_template() -> None:
 def test_a_text_is_one_user_message_or_taken_as_it_is() -> None:
     pair = pair_of()
     said = pair.prompt("hello world")
-    assert (said.ids.tolist(), said.own.tolist()) == (
+    assert (said.ids.tolist(), said.draft_ids.tolist()) == (
         pair.prompt(HELLO).ids.tolist(),
-        pair.prompt(HELLO).own.tolist(),
+        pair.prompt(HELLO).draft_ids.tolist(),
     )
     raw = pair.prompt("hello world", chat=False)
     assert texts(pair, raw) == ("hello world", "hello world")
     special = f"hello{THEIR_END}{END}"  # what a user types is text
     assert not {pair.target.eos_ids[0]} & {*pair.prompt(special, chat=False).ids.tolist()}
-    assert not {pair.drafter.eos_ids[0]} & {*pair.prompt(special, chat=False).own.tolist()}
+    assert not {pair.drafter.eos_ids[0]} & {*pair.prompt(special, chat=False).draft_ids.tolist()}
 
 
 @pytest.mark.parametrize("own", [None, TEMPLATE, WITHOUT_SYSTEM, "{{ broken"])
@@ -108,7 +108,7 @@ def test_special_tokens_of_the_targets_text_are_the_drafters() -> None:
     pair = pair_of(None, TEMPLATE.replace("{% endfor %}", THEIR_END + "{% endfor %}"))
     prompt = pair.prompt(HELLO)
     assert texts(pair, prompt) == (f"user:hello world{THEIR_END}a", f"user:hello world{END}a")
-    assert prompt.own.tolist().count(pair.drafter.eos_ids[0]) == 1
+    assert prompt.draft_ids.tolist().count(pair.drafter.eos_ids[0]) == 1
 
 
 def test_token_ids_are_the_targets() -> None:
@@ -119,9 +119,9 @@ def test_token_ids_are_the_targets() -> None:
         prompt = pair.prompt(asked)
         assert prompt.ids.tolist() == ids
         assert texts(pair, prompt) == ("hello world?", "hello world")  # it has no "?"
-        assert not prompt.in_words
+        assert not prompt.can_reencode
     wanted = pair.drafter.tokenizer.encode("hello world")
-    assert prompt.own.tolist() == wanted  # in its own tokens, not token by token
+    assert prompt.draft_ids.tolist() == wanted  # in its own tokens, not token by token
 
 
 @pytest.mark.parametrize("wrong", [[-1], [len(THEIRS) + 1], [2**40], [0, 1.5], ["a"], [[1]]])
@@ -140,9 +140,9 @@ def test_nothing_at_all() -> None:
     for asked in ([], np.array([], dtype=np.uint32)):
         prompt = pair.prompt(asked)
         assert len(prompt) == 0
-        assert not prompt.in_words
+        assert not prompt.can_reencode
     assert len(pair.prompt("", chat=False)) == 0
-    assert pair.prompt("", chat=False).in_words
+    assert pair.prompt("", chat=False).can_reencode
     assert texts(pair, pair.prompt("")) == ("user:a", f"u{END}b")
 
 
@@ -151,19 +151,19 @@ def test_a_drafter_that_knows_nothing_of_the_prompt_has_something_to_go_on_from(
     for asked in ("???", [THEIRS.index("?")]):
         prompt = pair.prompt(asked, chat=False)
         assert len(prompt.ids)
-        assert prompt.own.tolist() == pair.drafter.eos_ids
+        assert prompt.draft_ids.tolist() == pair.drafter.eos_ids
     begins = Pair(vocabulary(bos_id=3), vocabulary(THEIRS, THEIR_END))
-    assert begins.prompt("???", chat=False).own.tolist() == [3]
+    assert begins.prompt("???", chat=False).draft_ids.tolist() == [3]
     bare = Pair(vocabulary(eos_ids=[]), vocabulary(THEIRS, THEIR_END))
-    assert bare.prompt("???", chat=False).own.tolist() == [0]
+    assert bare.prompt("???", chat=False).draft_ids.tolist() == [0]
 
 
 def test_words_can_be_said_in_another_vocabulary_and_ids_cannot() -> None:
     pair = pair_of()
     for asked, in_words in (("hello", True), (HELLO, True), ([1, 2], False), ("", True)):
         prompt = pair.prompt(asked, chat=asked != "")
-        assert prompt.in_words == in_words
-        assert prompt.asked is asked
+        assert prompt.can_reencode == in_words
+        assert prompt.source is asked
         assert prompt.chat == (asked != "")
 
 
@@ -174,7 +174,7 @@ def test_of_one_vocabulary_both_read_the_same(chat: bool) -> None:
     assert pair.trivial
     for asked in (HELLO, SYSTEM, "hello", [1, 2]):
         prompt = pair.prompt(asked, chat=chat)
-        assert prompt.own.tolist() == prompt.ids.tolist()
+        assert prompt.draft_ids.tolist() == prompt.ids.tolist()
 
 
 # SentencePiece
@@ -193,13 +193,13 @@ def test_a_beginning_stands_once_before_what_a_drafter_reads(sentencepiece: Voca
     assert tokenizer.beginning == [1]
     pair = Pair(sentencepiece, vocabulary(THEIRS, THEIR_END, TEMPLATE))
     raw = pair.prompt("hello world", chat=False)
-    assert raw.own.tolist() == [1, *tokenizer.encode("hello world")]
+    assert raw.draft_ids.tolist() == [1, *tokenizer.encode("hello world")]
     assert raw.ids.tolist() == pair.target.tokenizer.encode("hello world")
     ids = pair.prompt(raw.ids.tolist())
-    assert ids.own.tolist() == [1, *tokenizer.encode_rest("hello world").ids]
-    assert pair.prompt([], chat=False).own.tolist() == [1]
+    assert ids.draft_ids.tolist() == [1, *tokenizer.encode_rest("hello world").ids]
+    assert pair.prompt([], chat=False).draft_ids.tolist() == [1]
     fallen_back = pair.prompt(HELLO)
-    assert fallen_back.own.tolist() == [1, *tokenizer.encode_rest("user:hello worlda").ids]
+    assert fallen_back.draft_ids.tolist() == [1, *tokenizer.encode_rest("user:hello worlda").ids]
 
 
 def test_a_template_writes_its_beginning_itself(sentencepiece: Vocabulary) -> None:
@@ -207,7 +207,7 @@ def test_a_template_writes_its_beginning_itself(sentencepiece: Vocabulary) -> No
     fields = {name: getattr(sentencepiece, name) for name in sentencepiece.__struct_fields__}
     drafter = Vocabulary(**{**fields, "chat_template": template})
     pair = Pair(drafter, vocabulary(THEIRS, THEIR_END, TEMPLATE))
-    own = pair.prompt(HELLO).own.tolist()
+    own = pair.prompt(HELLO).draft_ids.tolist()
     assert own[0] == 1
     assert own.count(1) == 1
 
@@ -216,7 +216,7 @@ def test_a_target_of_sentencepiece_begins_as_it_wants(sentencepiece: Vocabulary)
     pair = Pair(vocabulary(), sentencepiece)
     raw = pair.prompt("hello world", chat=False)
     assert raw.ids.tolist() == [1, *sentencepiece.tokenizer.encode("hello world")]
-    assert raw.own.tolist() == pair.drafter.tokenizer.encode("hello world")
+    assert raw.draft_ids.tolist() == pair.drafter.tokenizer.encode("hello world")
     nothing = pair.prompt("", chat=False)
     assert nothing.ids.tolist() == [1]
-    assert nothing.own.tolist() == pair.drafter.eos_ids
+    assert nothing.draft_ids.tolist() == pair.drafter.eos_ids

@@ -87,7 +87,7 @@ def test_a_chat_is_the_targets(
 ) -> None:
     wanted = alone(device, messages)
     prompt = device.prompt(messages)
-    assert len(prompt.own) != len(prompt.ids)
+    assert len(prompt.draft_ids) != len(prompt.ids)
     options: dict[str, Any] = {**PLAIN, "max_tokens": 40, "messages": messages}
     options["extra_body"] = {"pilotfish": {"protocol": protocol}}
     whole = client.chat.completions.create(**options)
@@ -167,12 +167,12 @@ def test_both_ends_read_only_what_is_new_in_a_second_turn(
             {"role": "user", "content": "abcd abcd"},
         ]
         prompt = device.prompt(messages)
-        same = common(read, prompt.own.tolist())
-        assert same >= len(device.prompt(TURN).own) - 1
+        same = common(read, prompt.draft_ids.tolist())
+        assert same >= len(device.prompt(TURN).draft_ids) - 1
         assert device.shared(prompt) >= len(device.prompt(TURN)) - 1
         passes.take()
         list(zip(device.stream(prompt, protocol="local", max_tokens=1), [0], strict=False))
-        assert passes.take() == len(prompt.own) - same
+        assert passes.take() == len(prompt.draft_ids) - same
 
 
 def test_a_conversation_goes_on_where_the_targets_tokens_are_held(

@@ -70,12 +70,12 @@ def spelled(data: bytes) -> str:
 
 def pairs(shared: SharedTokens) -> dict[int, int]:
     """Target id → drafter's id."""
-    return dict(zip(shared.target.tolist(), shared.own.tolist(), strict=True))
+    return dict(zip(shared.target.tolist(), shared.draft_ids.tolist(), strict=True))
 
 
 def by_piece(drafter: Vocabulary, target: Vocabulary) -> dict[str, str]:
     """The target's spelling → the drafter's."""
-    found = pairs(SharedTokens.between(drafter, target))
+    found = pairs(SharedTokens.find(drafter, target))
     return {target.tokenizer.piece(id): drafter.tokenizer.piece(own) for id, own in found.items()}
 
 
@@ -157,18 +157,18 @@ def test_shared_is_what_the_definition_says(drafter: Vocabulary, target: Vocabul
     expected = naive(drafter, target)
     if all(target.tokenizer.is_special(id) for id in expected):
         with pytest.raises(PairMismatchError, match="cannot draft"):
-            SharedTokens.between(drafter, target)
+            SharedTokens.find(drafter, target)
         return
     for _ in ("found", "kept"):
-        shared = SharedTokens.between(drafter, target)
+        shared = SharedTokens.find(drafter, target)
         assert pairs(shared) == expected
         assert shared.target.tolist() == sorted(expected)
-        assert len(set(shared.own.tolist())) == len(shared)  # no mass counts twice
-        assert {id for id, own in enumerate(shared.to_own) if own >= 0} == set(expected)
-        assert all(shared.to_own[id] == own for id, own in expected.items())
+        assert len(set(shared.draft_ids.tolist())) == len(shared)  # no mass counts twice
+        assert {id for id, own in enumerate(shared.to_draft_ids) if own >= 0} == set(expected)
+        assert all(shared.to_draft_ids[id] == own for id, own in expected.items())
         special = {id: own for id, own in expected.items() if target.tokenizer.is_special(id)}
         assert shared.specials == special
-        assert (shared.own_size, shared.target_size) == (drafter.vocab_size, target.vocab_size)
+        assert (shared.draft_size, shared.target_size) == (drafter.vocab_size, target.vocab_size)
 
 
 def test_the_spelling_does_not_matter() -> None:
@@ -217,7 +217,7 @@ def test_ends_of_a_turn_are_the_same_by_role(
     drafter = vocabulary(["t"], special=("<a>", "<c>"), ends=tuple(own_ends))
     target = vocabulary(["t"], special=("<b>", "<c>"), ends=tuple(ends))
     assert by_piece(drafter, target) == {"t": "t"} | expected
-    shared = SharedTokens.between(drafter, target)
+    shared = SharedTokens.find(drafter, target)
     assert {target.tokenizer.piece(id) for id in shared.specials} == set(expected)
 
 
@@ -225,7 +225,7 @@ def test_nothing_in_common_is_said_with_what_to_do() -> None:
     drafter = vocabulary(["a"], special=("<e>",), ends=("<e>",))
     target = vocabulary(["b"], special=("<e>",), ends=("<e>",))
     with pytest.raises(PairMismatchError, match="Draft with a model"):
-        SharedTokens.between(drafter, target)
+        SharedTokens.find(drafter, target)
 
 
 def of_gguf(metadata: dict[str, object]) -> Vocabulary:
@@ -249,7 +249,7 @@ def smollm2() -> Vocabulary:
 def test_byte_level_and_sentencepiece(smollm2: Vocabulary) -> None:
     drafter = smollm2
     target = of_gguf(sentencepiece_metadata())
-    shared = SharedTokens.between(drafter, target)
+    shared = SharedTokens.find(drafter, target)
     own, other = drafter.tokenizer, target.tokenizer
     assert shared.specials == {2: 2}  # "</s>" and "<|im_end|>"
     for id, its in pairs(shared).items():
@@ -259,22 +259,22 @@ def test_byte_level_and_sentencepiece(smollm2: Vocabulary) -> None:
     # SmolLM2 has all printable bytes, and so every single character of ASCII that Llama 2 has
     singles = {other.token_bytes(id) for id in shared.target} & {bytes([b]) for b in range(33, 127)}
     assert len(singles) == 94
-    assert shared.to_own[other._tokenizer.token_to_id("▁")] == own.encode(" ")[0]
+    assert shared.to_draft_ids[other._tokenizer.token_to_id("▁")] == own.encode(" ")[0]
     inverse = {own: id for id, own in pairs(shared).items()}
-    assert pairs(SharedTokens.between(target, drafter)) == inverse
+    assert pairs(SharedTokens.find(target, drafter)) == inverse
 
 
 def test_padding_is_no_token(tmp_path: Path) -> None:
     sizes = ((128, None), (128, 136), (128, 192))
     made = [
-        Vocabulary.of(tiny_artifact(tmp_path / str(i), vocab=vocab, padded_vocab=padded))
+        Vocabulary.from_artifact(tiny_artifact(tmp_path / str(i), vocab=vocab, padded_vocab=padded))
         for i, (vocab, padded) in enumerate(sizes)
     ]
     for other in made[1:]:
         assert other.fingerprint == made[0].fingerprint
-        shared = SharedTokens.between(made[0], other)
+        shared = SharedTokens.find(made[0], other)
         assert pairs(shared) == {id: id for id in range(128)}
-        assert Projection(shared.places(), shared.target_size)(
+        assert Projection(shared.to_target_ids(), shared.target_size)(
             np.zeros((1, 128), np.float32)
         ).shape == (1, 128)
 
@@ -294,9 +294,9 @@ def test_ids_without_a_token_and_beyond_the_vocabulary_are_not_shared() -> None:
         for size, eos in ((7, 1), (9, 8))  # ends without a token
     ]
     expected = {0: 0, 3: 3, 6: 6, 8: 1}
-    assert pairs(SharedTokens.between(*vocabularies)) == expected
+    assert pairs(SharedTokens.find(*vocabularies)) == expected
     inverse = {own: id for id, own in expected.items()}
-    assert pairs(SharedTokens.between(*reversed(vocabularies))) == inverse
+    assert pairs(SharedTokens.find(*reversed(vocabularies))) == inverse
 
 
 # Projection
@@ -310,13 +310,13 @@ def test_projected_is_renormalised_over_the_shared_tokens(
     logits: np.ndarray, rows: list[int]
 ) -> None:
     shared = SharedTokens(
-        own=np.array([4, 0, 5]),
+        draft_ids=np.array([4, 0, 5]),
         target=np.array([1, 2, 7]),
         specials={},
-        own_size=6,
+        draft_size=6,
         target_size=9,
     )
-    project = Projection(shared.places(), shared.target_size)
+    project = Projection(shared.to_target_ids(), shared.target_size)
     for count in rows:
         projected = project(logits[:count])
         assert projected.dtype == np.float32
@@ -325,9 +325,11 @@ def test_projected_is_renormalised_over_the_shared_tokens(
         assert np.array_equal(projected, expected)
         assert not np.shares_memory(projected, logits)
         before = probabilities(logits[:count].astype(np.float64), Sampling(temperature=1.0))
-        mass = before[:, shared.own].sum(axis=1, keepdims=True)
+        mass = before[:, shared.draft_ids].sum(axis=1, keepdims=True)
         after = probabilities(projected.astype(np.float64), Sampling(temperature=1.0))
-        np.testing.assert_allclose(after[:, shared.target] * mass, before[:, shared.own], rtol=1e-9)
+        np.testing.assert_allclose(
+            after[:, shared.target] * mass, before[:, shared.draft_ids], rtol=1e-9
+        )
         assert after.sum(axis=1) == pytest.approx(1.0)
 
 
@@ -346,16 +348,16 @@ COMMON = {1: 2, 3: 0, 5: 3}
 
 def test_a_pair_is_found_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, target = a_pair()
-    assert pairs(SharedTokens.between(drafter, target)) == COMMON
+    assert pairs(SharedTokens.find(drafter, target)) == COMMON
     [file] = cache.iterdir()
     assert drafter.digest in file.name
     assert target.digest in file.name
     monkeypatch.setattr(module, "_find", None)  # neither tokenizer is gone through again
-    kept = SharedTokens.between(*a_pair())
+    kept = SharedTokens.find(*a_pair())
     assert pairs(kept) == COMMON
     assert kept.specials == {5: 3}
-    assert (kept.own_size, kept.target_size) == (4, 6)
-    assert kept.own.dtype == kept.target.dtype == np.int64
+    assert (kept.draft_size, kept.target_size) == (4, 6)
+    assert kept.draft_ids.dtype == kept.target.dtype == np.int64
 
 
 def rewritten(data: bytes, **changes: object) -> bytes:
@@ -395,11 +397,11 @@ def ids(*values: int) -> bytes:
 def test_a_file_that_says_what_cannot_be_is_made_anew(
     cache: Path, changes: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    SharedTokens.between(*a_pair())
+    SharedTokens.find(*a_pair())
     [file] = cache.iterdir()
     good = file.read_bytes()
     file.write_bytes(rewritten(good, **changes))
-    assert pairs(SharedTokens.between(*a_pair())) == COMMON
+    assert pairs(SharedTokens.find(*a_pair())) == COMMON
     assert "is not used" in caplog.text
     assert file.read_bytes() == good
 
@@ -407,7 +409,7 @@ def test_a_file_that_says_what_cannot_be_is_made_anew(
 @given(st.data())
 def test_a_damaged_file_is_made_anew(data: st.DataObject) -> None:
     drafter, target = a_pair()
-    SharedTokens.between(drafter, target)
+    SharedTokens.find(drafter, target)
     [file] = Path(os.environ["PILOTFISH_CACHE"], "bridges").iterdir()
     good = file.read_bytes()
     at = data.draw(st.integers(0, len(good) - 1))
@@ -417,7 +419,7 @@ def test_a_damaged_file_is_made_anew(data: st.DataObject) -> None:
         )
     )
     file.write_bytes(spoilt)
-    assert pairs(SharedTokens.between(drafter, target)) == COMMON
+    assert pairs(SharedTokens.find(drafter, target)) == COMMON
     assert file.read_bytes() == good
 
 
@@ -433,21 +435,21 @@ def test_without_a_cache_it_works_too(
         path = cache / f"{drafter.digest}-{target.digest}{module.SUFFIX}"
         path.mkdir() if in_the_way == "a folder" else os.mkfifo(path)
     for _ in range(2):
-        assert pairs(SharedTokens.between(drafter, target)) == COMMON
+        assert pairs(SharedTokens.find(drafter, target)) == COMMON
 
 
 def test_the_cache_does_not_grow_for_ever(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_FILES", 3)
     for other in range(5):
-        SharedTokens.between(vocabulary(["a", f"{other}"]), vocabulary(["a"]))
+        SharedTokens.find(vocabulary(["a", f"{other}"]), vocabulary(["a"]))
         assert len(list(cache.iterdir())) == min(other + 1, 3)
     # the last ones stay
     monkeypatch.setattr(module, "_find", None)
-    SharedTokens.between(vocabulary(["a", "4"]), vocabulary(["a"]))
+    SharedTokens.find(vocabulary(["a", "4"]), vocabulary(["a"]))
 
 
 def test_a_vocabulary_that_came_over_the_wire_is_the_same_pair(cache: Path) -> None:
     drafter, target = a_pair()
-    SharedTokens.between(drafter, target)
-    SharedTokens.between(drafter, Vocabulary.decode(target.encode(), target.model))
+    SharedTokens.find(drafter, target)
+    SharedTokens.find(drafter, Vocabulary.decode(target.encode(), target.model))
     assert len(list(cache.iterdir())) == 1

@@ -77,7 +77,7 @@ def liar(pair: conftest.Pair) -> Iterator[Callable[..., LyingEdge]]:
     edges: list[LyingEdge] = []
 
     def make(path: Path, **changes: Any) -> LyingEdge:
-        vocabulary = Vocabulary.of(Artifact.open(path))
+        vocabulary = Vocabulary.from_artifact(Artifact.open(path))
         offer = {
             "vocab_size": vocabulary.vocab_size,
             "eos_ids": vocabulary.eos_ids,

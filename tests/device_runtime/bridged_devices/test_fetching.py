@@ -44,8 +44,8 @@ def test_a_fetch_can_be_interrupted_and_shows_that_it_lives(
         asking.start()
         await_true(lambda: any(isinstance(each, m.Fetch) for each in edge.requests))
         for _ in range(3):
-            before = device.looked_s
-            await_true(lambda at=before: device.looked_s > at)
+            before = device.last_checked_s
+            await_true(lambda at=before: device.last_checked_s > at)
         device.interrupt()
         asking.join(20)
         assert [type(error) for error in ended] == [InterruptedGenerationError]

@@ -117,7 +117,7 @@ def test_a_device_that_is_there_before_its_edge(
         coming.join()
         assert {record.protocol for record in got.rounds} == {"greedy"}
         assert got.tokens == wanted_of(device, TEXT, GREEDY)
-        size = len(Vocabulary.of(Artifact.open(models.target)).encode())
+        size = len(Vocabulary.from_artifact(Artifact.open(models.target)).encode())
         assert received == [(size, size)]
 
 

@@ -15,7 +15,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.device_runtime.partners import Partners
+from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
 from pilotfish.engines.vocabulary import Vocabulary
 from tests.device_runtime.bridge.test_drafter import THEIRS
 from tests.device_runtime.bridged_devices.asking import (
@@ -64,7 +64,7 @@ def test_a_target_with_the_same_tokens_has_its_own_template(models: Models, tmp_
         text = device.template.render([{"role": "user", "content": TEXT}])
         assert prompt.ids.tolist() == device.tokenizer.encode(text, special=True)
         assert prompt.ids.tolist() != device.tokenizer.encode(TEXT)
-        assert prompt.own is prompt.ids  # the bridge is trivial
+        assert prompt.draft_ids is prompt.ids  # the bridge is trivial
         wanted = device.generate(TEXT, protocol="stream", max_tokens=40).tokens
         assert device.generate(TEXT, protocol="greedy", max_tokens=40).tokens == wanted
 
@@ -76,7 +76,7 @@ def test_a_prompt_that_was_made_for_another_drafter_is_read_anew(
     start = ModelDrafter.start
 
     def noted(self: ModelDrafter, prompt: Prompt, *others: Any, **more: Any) -> None:
-        read.append(prompt.own.tolist())
+        read.append(prompt.draft_ids.tolist())
         start(self, prompt, *others, **more)
 
     monkeypatch.setattr(ModelDrafter, "start", noted)
@@ -88,9 +88,9 @@ def test_a_prompt_that_was_made_for_another_drafter_is_read_anew(
         for asked in (TEXT, ids):
             made, foreign = device.prompt(asked), akin.prompt(asked)
             assert made.vocabulary == foreign.vocabulary
-            assert made.own.tolist() != foreign.own.tolist()
+            assert made.draft_ids.tolist() != foreign.draft_ids.tolist()
             device.generate(foreign, protocol="greedy", max_tokens=1)
-            assert read[-1] == made.own.tolist()
+            assert read[-1] == made.draft_ids.tolist()
 
 
 def test_a_prompt_is_said_anew_in_another_template(
@@ -162,17 +162,17 @@ def test_ever_new_vocabularies_do_not_fill_the_memory(
         link, welcome = device._link, device.welcome
         assert link is not None
         assert welcome is not None
-        partners = Partners(own, None, {1: 0.01}, 0.8, 64, None)
+        partners = VocabularyPairs(own, None, {1: 0.01}, 0.8, 64, None)
         pairs: list[weakref.ref[Pair]] = []
         for it in arriving:
             monkeypatch.setattr(
-                "pilotfish.device_runtime.partners.target_vocabulary", lambda *_, it=it: it
+                "pilotfish.device_runtime.vocabulary_pairs.target_vocabulary", lambda *_, it=it: it
             )
             told = msgspec.structs.replace(
                 welcome, vocabulary=it.digest, tokenizer=it.fingerprint, vocab_size=it.vocab_size
             )
-            partner = partners.meet(link, told)
-            assert partners.meet(link, told) is partner
+            partner = partners.get(link, told)
+            assert partners.get(link, told) is partner
             pairs.append(weakref.ref(partner.pair))
             del partner
         gc.collect()

@@ -88,5 +88,5 @@ def test_an_older_edge(models: Models, liar: Callable[..., LyingEdge]) -> None:
     edge = liar(models.draft, **old)
     with opened(models, edge.endpoint) as device:
         assert device.tokenizer.fingerprint == device.prompt(TEXT).vocabulary
-        assert device.prompt(TEXT).own.tolist() == device.prompt(TEXT).ids.tolist()
+        assert device.prompt(TEXT).draft_ids.tolist() == device.prompt(TEXT).ids.tolist()
     assert not any(isinstance(request, m.Fetch) for request in edge.requests)

@@ -304,7 +304,7 @@ def test_an_answer_that_nobody_takes_is_given_up(long_pair: Pair) -> None:
             while not job.ended:
                 assert await job.ready(30)  # and takes nothing
                 await asyncio.sleep(0.01)
-            waited = job.behind - 1  # behind them is why
+            waited = job.backlog - 1  # behind them is why
             for _ in range(waited):
                 job.take()
             with pytest.raises(RefusalError, match="reads too slowly"):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pilotfish.device_runtime.service.logprobs import TextOffsets, chat_logprobs, text_logprobs
+from pilotfish.device_runtime.service.openai_logprobs import (
+    TextOffsets,
+    chat_logprobs,
+    text_logprobs,
+)
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.support.vocabularies import sentencepiece, smollm2
 

@@ -243,5 +243,5 @@ def test_without_keys_an_answer_draws_from_its_own_conversation(
 
 def test_the_words_of_the_secret_are_tokens_that_can_be_quoted(callers: Pair) -> None:
     """Else nothing here could fail."""
-    tokenizer = Vocabulary.of(Artifact.open(callers.target)).tokenizer
+    tokenizer = Vocabulary.from_artifact(Artifact.open(callers.target)).tokenizer
     assert "7351" in tokenizer.decode(tokenizer.encode(SECRET))

@@ -20,7 +20,7 @@ from tests.support.serving import Serving, serving
 RECORDED = Path("tests/data/http_answers.json")
 
 
-def observed(service: Serving) -> dict[str, Any]:
+def observe(service: Serving) -> dict[str, Any]:
     """All answers by the request's name, and then how the service has counted the requests."""
     icon = service.get("/page/icon.svg").headers["etag"].strip('"')
     waiting = {name: raw for name, raw in TABLE.items() if raw.waits}
@@ -28,25 +28,27 @@ def observed(service: Serving) -> dict[str, Any]:
         later = {
             name: pool.submit(answers, service.port, raw, icon) for name, raw in waiting.items()
         }
-        found: dict[str, Any] = {
+        observation: dict[str, Any] = {
             name: answers(service.port, raw, icon)
             for name, raw in TABLE.items()
             if name not in waiting
         }
-        found |= {name: future.result() for name, future in later.items()}
+        observation |= {name: future.result() for name, future in later.items()}
     lines = service.get("/metrics").text.splitlines()
-    found["metrics"] = [each for each in lines if each.startswith("pilotfish_http_requests_total")]
-    return found
+    observation["metrics"] = [
+        each for each in lines if each.startswith("pilotfish_http_requests_total")
+    ]
+    return observation
 
 
 def test_raw_requests_are_answered_as_recorded(pair: Pair) -> None:
     with serving(pair.draft, None, "--lanes", 1) as service:
-        found = observed(service)
+        observation = observe(service)
     if not RECORDED.exists():
-        rows = (f"{json.dumps(name)}: {json.dumps(found[name])}" for name in found)
+        rows = (f"{json.dumps(name)}: {json.dumps(observation[name])}" for name in observation)
         RECORDED.write_text("{\n" + ",\n".join(rows) + "\n}\n")
         pytest.fail(f"{RECORDED} was not there, and is written now")
     recorded = json.loads(RECORDED.read_text())
-    assert list(found) == list(recorded)
+    assert list(observation) == list(recorded)
     for name, expected in recorded.items():
-        assert found[name] == expected, name
+        assert observation[name] == expected, name

@@ -6,13 +6,13 @@ import pytest
 
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
-from pilotfish.engines.families.reader import ToolCall, Turn
+from pilotfish.engines.chat_formats.reader import ToolCall, Turn
 
 
 def kept(store: ResponseStore, client: str, size: int = 100) -> str:
     """Keep a response of about so many bytes; returns its id."""
     name = f"resp_{len(store)}_{client}_{size}"
-    store.keep(client, [], {"id": name, "output": "x" * size}, Turn("", "", ()))
+    store.store(client, [], {"id": name, "output": "x" * size}, Turn("", "", ()))
     return name
 
 
@@ -60,7 +60,7 @@ def test_the_store_is_bounded_and_the_one_with_most_gives_way() -> None:
 def test_a_call_that_is_no_json_is_not_kept() -> None:
     store = ResponseStore()
     calls = (ToolCall("a", "move", '{"to": 1}'), ToolCall("b", "move", '{"to"'))
-    store.keep("alice", [], {"id": "resp"}, Turn("x", "y", calls))
+    store.store("alice", [], {"id": "resp"}, Turn("x", "y", calls))
     (message,) = store.conversation("alice", "resp")
     assert message["reasoning_content"] == "y"
     assert [call["id"] for call in message["tool_calls"]] == ["a"]

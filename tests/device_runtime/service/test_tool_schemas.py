@@ -15,7 +15,7 @@ from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import (
     MOST_PARAMETERS,
     FunctionFields,
-    tools_asked,
+    read_tools,
     with_call_ids,
 )
 from tests.conftest import Pair
@@ -84,10 +84,10 @@ def test_schemas_beyond_a_megabyte_are_refused() -> None:
         text = json.dumps({"type": "object", "description": "x" * size}).encode()
         function = FunctionFields("f", parameters=msgspec.Raw(text))
         if fits:
-            assert tools_asked([function], None, None) is not None
+            assert read_tools([function], None, None) is not None
         else:
             with pytest.raises(RefusalError, match="have more than 1,048,576 bytes"):
-                tools_asked([function], None, None)
+                read_tools([function], None, None)
 
 
 CUT = ['{"to": "he', "{", "", "null", "3", '["a"]', '"a"', {"to": "here"}, {}, None]

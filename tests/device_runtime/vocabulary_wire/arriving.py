@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from pilotfish.device_runtime.bridge.arrival import target_vocabulary
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import FAIL, Patience
+from pilotfish.device_runtime.link.retry import FAIL, RetryPolicy
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
@@ -23,7 +23,7 @@ from tests.support.hostile import RawClient
 from tests.support.tiny import tiny_tokenizer
 
 PARTS = 5
-FAILS_SOON = Patience(policy="fail", absent_s=2.2, silent_s=0.5)
+FAILS_SOON = RetryPolicy(policy="fail", absent_s=2.2, silent_s=0.5)
 GOOD = Vocabulary(
     model="liar",
     tokenizer_json=tiny_tokenizer(VOCAB),
@@ -52,12 +52,12 @@ def welcomed(client: RawClient, pair: Pair) -> m.Welcome:
 
 
 @contextmanager
-def greeted(pair: Pair, endpoint: str, patience: Patience = FAIL) -> Iterator[EdgeLink]:
+def greeted(pair: Pair, endpoint: str, patience: RetryPolicy = FAIL) -> Iterator[EdgeLink]:
     """A link of a device whose drafter has the tiny pair's vocabulary."""
     link = EdgeLink(endpoint, None, patience)
     try:
-        link.introduce(DraftSource.of(pair.draft, text=False, kept=None).hello)
-        link.greet()
+        link.set_hello(DraftSource.open(pair.draft, text=False, text_location=None).hello)
+        link.handshake()
         yield link
     finally:
         link.close()

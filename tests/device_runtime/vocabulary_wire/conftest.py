@@ -42,7 +42,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture(scope="package")
 def wanted(foreign: Artifact) -> Vocabulary:
-    return Vocabulary.of(foreign)
+    return Vocabulary.from_artifact(foreign)
 
 
 @pytest.fixture(scope="package")

@@ -15,9 +15,9 @@ from pilotfish.base.errors import (
     InterruptedGenerationError,
     PairMismatchError,
 )
-from pilotfish.device_runtime.drafting.source import DraftSource
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import FAIL, Interrupt
+from pilotfish.device_runtime.link.retry import FAIL, CancelToken
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
@@ -143,12 +143,12 @@ def test_on_a_slow_link_no_part_holds_up_the_heartbeats(
 
 def test_a_wait_for_a_part_can_be_interrupted(pair: Pair, liar, cache: Path) -> None:
     edge = liar(lambda request: [])
-    interrupt = Interrupt()
+    interrupt = CancelToken()
     link = EdgeLink(edge.endpoint, None, FAIL, interrupt)
     try:
-        link.introduce(DraftSource.of(pair.draft, text=False, kept=None).hello)
-        link.greet()
-        threading.Timer(0.2, interrupt.strike).start()
+        link.set_hello(DraftSource.open(pair.draft, text=False, text_location=None).hello)
+        link.handshake()
+        threading.Timer(0.2, interrupt.cancel).start()
         with pytest.raises(InterruptedGenerationError):
             arrive(link)
     finally:

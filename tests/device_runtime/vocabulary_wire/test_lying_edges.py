@@ -23,7 +23,7 @@ from pilotfish.base.errors import (
     PilotfishError,
     RateLimitedError,
 )
-from pilotfish.device_runtime.link.loss import Patience
+from pilotfish.device_runtime.link.retry import RetryPolicy
 from pilotfish.wire import messages as m
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_bad_edge import Answer
@@ -213,5 +213,5 @@ def test_a_busy_edge_is_waited_for_as_the_policy_says(pair: Pair, liar, cache: P
     edge = liar(script)
     with greeted(pair, edge.endpoint) as link, pytest.raises(RateLimitedError):
         arrive(link)
-    with greeted(pair, edge.endpoint, Patience.under("wait", 20.0)) as link:
+    with greeted(pair, edge.endpoint, RetryPolicy.from_policy("wait", 20.0)) as link:
         assert arrive(link) == GOOD

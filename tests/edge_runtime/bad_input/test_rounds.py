@@ -8,7 +8,7 @@ import pytest
 
 from pilotfish import EdgeServer
 from pilotfish.wire import messages as m
-from pilotfish.wire.committed import CommittedTokens
+from pilotfish.wire.committed_tokens import CommittedTokens
 from tests.conftest import CONTEXT, VOCAB
 from tests.support.hostile import PROMPT, RawClient, RawSession, take_tokens
 from tests.support.socketless import SocketlessEdge

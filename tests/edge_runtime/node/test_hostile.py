@@ -100,7 +100,7 @@ def neighbour(request: pytest.FixtureRequest) -> Iterator[None]:
     before = resident_mib(fort.worker.pid)
     yield
     np.testing.assert_array_equal(fort.run(), fort.wanted)
-    assert fort.honest.tally.nodes.total() == 0
+    assert fort.honest.tally.node_events.total() == 0
     assert resident_mib(fort.worker.pid) - before < GROWTH_MIB
 
 
@@ -192,13 +192,13 @@ def test_two_edges_with_one_key_are_told_of_each_other(cast: Cast, tmp_path: Pat
         ):
             wanted = second.target.run(1, [SPAN])[0].logits
             first.target.start(1, [SPAN])
-            await_(lambda: "another edge" in first.target.trouble, turn=first.target.finished)
+            await_(lambda: "another edge" in first.target.problem, turn=first.target.collect_scores)
             assert first.events("a") == {"refused": 1}
             await_(lambda: finished(first, wanted), turn=first.target.pause)
 
 
 def finished(held: Opened, wanted: NDArray[np.float32]) -> bool:
-    for scores in held.target.finished():
+    for scores in held.target.collect_scores():
         np.testing.assert_array_equal(scores.outputs[0].logits, wanted)
         return True
     return False

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
 from pilotfish.base.errors import MalformedError
-from pilotfish.edge_runtime.slots import check_items
+from pilotfish.edge_runtime.step_slots import check_items
 from pilotfish.wire.codecs.topk import decode_topk
 from pilotfish.wire.messages import MAX_WINDOW, encode
 from pilotfish.wire.nodes import MAX_ITEMS, Attach, Item, Refused, Scored, Step

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.targets import peer
+from pilotfish.edge_runtime.targets import node_client as peer
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.nodes import Ready, Refused, Scored
 from pilotfish.wire.protocols import SamplingParams
@@ -100,9 +100,9 @@ def test_under_drop_the_others_answer(cast: Cast, tmp_path: Path, lie: str) -> N
         events = held.events("b")
         assert events[event] >= 1
         assert events["dropped"] >= 1
-        assert "\n" not in held.target.trouble  # it stands in a line to systemd
+        assert "\n" not in held.target.problem  # it stands in a line to systemd
         if event == "late":
-            assert held.target.trouble == "b: late"
+            assert held.target.problem == "b: late"
 
 
 @pytest.mark.parametrize("lie", ONE_OF_EACH)
@@ -115,7 +115,7 @@ def test_under_fail_a_typed_error_names_the_liar(cast: Cast, tmp_path: Path, lie
         assert held.events("b")[event] >= 1
         if event != "late":
             liar.is_honest()
-            await_(lambda: held.target.trouble == "", turn=held.target.finished)
+            await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
             np.testing.assert_array_equal(logits_of(held, 8), wanted_of([cast.a, cast.b], form))
 
 
@@ -125,7 +125,7 @@ def test_an_answer_that_comes_twice_is_a_lie(cast: Cast, tmp_path: Path) -> None
         liar.lies(once(replaced(as_it_is, as_it_is)))
         wanted = wanted_of([cast.a, cast.b], "fp16")
         np.testing.assert_array_equal(logits_of(held), wanted)
-        await_(lambda: "lied" in held.events("b"), turn=held.target.finished)
+        await_(lambda: "lied" in held.events("b"), turn=held.target.collect_scores)
         np.testing.assert_array_equal(logits_of(held, 8), wanted)
         assert held.events("b")["lied"] == 1
 
@@ -153,7 +153,7 @@ def test_answers_that_are_told_the_wrong_way_round_are_a_lie(cast: Cast, tmp_pat
         left = {1, 2}
         await_(
             lambda: not left,
-            turn=lambda: left.difference_update(each.number for each in target.finished()),
+            turn=lambda: left.difference_update(each.number for each in target.collect_scores()),
         )
         assert held.events("b")["lied"] == 1
 
@@ -168,7 +168,9 @@ def test_what_comes_behind_nonsense_is_not_believed(cast: Cast, tmp_path: Path) 
         finished: dict[int, NDArray[np.float32]] = {}
 
         def receive() -> None:
-            finished.update({each.number: each.outputs[0].logits for each in target.finished()})
+            finished.update(
+                {each.number: each.outputs[0].logits for each in target.collect_scores()}
+            )
 
         await_(lambda: len(finished) == 2, turn=receive)
         for logits in finished.values():
@@ -229,7 +231,7 @@ def test_a_constant_liar_is_asked_ever_more_rarely(
         end_s = time.monotonic() + 2.6
         turns = 0
         while time.monotonic() < end_s:
-            assert not held.target.finished()
+            assert not held.target.collect_scores()
             held.target.pause()
             turns += 1
         pauses = np.diff(greeted)
@@ -238,7 +240,7 @@ def test_a_constant_liar_is_asked_ever_more_rarely(
         assert turns < 400
         assert len(caplog.records) < 4 * len(greeted)
         liar.is_honest()
-        await_(lambda: bool(held.target.finished()), turn=held.target.pause)
+        await_(lambda: bool(held.target.collect_scores()), turn=held.target.pause)
         liar.lies(noting)  # a good answer has made up for it all
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.targets import peer
+from pilotfish.edge_runtime.targets import node_client as peer
 from tests.conftest import VOCAB
 from tests.support.federating import (
     SESSIONS,
@@ -52,12 +52,12 @@ def test_a_worker_that_does_not_suit_takes_no_part(cast: Cast, tmp_path: Path, w
         liar.lies(greeting(**changes))
         settings = {"late": "drop", "late_s": 0.2, "give_up_s": 0.6, "kept": KEPT}
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
-            assert held.target.trouble.startswith("b: ")
-            assert advice in held.target.trouble
+            assert held.target.problem.startswith("b: ")
+            assert advice in held.target.problem
             assert held.events("b") == {"refused": 1}  # it says the same whenever it is asked
             np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], "fp16"))
             liar.is_honest()
-            await_(lambda: held.target.trouble == "", turn=held.target.finished)
+            await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
             wanted = wanted_of([cast.a, cast.b], "fp16")
             np.testing.assert_array_equal(logits_of(held, 8), wanted)
 
@@ -72,11 +72,11 @@ def test_another_model_after_a_restart_takes_no_part(cast: Cast, tmp_path: Path)
             held = stack.enter_context(opened(path, cast.a))
             digest = held.target.digest
         with WorkerThread(cast.c, endpoint):
-            await_(lambda: "with digest" in held.target.trouble, turn=held.target.finished)
-            assert "start this edge again" in held.target.trouble
+            await_(lambda: "with digest" in held.target.problem, turn=held.target.collect_scores)
+            assert "start this edge again" in held.target.problem
             np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], "fp16"))
         with WorkerThread(cast.b, endpoint):
-            await_(lambda: held.target.trouble == "", turn=held.target.finished)
+            await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
             wanted = wanted_of([cast.a, cast.b], "fp16")
             np.testing.assert_array_equal(logits_of(held, 8), wanted)
         assert held.target.digest == digest

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pilotfish.edge_runtime.config import ClusterPlan
-from pilotfish.edge_runtime.node.actor import Holds
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_config import ClusterPlan
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.node.actor import ActorInfo
 from pilotfish.edge_runtime.targets import cluster
 from pilotfish.edge_runtime.targets.cluster import ClusterTarget
 from tests.edge_runtime.targets.test_standing_still import Hands, hands
@@ -43,7 +43,7 @@ class Actor:
     def go_on(self) -> None:
         for done_s, tell in self.waiting:
             if self._hands.now_s >= done_s:
-                held = Holds("", 64, 1)
+                held = ActorInfo("", 64, 1)
                 tell(SimpleNamespace(exception=lambda: None, result=lambda held=held: held))
         self.waiting = [one for one in self.waiting if one[0] > self._hands.now_s]
 
@@ -57,7 +57,7 @@ def test_a_replica_that_loads_more_slowly_than_at_first_has_more_time_at_each_tr
     monkeypatch.setattr(cluster, "leave", lambda: None)
     plan = ClusterPlan(replicas=1, stages=1, late_s=10.0, give_up_s=60.0)
     opening: Any = SimpleNamespace(
-        tally=Tally(),
+        metrics=EdgeMetrics(),
         config=SimpleNamespace(limits=SimpleNamespace(context=64, sessions=1)),
         artifact=SimpleNamespace(manifest=SimpleNamespace(dimensions=SimpleNamespace(context=64))),
     )
@@ -65,17 +65,17 @@ def test_a_replica_that_loads_more_slowly_than_at_first_has_more_time_at_each_tr
 
     def until_it_stands(most_s: float) -> None:
         until_s = hands.now_s + most_s
-        while not target.standing:
+        while not target.attached:
             assert hands.now_s < until_s
             hands.now_s += 0.25
             actor.go_on()
-            target.finished()
+            target.collect_scores()
 
     actor.loads_s = 2.0
     until_it_stands(5.0)
     actor.loads_s = loads_s
     target._lost(0, RuntimeError("killed"))
-    assert not target.standing
+    assert not target.attached
     until_it_stands(1000.0)
     assert actor.starts <= 3
     target.close()

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.slots import CHUNK
+from pilotfish.edge_runtime.step_slots import CHUNK
 from pilotfish.edge_runtime.targets import federated
 from pilotfish.edge_runtime.targets.target import Span, Target
-from pilotfish.engines.decoder import Output
+from pilotfish.engines.onnx_decoder import Output
 from pilotfish.wire.nodes import Scored
 from tests.conftest import VOCAB
 from tests.support.averaging import Averaged, tokens_of
@@ -104,7 +104,7 @@ def test_the_output_is_the_average_bit_by_bit(
         assert sum(len(got) for got, _ in legs) > 40
         for got, expected in legs:
             np.testing.assert_array_equal(got, expected)
-        assert held.tally.nodes.total() == 0
+        assert held.tally.node_events.total() == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -154,12 +154,12 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
                 if number == 1:
                     slow.hold(1.5)
                 elif number == 4:
-                    await_(lambda: held.target.trouble == "", turn=held.target.finished)
+                    await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
                 (got,) = held.target.run(number, [span])
                 (expected,) = all_ if number in (0, 4) else alone
                 np.testing.assert_allclose(got.logits, expected, atol=2e-5)
                 if number == 1:
-                    assert held.target.trouble == "b: late"
+                    assert held.target.problem == "b: late"
             assert held.events("b") == {"late": 1, "dropped": 3}
 
 
@@ -186,9 +186,9 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
             target = held.target
             target.run(0, [Span(0, text[:200], 0, 1)])
             relay.cut()
-            await_(lambda: target.trouble != "", turn=target.finished)
+            await_(lambda: target.problem != "", turn=target.collect_scores)
             two.lies(slowly)
-            await_(lambda: target.trouble == "", turn=target.finished)
+            await_(lambda: target.problem == "", turn=target.collect_scores)
             alone = Span(0, text, 200, 5)
             begun_s = time.monotonic()
             (got,) = target.run(1, [alone])
@@ -224,8 +224,8 @@ def test_many_short_sessions_do_not_keep_a_returned_worker_out(cast: Cast, tmp_p
                 0, [span._replace(tokens=span.tokens[:50], base=0, rows=0) for span in spans]
             )
             relay.cut()
-            await_(lambda: held.target.trouble != "", turn=held.target.finished)
-            await_(lambda: held.target.trouble == "", turn=held.target.finished)
+            await_(lambda: held.target.problem != "", turn=held.target.collect_scores)
+            await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
             assert sum(span.base for span in spans) > CHUNK
             got = held.target.run(1, spans)
             assert "dropped" not in held.events("b")
@@ -250,7 +250,9 @@ def test_an_average_that_fails_costs_that_pass_only(
         with monkeypatch.context() as patch:
             patch.setattr(federated, "aggregate", fails)
             target.start(1, [span])
-            await_(lambda: bool(all_scores), turn=lambda: all_scores.extend(target.finished()))
+            await_(
+                lambda: bool(all_scores), turn=lambda: all_scores.extend(target.collect_scores())
+            )
         assert isinstance(all_scores[0].error, MemoryError)
         assert len(target.run(2, [span])[0].logits) == 5
 
@@ -263,6 +265,6 @@ def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None
             assert held.tally.node_bytes["a", "from"] > 4 + 5 * (4 + 2 * 8)
             assert held.tally.node_bytes["a", "to"] > 4 * 20
             assert held.tally.node_compute_s["a"] > 0.0
-            assert held.tally.nodes.total() == 0
+            assert held.tally.node_events.total() == 0
             assert held.target.nodes == {"a": True, "b": True}
-            assert held.target.trouble == ""
+            assert held.target.problem == ""

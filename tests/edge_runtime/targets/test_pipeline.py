@@ -16,7 +16,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision
 from tests.conftest import Pair

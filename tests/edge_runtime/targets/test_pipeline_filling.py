@@ -106,7 +106,7 @@ def test_more_windows_than_stages_share_passes(nodes: Row, tmp_path: Path) -> No
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
         target.run(10**6, [Span(0, np.full(25, 1, np.uint32), 20, 5)])
-        assert target.abreast == STAGES, "the links take no time"
+        assert target.concurrent_passes == STAGES, "the links take no time"
         before = scheduler.passes
         for slot in range(SLOTS):
             scheduler.submit(job(slot, 30))
@@ -119,7 +119,7 @@ def test_long_links_hold_more_passes_than_there_are_stages(nodes: Row, tmp_path:
     with pipeline(nodes, tmp_path, hop_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
-        assert target.depth == target.abreast == SLOTS
+        assert target.depth == target.concurrent_passes == SLOTS
         for slot in range(SLOTS):
             scheduler.submit(job(slot, 25))
         ends = done(scheduler, target, SLOTS).values()
@@ -155,7 +155,7 @@ def all_scores(target: PipelineTarget, until_s: float) -> dict[int, float]:
     """When passes came in until then, by number."""
     found: dict[int, float] = {}
     while (now_s := time.monotonic()) < until_s:
-        for scores in target.finished():
+        for scores in target.collect_scores():
             assert scores.error is None
             found[scores.number] = now_s
         target.pause()

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from pilotfish.base.errors import TargetLostError
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.node.stage import StageWork
-from pilotfish.edge_runtime.slots import StageSlots
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.nodes import Attached, Refused, Scored
 from tests.conftest import HIDDEN, Pair
@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
     target: PipelineTarget
     liar: WorkerThread
-    tally: Tally
+    tally: EdgeMetrics
     whole: Decoder
 
     def flies(self, number: int, slot: int, length: int, base: int = 0) -> None:
@@ -54,7 +54,7 @@ def told(made: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]
     folder = cut(made.target, made.target.parent / "cut", 3)
     middle = Node(folder / "stage-2", sessions=SLOTS, context=CONTEXT)
     work = StageWork(Stage(folder / "stage-3", slots=SLOTS, context=CONTEXT, threads=1), None)
-    tally = Tally()
+    tally = EdgeMetrics()
     path = tmp_path_factory.mktemp("list") / "list.toml"
     size: dict[str, Any] = {"slots": SLOTS, "context": CONTEXT}
     try:
@@ -99,10 +99,10 @@ def once(lie: Callable[[Scored, Frames], Said], liar: WorkerThread) -> None:
 @pytest.mark.parametrize("lie", LIES)
 def test_an_answer_that_makes_no_sense_is_asked_for_again(told: Told, lie: str) -> None:
     told.flies(1, 0, 40)
-    before = told.tally.nodes["stage 3", "lied"]
+    before = told.tally.node_events["stage 3", "lied"]
     once(LIES[lie], told.liar)
     told.flies(2, 0, 45, base=40)
-    assert told.tally.nodes["stage 3", "lied"] == before + 1
+    assert told.tally.node_events["stage 3", "lied"] == before + 1
     told.flies(3, 0, 50, base=45)
     told.flies(4, 1, 180)
 
@@ -114,11 +114,11 @@ def test_an_answer_that_is_said_twice_is_a_lie(told: Told) -> None:
             return [(message, frames), (message, frames)]
         return [(message, frames)]
 
-    before = told.tally.nodes["stage 3", "lied"]
+    before = told.tally.node_events["stage 3", "lied"]
     told.liar.lies(spoil)
     told.flies(1, 0, 40)
     told.flies(2, 0, 45, base=40)
-    assert told.tally.nodes["stage 3", "lied"] == before + 1
+    assert told.tally.node_events["stage 3", "lied"] == before + 1
 
 
 @pytest.mark.parametrize("times", [[], [0] * 256, [2**62] * 256], ids=["none", "many", "ages"])
@@ -127,11 +127,11 @@ def test_nonsensical_times_do_no_harm(told: Told, times: list[int]) -> None:
     told.flies(1, 0, 40)
     told.flies(2, 0, 45, base=40)
     assert 1 <= told.target.depth <= SLOTS
-    assert 1 <= told.target.abreast <= SLOTS
+    assert 1 <= told.target.concurrent_passes <= SLOTS
 
 
 def test_an_answer_that_never_comes_is_late(told: Told) -> None:
-    before = told.tally.nodes["stage 3", "late"]
+    before = told.tally.node_events["stage 3", "late"]
 
     def silent(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         if isinstance(message, Scored):
@@ -141,7 +141,7 @@ def test_an_answer_that_never_comes_is_late(told: Told) -> None:
 
     told.liar.lies(silent)
     told.flies(1, 0, 40)
-    assert told.tally.nodes["stage 3", "late"] == before + 1
+    assert told.tally.node_events["stage 3", "late"] == before + 1
 
 
 @pytest.mark.parametrize("what", ["scored", "attached", "refused"])
@@ -156,11 +156,11 @@ def test_what_concerns_another_attachment_is_not_heeded(told: Told, what: str) -
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         return [(said, [b""] if what == "scored" else []), (message, frames)]
 
-    before = dict(told.tally.nodes)
+    before = dict(told.tally.node_events)
     told.liar.lies(spoil)
     told.flies(1, 0, 40)
     told.liar.is_honest()
-    assert dict(told.tally.nodes) == before
+    assert dict(told.tally.node_events) == before
 
 
 @pytest.mark.timing
@@ -169,13 +169,13 @@ def test_a_constant_liar_is_given_up(told: Told) -> None:
         return [(message, [NAN] if isinstance(message, Scored) else frames)]
 
     told.flies(1, 0, 40)
-    before = told.tally.nodes["stage 3", "lied"]
+    before = told.tally.node_events["stage 3", "lied"]
     told.liar.lies(spoil)
     begun_s = time.monotonic()
     with pytest.raises(TargetLostError, match="its answer makes no sense"):
         told.target.run(2, [Span(0, TOKENS[:45], 40, 3)], timeout_s=60.0)
     assert time.monotonic() - begun_s < 12.0
-    assert told.tally.nodes["stage 3", "lied"] - before <= 6, "it was asked again and again"
+    assert told.tally.node_events["stage 3", "lied"] - before <= 6, "it was asked again and again"
     told.liar.is_honest()
     told.flies(3, 0, 50)
 

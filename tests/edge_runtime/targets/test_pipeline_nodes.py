@@ -15,11 +15,11 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import ConfigError, KeysError
-from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.export.split import split_artifact
 from pilotfish.wire import keys
 from pilotfish.wire.keys import EdgeKeys
@@ -313,7 +313,7 @@ def test_a_key_that_is_taken_off_a_stages_list(
     An unread message would keep its loop from ever sleeping.
     """
     own = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
-    tally = Tally()
+    tally = EdgeMetrics()
     with (
         row(thirds, options=secured(locked)) as found,
         opened(found, tmp_path / "list.toml", tally=tally, **own, **SIZE) as target,
@@ -328,15 +328,15 @@ def test_a_key_that_is_taken_off_a_stages_list(
         seen = tells(target, "This key has been taken off")
         assert "stage 2: The stage after stage 2 of 3 (layer 2) refuses" in seen
         tells(target, "not let in")
-        assert tally.nodes["stage 2", "refused"] >= 1
+        assert tally.node_events["stage 2", "refused"] >= 1
         busy_s = cpu_s(found.nodes[0].server.pid)
         time.sleep(1.0)
         assert cpu_s(found.nodes[0].server.pid) - busy_s < 0.3
         entry.write_bytes(key)
         os.kill(found.nodes[1].server.pid, signal.SIGHUP)
         end_s = time.monotonic() + 30.0
-        while not (finished := target.finished()):
-            assert time.monotonic() < end_s, target.trouble
+        while not (finished := target.collect_scores()):
+            assert time.monotonic() < end_s, target.problem
             target.pause()
         assert (finished[0].number, finished[0].error) == (7, None)
 
@@ -344,9 +344,9 @@ def test_a_key_that_is_taken_off_a_stages_list(
 def tells(target: PipelineTarget, words: str) -> str:
     """What it says of its nodes, once it says these words."""
     end_s = time.monotonic() + 20.0
-    while words not in (said := target.trouble):
+    while words not in (said := target.problem):
         assert time.monotonic() < end_s, said
-        assert not target.finished()
+        assert not target.collect_scores()
         target.pause()
     return said
 

@@ -400,10 +400,10 @@ def test_idle_stages_that_are_lost_often_are_soon_attached_again(
     ):
         for _ in range(5):
             idle.nodes[1].kill()
-            until(target, lambda: not target.standing)
+            until(target, lambda: not target.attached)
             idle.nodes[1].restart()
             served_s = time.monotonic()
-            until(target, lambda: target.standing)
+            until(target, lambda: target.attached)
             assert time.monotonic() - served_s < 3.0
 
 
@@ -411,8 +411,8 @@ def until(target: PipelineTarget, holds: Callable[[], bool]) -> None:
     """See to the target until it is so."""
     end_s = time.monotonic() + 30.0
     while not holds():
-        assert time.monotonic() < end_s, target.trouble
-        target.finished()
+        assert time.monotonic() < end_s, target.problem
+        target.collect_scores()
         target.pause()
 
 

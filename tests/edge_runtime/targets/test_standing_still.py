@@ -34,7 +34,7 @@ with opened(Path(sys.argv[1]), Path(sys.argv[2])) as held:
     os.kill(os.getpid(), signal.SIGSTOP)
     found = []
     while not found:
-        found = held.target.finished()
+        found = held.target.collect_scores()
         held.target.pause()
     print(json.dumps([str(found[0].error or ""), held.events("a"), held.events("b")]))
 """
@@ -78,10 +78,10 @@ class Silent(RemoteTarget[RemotePass]):
     def _deadlines(self) -> list[float]:
         return []
 
-    def _gives_up_at(self, one: RemotePass) -> float:
+    def _timeout_at(self, one: RemotePass) -> float:
         return one.started_s + 10.0
 
-    def _complaint(self, one: RemotePass, now_s: float) -> str:
+    def _timeout_message(self, one: RemotePass, now_s: float) -> str:
         return "late"
 
 
@@ -110,7 +110,7 @@ def test_a_pass_is_given_up_after_its_time_of_looking(hands: Hands, pause_s: flo
     target = Silent()
     target.start(1, [Span(0, tokens_of(1, 4), 0, 1)])
     looked_s = 0.0
-    while not target.finished():
+    while not target.collect_scores():
         if looked_s == 5.0:
             hands.now_s += pause_s  # suspended, paused with its machine, or starved
         hands.now_s += 0.25
@@ -124,9 +124,9 @@ def test_a_pass_is_given_up_after_its_time_of_looking(hands: Hands, pause_s: flo
 def test_an_edge_that_works_meanwhile_does_not_stand_still(hands: Hands) -> None:
     """What nodes say while stage 1 computes is read behind it: only their silence is late."""
     clock = WakingClock()
-    begun_s = clock.look()
+    begun_s = clock.update()
     for _ in range(5):
         hands.now_s += 2.0
         hands.ran_s += 1.9
-        clock.look()
+        clock.update()
     assert clock.now_s == pytest.approx(begun_s + 10.0)

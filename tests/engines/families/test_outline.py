@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families import FAMILIES, ModelFamily, Tools, family_of
-from pilotfish.engines.families.outline import KIND, Outline, read_outline
-from pilotfish.engines.families.reader import Turn, TurnReader
-from pilotfish.speculation.shaping import Grammar
+from pilotfish.engines.chat_formats import FAMILIES, ChatFormat, Tools, chat_format_of
+from pilotfish.engines.chat_formats.outline import KIND, Outline, read_outline
+from pilotfish.engines.chat_formats.reader import Turn, TurnReader
+from pilotfish.engines.engine_errors import GrammarError
+from pilotfish.speculation.logits_options import Grammar
 from tests.support.calling import (
     CALLING,
     TEMPLATES,
@@ -28,8 +28,8 @@ every_family = pytest.mark.parametrize("family", CALLING, ids=lambda family: fam
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_template_tells_its_family(family: ModelFamily) -> None:
-    assert family_of(TOLD[family.name]) is family
+def test_a_template_tells_its_family(family: ChatFormat) -> None:
+    assert chat_format_of(TOLD[family.name]) is family
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ def test_a_template_tells_its_family(family: ModelFamily) -> None:
 )
 def test_real_templates(name: str, wanted: str) -> None:
     # Mistral's of then knows of no calls
-    assert family_of((TEMPLATES / f"{name}.jinja").read_text()).name == wanted
+    assert chat_format_of((TEMPLATES / f"{name}.jinja").read_text()).name == wanted
 
 
-def thought(family: ModelFamily) -> str:
+def thought(family: ChatFormat) -> str:
     return f"{family.thought[0]}\nhm <b> {{\n{family.thought[1]}\n\n"
 
 
 @every_family
-def test_what_a_turn_may_be(family: ModelFamily) -> None:
+def test_what_a_turn_may_be(family: ChatFormat) -> None:
     calls = family.calls
     assert calls is not None
-    one, two = calls.written([MOVE]), calls.written([STOP, MOVE])
+    one, two = calls.format([MOVE]), calls.format([STOP, MOVE])
     before = "I see.\n" if calls.anywhere else ""
     auto = outline(family)
     for text in ("", "Hello <b> [x]", one, before + one, thought(family) + one):
@@ -61,10 +61,10 @@ def test_what_a_turn_may_be(family: ModelFamily) -> None:
 
 
 @every_family
-def test_what_must_be_called(family: ModelFamily) -> None:
+def test_what_must_be_called(family: ChatFormat) -> None:
     calls = family.calls
     assert calls is not None
-    one, two, other = (calls.written(each) for each in ([MOVE], [STOP, MOVE], [STOP]))
+    one, two, other = (calls.format(each) for each in ([MOVE], [STOP, MOVE], [STOP]))
     for choice, wanted in (
         ("required", {one, other} | ({two} if family.parallel else set())),
         ("move", {one}),
@@ -77,19 +77,19 @@ def test_what_must_be_called(family: ModelFamily) -> None:
 
 
 @every_family
-def test_none_is_to_be_called(family: ModelFamily) -> None:
+def test_none_is_to_be_called(family: ChatFormat) -> None:
     assert family.calls is not None
     none = outline(family, "none")
     assert allowed(none, "Hello <b> [x]")
     assert allowed(none, thought(family) + "Hello")
-    assert not allowed(none, family.calls.written([MOVE]))
+    assert not allowed(none, family.calls.format([MOVE]))
 
 
 @every_family
-def test_a_mark_that_is_spelled_is_none(family: ModelFamily) -> None:
+def test_a_mark_that_is_spelled_is_none(family: ChatFormat) -> None:
     """A reader sees text: what the grammar takes for words must not look like a call."""
     assert family.calls is not None
-    spelled = family.calls.written([("rm", {})])
+    spelled = family.calls.format([("rm", {})])
     for text in (spelled, f"Well. {spelled}", f"{family.thought[0]} x"):
         anywhere = family.calls.anywhere or not text.startswith("Well")
         assert allowed(outline(family), text, special=False) is not anywhere, text
@@ -97,16 +97,16 @@ def test_a_mark_that_is_spelled_is_none(family: ModelFamily) -> None:
 
 @every_family
 @pytest.mark.parametrize("spaces", range(6))
-def test_space_before_marks(family: ModelFamily, spaces: int) -> None:
+def test_space_before_marks(family: ChatFormat, spaces: int) -> None:
     """Up to three may be; behind more it is words, which the reader sees alike."""
     assert family.calls is not None
     lead, told = "\n" * spaces, outline(family)
 
     def read(text: str) -> Turn:
         reader = TurnReader(told, family.call_id)
-        return Turn.of([*reader.push(text), *reader.end()])
+        return Turn.from_parts([*reader.push(text), *reader.end()])
 
-    call = lead + family.calls.written([MOVE])
+    call = lead + family.calls.format([MOVE])
     if allowed(told, call):
         assert allowed(told, call.replace("here", "away")) is not bool(read(call).calls)
         assert family.calls.anywhere or bool(read(call).calls) is (spaces <= 3)
@@ -115,12 +115,12 @@ def test_space_before_marks(family: ModelFamily, spaces: int) -> None:
 
 
 @every_family
-def test_arguments_are_of_their_schema(family: ModelFamily) -> None:
+def test_arguments_are_of_their_schema(family: ChatFormat) -> None:
     assert family.calls is not None
     for call in (("move", {}), ("move", {"to": "away"}), ("stop", {"a": 1}), ("go", {})):
-        assert not allowed(outline(family), family.calls.written([call])), call
+        assert not allowed(outline(family), family.calls.format([call])), call
     # of two names of which one begins the other
-    assert allowed(outline(family), family.calls.written([("stop_all", {})]))
+    assert allowed(outline(family), family.calls.format([("stop_all", {})]))
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,23 @@ def test_properties_that_are_not_named(more: dict[str, Any], wanted: bool) -> No
     (hermes,) = (family for family in CALLING if family.name == "hermes")
     tools = Tools.read([told])
     assert tools is not None
-    assert tools.tools[0].told["function"]["parameters"] == schema  # a template has it as it is
-    may = Outline.of(hermes, "", tools=tools)
+    assert (
+        tools.tools[0].openai_object["function"]["parameters"] == schema
+    )  # a template has it as it is
+    may = Outline.for_chat_format(hermes, "", tools=tools)
     assert hermes.calls is not None
-    assert allowed(may, hermes.calls.written([("move", {"to": 1})]))
-    assert allowed(may, hermes.calls.written([("move", {"to": 1, "by": 2})])) is wanted
+    assert allowed(may, hermes.calls.format([("move", {"to": 1})]))
+    assert allowed(may, hermes.calls.format([("move", {"to": 1, "by": 2})])) is wanted
 
 
 @every_family
-def test_a_form_beside_calls(family: ModelFamily) -> None:
+def test_a_form_beside_calls(family: ChatFormat) -> None:
     assert family.calls is not None
     form = Grammar.from_schema({"type": "array", "items": {"type": "integer"}})
     may = outline(family, content=form)
     assert allowed(may, "[1, 2]")
     assert allowed(may, thought(family) + "[1]")
-    assert allowed(may, family.calls.written([MOVE]))
+    assert allowed(may, family.calls.format([MOVE]))
     assert not allowed(may, "Hello")
 
 
@@ -161,7 +163,7 @@ def test_a_form_beside_calls(family: ModelFamily) -> None:
         Grammar.from_choices(["yes", "no"]),
     ],
 )
-def test_forms_of_every_kind(family: ModelFamily, form: Grammar) -> None:
+def test_forms_of_every_kind(family: ChatFormat, form: Grammar) -> None:
     may = outline(family, content=form)
     for text, wanted in (("yes", True), ("no", True), ("maybe", False)):
         assert allowed(may, text) is wanted
@@ -169,27 +171,27 @@ def test_forms_of_every_kind(family: ModelFamily, form: Grammar) -> None:
 
 
 @every_family
-def test_a_form_behind_a_thought(family: ModelFamily) -> None:
+def test_a_form_behind_a_thought(family: ChatFormat) -> None:
     form = Grammar("regex", "[ab]{2}")
-    may = Outline.of(family, family.thought[1], content=form)
+    may = Outline.for_chat_format(family, family.thought[1], content=form)
     assert may.grammar is not None
     assert may.grammar.kind == KIND
     for text, wanted in (("ab", True), (thought(family) + "ba", True), (thought(family), False)):
         assert allowed(may, text) is wanted
-    begun = Outline.of(family, family.thought[1], content=form, thinking=True)
+    begun = Outline.for_chat_format(family, family.thought[1], content=form, thinking=True)
     assert allowed(begun, f"hm\n{family.thought[1]}\nab")
     assert not allowed(begun, "ab")
 
 
 def test_a_model_that_does_not_think_has_the_form_alone() -> None:
     form = Grammar("regex", "[ab]{2}")
-    assert Outline.of(CALLING[0], "a template", content=form).grammar == form
+    assert Outline.for_chat_format(CALLING[0], "a template", content=form).grammar == form
 
 
 def test_a_family_whose_calls_are_no_json_is_refused() -> None:
     (family,) = (family for family in FAMILIES if family.calls is None)
     with pytest.raises(GrammarError, match="not JSON"):
-        Outline.of(family, "", tools=Tools.read(TOOLS))
+        Outline.for_chat_format(family, "", tools=Tools.read(TOOLS))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_texts_of_a_turn_are_no_rules(field: str) -> None:
     calls = {"trigger": "<", field: evil}
     told = read_outline(json.dumps({"calls": calls, "tools": [["go", "{}"]], "called": True}))
     assert told.calls is not None
-    text = told.calls.written([("go", {})])
+    text = told.calls.format([("go", {})])
     assert (evil in text) is (field != "gap")
     assert allowed(told, text)
     assert not allowed(told, text + "x")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.families import ModelFamily
-from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.reader import Turn, TurnPart, TurnReader
+from pilotfish.engines.chat_formats import ChatFormat
+from pilotfish.engines.chat_formats.outline import Outline
+from pilotfish.engines.chat_formats.reader import Turn, TurnPart, TurnReader
 from tests.support.calling import CALLING, allowed, outline
 from tests.support.examples import examples
 
@@ -38,14 +38,14 @@ def parts_of(told: Outline, text: str, cuts: list[int]) -> list[TurnPart]:
 
 
 def read(told: Outline, text: str, cuts: list[int]) -> Turn:
-    return Turn.of(parts_of(told, text, cuts))
+    return Turn.from_parts(parts_of(told, text, cuts))
 
 
 @every_family
 @given(calls, st.booleans(), st.booleans(), st.lists(st.integers(0), max_size=12))
 @examples(150)
 def test_a_turn_is_read_as_it_was_written(
-    family: ModelFamily, calls: list[Any], thinks: bool, speaks: bool, cuts: list[int]
+    family: ChatFormat, calls: list[Any], thinks: bool, speaks: bool, cuts: list[int]
 ) -> None:
     assert family.calls is not None
     calls = calls if family.parallel else calls[:1]
@@ -53,7 +53,7 @@ def test_a_turn_is_read_as_it_was_written(
     begin, end = family.thought
     text = f"{begin}\nhm\n{end}\n\n" if thinks else ""
     text += "I see.\n" if speaks else ""
-    turn = read(outline(family), text + family.calls.written(calls), cuts)
+    turn = read(outline(family), text + family.calls.format(calls), cuts)
     assert [(one.name, json.loads(one.arguments)) for one in turn.calls] == calls
     assert len({one.id for one in turn.calls}) == len(calls)
     assert turn.reasoning == ("hm" if thinks else "")
@@ -64,11 +64,11 @@ def test_a_turn_is_read_as_it_was_written(
 @given(calls, st.integers(0), st.lists(st.integers(0), max_size=12))
 @examples(150)
 def test_a_turn_that_is_cut_off(
-    family: ModelFamily, calls: list[Any], length: int, cuts: list[int]
+    family: ChatFormat, calls: list[Any], length: int, cuts: list[int]
 ) -> None:
     assert family.calls is not None
     calls = calls if family.parallel else calls[:1]
-    whole = family.calls.written(calls)
+    whole = family.calls.format(calls)
     text = whole[: length % (len(whole) + 1)]
     turn = read(outline(family), text, cuts)
     assert turn == read(outline(family), text, [])
@@ -84,7 +84,7 @@ def test_a_turn_that_is_cut_off(
 @given(st.data(), st.lists(st.integers(0), max_size=12))
 @examples(300)
 def test_words_are_said_as_they_are(
-    family: ModelFamily, data: st.DataObject, cuts: list[int]
+    family: ChatFormat, data: st.DataObject, cuts: list[int]
 ) -> None:
     assert family.calls is not None
     marks = [family.calls.trigger[:3], family.calls.trigger[:-1], *family.thought, " ", "\n", "a"]
@@ -97,11 +97,11 @@ def test_words_are_said_as_they_are(
 @given(st.data())
 @examples(40)
 def test_calls_that_are_read_are_those_that_the_grammar_held(
-    family: ModelFamily, data: st.DataObject
+    family: ChatFormat, data: st.DataObject
 ) -> None:
     assert family.calls is not None
     told = family.calls
-    written = told.written([("move", {"to": data.draw(st.sampled_from(["here", "away"]))})])
+    written = told.format([("move", {"to": data.draw(st.sampled_from(["here", "away"]))})])
     marks = [*family.thought, told.trigger, told.trigger[:-1], written, "\n", " ", "x", "{"]
     text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=5)))
     for special in (False, True):
@@ -117,7 +117,7 @@ def test_calls_that_are_read_are_those_that_the_grammar_held(
 @given(st.data(), st.lists(st.integers(0), max_size=12))
 @examples(300)
 def test_nonsense_is_read_alike_in_any_pieces(
-    family: ModelFamily, data: st.DataObject, cuts: list[int]
+    family: ChatFormat, data: st.DataObject, cuts: list[int]
 ) -> None:
     assert family.calls is not None
     told = family.calls

@@ -13,9 +13,9 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.answer import outline_of
 from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.chat_formats import FAMILIES, Tool, Tools, chat_format_of, tools
 from pilotfish.engines.dialogue import Dialogue
-from pilotfish.engines.errors import TemplateError
-from pilotfish.engines.families import FAMILIES, Tool, Tools, family_of, tools
+from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.notices import Notices
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import MAX_GRAMMAR
@@ -45,13 +45,13 @@ def offered(*told: dict[str, Any]) -> tuple[Tool, ...]:
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
 def test_a_template_that_knows_tools_has_them_as_they_are(name: str) -> None:
     source = (TEMPLATES / f"{name}.jinja").read_text()
-    messages, tools = family_of(source).told(source, SAID, offered(*TOOLS))
+    messages, tools = chat_format_of(source).to_template(source, SAID, offered(*TOOLS))
     text = ChatTemplate(source).render(messages, tools=tools)
     for one in TOOLS:
         assert json.dumps(one) in text
     assert '<tool_call>\n{"name": "move", "arguments": {"to": "here"}}\n</tool_call>' in text
     assert "<tool_response>\ndone\n</tool_response>" in text
-    without, none = family_of(source).told(source, SAID[:2], ())
+    without, none = chat_format_of(source).to_template(source, SAID[:2], ())
     assert none is None
     assert "# Tools" not in ChatTemplate(source).render(without, tools=none)
 
@@ -72,7 +72,7 @@ def test_one_that_does_not_is_told_in_words(family: Any) -> None:
 
 def test_phi_takes_tools_in_its_system_message() -> None:
     (phi,) = (family for family in FAMILIES if family.name == "phi")
-    messages, tools = phi.told(TOLD["phi"], SAID, offered(*TOOLS))
+    messages, tools = phi.to_template(TOLD["phi"], SAID, offered(*TOOLS))
     assert tools is None
     assert [one["name"] for one in json.loads(messages[0]["tools"])] == ["move", "stop", "stop_all"]
     assert messages[2]["content"] == 'functools[{"name": "move", "arguments": {"to": "here"}}]'
@@ -91,7 +91,7 @@ def test_tools_calls_and_results_write_no_control_token(name: str) -> None:
         told["function"]["description"] = evil
         call = {**CALL, "function": {"name": "move", "arguments": json.dumps({evil: [evil]})}}
         said = [*SAID[:2], {**SAID[2], "tool_calls": [call]}, {**SAID[3], "content": evil}]
-        messages, tools = family_of(source).told(source, said, offered(told))
+        messages, tools = chat_format_of(source).to_template(source, said, offered(told))
         ids = dialogue.ids(messages, None, tools)
         return [id for id in ids if tokenizer.is_special(id)]
 
@@ -166,7 +166,7 @@ def test_a_model_is_told_whether_to_think() -> None:
 @pytest.mark.parametrize("call", [{"function": {"arguments": "{}"}}, {}, "a"])
 def test_calls_that_are_none(call: Any) -> None:
     with pytest.raises(TemplateError, match="tool_calls"):
-        CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
+        CALLING[0].to_template("", [{"role": "assistant", "tool_calls": [call]}], ())
 
 
 @pytest.mark.parametrize("arguments", ['{"to": "he', "{", "null", "3", '["a"]', "[" * 9999, [1]])
@@ -178,7 +178,7 @@ def test_a_call_that_was_cut_off_has_no_arguments(
     name = f"cut{crc32(str(arguments).encode())}"
     call = {"function": {"name": name, "arguments": arguments}}
     for _ in range(2):
-        told, _ = CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
+        told, _ = CALLING[0].to_template("", [{"role": "assistant", "tool_calls": [call]}], ())
         assert "{}" in told[0]["content"]
     assert [name in record.message for record in caplog.records] == [True]
 
@@ -188,7 +188,7 @@ def test_a_call_without_arguments_is_nothing_to_note(
     arguments: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = {"function": {"name": "none", "arguments": arguments}}
-    told, _ = CALLING[0].told("", [{"role": "assistant", "tool_calls": [call]}], ())
+    told, _ = CALLING[0].to_template("", [{"role": "assistant", "tool_calls": [call]}], ())
     assert "{}" in told[0]["content"]
     assert not caplog.records
 

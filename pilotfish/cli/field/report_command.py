@@ -1,0 +1,49 @@
+"""``pilotfish field report``: what was measured, as one HTML page with plots."""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.progress import Bars
+from pilotfish.field.report.measured import read, with_unique_names
+
+_EXAMPLE = """\
+example:
+  pilotfish field report office.pilotfish lte.pilotfish --out report
+  xdg-open report/report.html                 needs no network, nor any other file
+"""
+
+
+def add_to(actions: Commands) -> None:
+    """Register the action."""
+    parser = actions.add_parser(
+        "report",
+        help="what was measured, as a page with plots",
+        description="Makes one HTML page of one or more run files, and the plots beside it "
+        "as PNG.\nNeeds the extra 'field' (matplotlib).",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="files of field measure")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="the folder for page and plots"
+    )
+    json_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pilotfish.field.report.write import (
+        write,  # with it comes matplotlib, which nothing else needs
+    )
+
+    runs = with_unique_names([read(path) for path in args.runs])
+    with Bars() as bars:
+        page = write(runs, args.out, lambda done, total: bars.show("drawing", done, total))
+    if args.json:
+        write_json(args.json, {"page": str(page), "runs": [run.as_json() for run in runs]})
+    notes = Console(stderr=True, highlight=False)
+    notes.print(f"written: {page}", soft_wrap=True, markup=False)
+    return 0

@@ -1,0 +1,159 @@
+"""Report how much a drafter and a target of another vocabulary share, and whether it suffices.
+
+Two figures on a text. *Coverage*: the share of the text's target tokens that are shared, and that
+the drafter's head can say, if it was cut. Only those can be drafted, and a draft is accepted with
+probability Σ min(p, q) ≤ p(shared), so coverage bounds acceptance α on such a text, however good
+the drafter is. *Mass*: the average probability that the drafter's own distribution gives to shared
+tokens. It bounds nothing, since q is renormalised; but q differs from
+the drafter's own distribution by 1 − mass (total variation), and a distribution that has lost most
+of its mass is seldom close to the target's.
+
+A pair is judged by the product of both. With α below 0.2 a round of any length commits fewer than
+1/(1 − α) = 1.25 tokens on average, while the edge alone commits 1 without drafting or upload: that
+is hopeless. The report compares vocabularies, not models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.passes import Pass
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.distributions import Sampling, probabilities
+
+Progress: TypeAlias = Callable[[str, int, "int | None"], None]
+Ids = NDArray[np.int64]
+
+HOPELESS = 0.2  # of coverage · mass; less is
+MOST_POSITIONS = 4096  # of the drafter's passes
+_CONTEXT = 1024
+_LABEL = "running the drafter"
+_CHUNK = 64  # rows of logits at a time: 64 · 152k · 4 bytes are 39 MB
+
+# Prose, chat, code, sums, another language, data.
+SAMPLE = """\
+The lighthouse keeper climbed the stairs at dusk, as he had done every evening for thirty-one \
+years. From the gallery he could see the fishing boats coming home, one behind the other, and \
+beyond them a bank of fog that had not moved since morning. He trimmed the wick, wound the \
+clockwork, and waited. Nobody had told him yet that the light would be automated in the spring.
+
+User: Can you explain why the sky is blue? My daughter asked me and I wasn't sure what to say.
+Assistant: Sure! Sunlight contains all colors. When it passes through the air, molecules scatter \
+short wavelengths (blue) much more strongly than long ones (red), so blue light reaches your eyes \
+from every direction. At sunset the light travels farther, and most of the blue has been lost on \
+the way. Would you like a simpler version for a five-year-old?
+
+def moving_average(values: list[float], window: int = 3) -> list[float]:
+    \"\"\"Average of each run of `window` neighbours.\"\"\"
+    if window <= 0:
+        raise ValueError(f"window must be positive, not {window}")
+    sums = []
+    for i in range(len(values) - window + 1):
+        sums.append(sum(values[i : i + window]) / window)
+    return sums  # O(n * window)
+
+Natalia sold 48 clips in April and half as many in May: 48 / 2 = 24, so 48 + 24 = 72 altogether. \
+At $1.25 each that makes 72 × 1.25 = $90.00; after a discount of 15% it is $76.50. The invoice, \
+no. 2024-0317, is due on 3/31/2025.
+
+Die Universität wurde 1386 gegründet und ist damit die älteste in Deutschland. Heute studieren \
+dort über 28.000 junge Menschen; viele von ihnen kommen aus dem Ausland. Wer die Stadt besucht, \
+sollte das Schloss und die Brücke über den Fluss nicht verpassen.
+
+{"name": "sensor-7", "unit": "°C", "readings": [21.5, 21.7, null], "ok": true}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairReport:
+    """The tokens that a pair shares.
+
+    specials: strings of the shared special tokens, the target's → the drafter's. turn_end: the
+    target's token that ends a turn; it is drafted only if it is among `specials`. target_tokens:
+    the length of the text in the target's tokens, of which the share `coverage` is shared.
+    positions: number over which the drafter's mass on shared tokens was averaged.
+    """
+
+    drafter: str
+    target: str
+    own_size: int
+    target_size: int
+    shared: int
+    specials: dict[str, str]
+    turn_end: str | None
+    target_tokens: int
+    coverage: float
+    positions: int
+    mass: float
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether drafting cannot be expected to save time."""
+        return self.coverage * self.mass < HOPELESS
+
+
+def compare_vocabularies(
+    drafter: Artifact,
+    target: Artifact,
+    text: str,
+    *,
+    provider: str = "auto",
+    threads: int | None = None,
+    progress: Progress = lambda label, done, total: None,
+) -> PairReport:
+    """Compare two vocabularies, and run the drafter on a text of at least one token.
+
+    Raises `ArtifactError` if devices would refuse the target's tokenizer from an edge,
+    `PairMismatchError` if no text is a token of both, `UnsupportedError` if the text has no tokens
+    in one of them.
+    """
+    own, there = Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target)
+    other = Vocabulary.decode(there.encode(), there.model)  # with a device's checks
+    shared = SharedTokens.find(own, other)
+    ids = other.tokenizer.encode(text)
+    read = [*own.tokenizer.beginning, *own.tokenizer.encode(text)]
+    if not ids or not read:
+        raise UnsupportedError("The text has no tokens: give another one.")
+    own_ids = np.array(read[:MOST_POSITIONS], np.int64)
+    progress(_LABEL, 0, len(own_ids))
+    decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
+    places = shared.to_target_ids(drafter.kept)  # [V_d], or [N] of a cut head
+    said = places < shared.target_size
+    masses = []
+    for logits in _logits(decoder, own_ids):
+        q = probabilities(logits, Sampling(temperature=1.0))
+        masses += q[:, said].sum(axis=1, dtype=np.float64).tolist()
+        progress(_LABEL, len(masses), len(own_ids))
+    piece, own_piece = other.tokenizer.piece, own.tokenizer.piece
+    end = other.turn_end
+    return PairReport(
+        drafter=own.model,
+        target=other.model,
+        own_size=own.vocab_size,
+        target_size=other.vocab_size,
+        shared=len(shared),
+        specials={piece(id): own_piece(its) for id, its in shared.specials.items()},
+        turn_end=None if end is None else piece(end),
+        target_tokens=len(ids),
+        coverage=float(np.mean(np.isin(ids, places))),
+        positions=len(masses),
+        mass=float(np.mean(masses)),
+    )
+
+
+def _logits(decoder: LanguageModel, ids: Ids) -> Iterator[NDArray[Any]]:
+    """Yield the logits [≤ chunk, V] after each token; restarts after `decoder.context` of them."""
+    for start in range(0, len(ids), decoder.context):
+        decoder.rollback(0, 0)
+        part = ids[start : start + decoder.context]
+        for at in range(0, len(part), _CHUNK):
+            yield decoder.forward([Pass(0, part[at : at + _CHUNK])])[0].logits

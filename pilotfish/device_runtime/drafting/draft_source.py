@@ -1,0 +1,106 @@
+"""What a device was told to draft with: opened before the edge is greeted, loaded afterwards.
+
+In:  the name of a drafter: an artifact's folder, or "text". Out: its `Drafter`, its vocabulary, and
+     how it introduces itself to an edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.device_runtime.drafting.drafter import Drafter
+from pilotfish.device_runtime.drafting.model_drafter import ModelDrafter
+from pilotfish.device_runtime.drafting.text_drafter import TEXT, Recollection, TextDrafter
+from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.messages import VERSION, Hello
+
+
+@dataclass(frozen=True)
+class DraftSource:
+    """A drafter before it is loaded. artifact: None for "text". memory: None for a model alone."""
+
+    artifact: Artifact | None
+    memory: TextMemory | None
+
+    @classmethod
+    def open(
+        cls,
+        draft: str | Path,
+        *,
+        text: bool,
+        text_location: str | Path | None,
+        shared: bool = False,
+    ) -> DraftSource:
+        """Open what is called ``draft``.
+
+        text: a model drafts by the text as well. kept, shared: see `TextMemory`. Raises
+        `ArtifactError` like `Artifact.open`, and `UnsupportedError` for options that do not fit it.
+        """
+        alone = str(draft) == TEXT
+        if text_location is not None and not (alone or text):
+            raise UnsupportedError(
+                "Texts are kept for a drafter that uses them: --draft text, or --draft-text."
+            )
+        memory = TextMemory(text_location, shared=shared) if alone or text else None
+        return cls(None if alone else Artifact.open(draft), memory)
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        return TEXT if self.artifact is None else self.artifact.manifest.model
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The drafter's own vocabulary; None if it drafts in any target's."""
+        return None if self.artifact is None else Vocabulary.from_artifact(self.artifact)
+
+    @property
+    def vocabulary_subset(self) -> NDArray[np.int64] | None:
+        """The tokens i64 [N] that its head was cut to; None for a whole one."""
+        return None if self.artifact is None else self.artifact.kept
+
+    @property
+    def hello(self) -> Hello:
+        """How it introduces itself."""
+        if self.artifact is None:
+            return Hello(
+                version=VERSION,
+                tokenizer="",
+                vocab_size=0,
+                padded_vocab_size=0,
+                hidden_size=0,
+                bridges=True,
+            )
+        manifest = self.artifact.manifest
+        return Hello(
+            version=VERSION,
+            tokenizer=manifest.tokenizer_fingerprint,
+            vocab_size=manifest.vocab_size,
+            padded_vocab_size=manifest.padded_vocab_size,
+            hidden_size=manifest.dimensions.hidden,
+            bridges=True,
+            drafter=manifest.origin,
+        )
+
+    def load(
+        self, *, provider: str, threads: int | None, context: int | None, lanes: int
+    ) -> Drafter:
+        """Load it for so many lanes."""
+        if self.artifact is None:
+            assert self.memory is not None
+            return TextDrafter(self.memory)
+        return ModelDrafter(
+            self.artifact,
+            provider=provider,
+            threads=threads,
+            context=context,
+            lanes=lanes,
+            text=None if self.memory is None else Recollection(self.memory),
+        )

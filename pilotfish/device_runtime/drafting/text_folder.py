@@ -1,0 +1,142 @@
+"""Whose texts are whose, in a folder.
+
+In:  a vocabulary and an owner. Out: the file of that owner's texts.
+
+What an owner is called, which may be made of an API key, is not in the folder: a file is named by a
+hash of it, keyed with a secret of the folder. Files of owners that do not come any more are removed
+when there are too many, those first that were used longest ago.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotfish.base.files import write_whole
+from pilotfish.device_runtime.drafting.text_store import unusable_store_error
+
+_log = logging.getLogger("pilotfish.device")
+
+DEFAULT_OWNER = ""  # the owner where a device has one user
+Owner = str | None  # None: the client has no key, so its texts are not kept
+_SUFFIX = ".texts"
+_SECRET, _SECRET_BYTES = "secret", 32
+# Limits on the files of all API keys together, over all vocabularies.
+_MOST_FILES, _MOST_BYTES = 256, 64 << 20
+
+
+class _File(NamedTuple):
+    used_ns: int
+    size: int
+    path: Path
+
+
+class TextFolder:
+    """A folder of texts; `UnsupportedError` if it cannot be made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._owners = folder / "owners"
+        self._secret = b""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise unusable_store_error(folder, error) from error
+
+    def shared_path(self, vocabulary: str) -> Path:
+        """Return the file of texts that all share, and of those from before there were owners."""
+        return self._folder / f"{_short(vocabulary)}{_SUFFIX}"
+
+    def owner_path(self, vocabulary: str, owner: str) -> Path:
+        """Return the file of an owner's texts; `UnsupportedError` if the folder cannot be had."""
+        if owner == DEFAULT_OWNER:
+            return self._folder / f"{_short(vocabulary)}.own{_SUFFIX}"
+        try:
+            self._secret = self._secret or self._read_secret()
+        except OSError as error:
+            raise unusable_store_error(self._owners, error) from error
+        name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:32]
+        return self._owners / f"{_short(vocabulary)}.{name}{_SUFFIX}"
+
+    def _read_secret(self) -> bytes:
+        """Return the folder's secret, which the first process makes that needs it."""
+        self._owners.mkdir(mode=0o700, exist_ok=True)
+        folder = os.open(self._owners, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            os.fchmod(folder, 0o700)  # it may come from elsewhere
+            fcntl.flock(folder, fcntl.LOCK_EX)  # for an instant
+            path = self._owners / _SECRET
+            with suppress(FileNotFoundError):
+                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                with os.fdopen(file, "rb") as opened:
+                    os.fchmod(file, 0o600)
+                    if len(secret := opened.read(_SECRET_BYTES + 1)) == _SECRET_BYTES:
+                        return secret
+                _log.warning("%s is damaged: texts kept before are quoted to nobody", path)
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            write_whole(path, secret, 0o600)
+            return secret
+        finally:
+            os.close(folder)
+
+    def make_room(self, wanted: Path) -> None:
+        """Remove other owners' files, the least recently used first, while there are too many.
+
+        wanted: the file that is opened next.
+        """
+        if wanted.parent != self._owners:
+            return
+        with suppress(OSError):
+            os.utime(wanted, follow_symlinks=False)
+        others = sorted(one for one in _files(self._owners) if one.path != wanted)
+        size, count = sum(one.size for one in others), len(others)
+        for one in others:
+            if count < _MOST_FILES and size <= _MOST_BYTES:
+                break
+            if _removed(one.path):
+                size, count = size - one.size, count - 1
+
+
+def _short(vocabulary: str) -> str:
+    return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+
+
+def _files(folder: Path) -> list[_File]:
+    """List the files of a folder but its secret, with what a kill left half written."""
+    files: list[_File] = []
+    with suppress(OSError), os.scandir(folder) as entries:  # else opening a file tells why
+        for entry in entries:
+            if entry.name == _SECRET or not entry.is_file(follow_symlinks=False):
+                continue
+            with suppress(FileNotFoundError):  # another device has removed it
+                about = entry.stat(follow_symlinks=False)
+                files.append(_File(about.st_mtime_ns, about.st_size, Path(entry.path)))
+    return files
+
+
+def _removed(path: Path) -> bool:
+    """Remove a file unless a device has it open; returns whether it is gone."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return False
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True

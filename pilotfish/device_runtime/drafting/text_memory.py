@@ -1,0 +1,118 @@
+"""The texts of earlier conversations on this device, by owner and vocabulary; on disk if asked.
+
+In:  conversations, as token ids, and whose they are. Out: a `Corpus` for each owner.
+
+A drafter reads an owner's texts for that owner alone. A device that shares texts keeps a second
+corpus of all conversations, including those without an owner; only lossless protocols read it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner, TextFolder
+from pilotfish.device_runtime.drafting.text_store import FileTextStore, TextStore
+from pilotfish.speculation.corpus import MOST_TOKENS
+
+_log = logging.getLogger("pilotfish.device")
+
+OFF = "off"
+MAX_OWNERS = 64  # in memory: those that came last
+
+
+class TextMemory:
+    """The earlier texts of a device, used by its lanes. Thread-safe.
+
+    kept: "off": there are none, each conversation has its own text alone; a folder: they are kept
+    there; None: in memory, as long as the process lives. most: tokens, of all owners together and
+    of everyone's; the oldest of who has most go first. shared: there are everyone's texts, too.
+    Only the vocabulary used last is in memory.
+    """
+
+    def __init__(
+        self,
+        location: str | Path | None = None,
+        max_tokens: int = MOST_TOKENS,
+        *,
+        shared: bool = False,
+        max_owners: int = MAX_OWNERS,
+    ) -> None:
+        self._off = location is not None and str(location) == OFF
+        self._folder = None if location is None or self._off else TextFolder(Path(location))
+        self._most, self._most_owners = max_tokens, max_owners
+        self._shares = shared
+        self._lock = threading.Lock()
+        self._lanes = 0
+        self._vocabulary = ""
+        # by owner, those that came last at the end; None: everyone's
+        self._held: OrderedDict[str | None, TextStore] = OrderedDict()
+
+    def texts(self, vocabulary: str, vocab_size: int, owner: Owner = DEFAULT_OWNER) -> TextStore:
+        """Return the owner's texts in the vocabulary of this fingerprint and size."""
+        return TextStore(0) if owner is None else self._texts(vocabulary, vocab_size, owner)
+
+    def shared_texts(self, vocabulary: str, vocab_size: int) -> TextStore | None:
+        """Return everyone's texts in this vocabulary; None: nothing is shared."""
+        return self._texts(vocabulary, vocab_size, None) if self._shares else None
+
+    def _texts(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
+        with self._lock:
+            known = vocabulary == self._vocabulary
+            if not known or owner not in self._held:
+                opened = self._opened(vocabulary, vocab_size, owner)  # may raise; nothing changes
+                if not known:
+                    self._forget()
+                    self._vocabulary = vocabulary
+                self._held[owner] = opened
+            self._held.move_to_end(owner)
+            while len(self._held) > self._most_owners:
+                self._held.popitem(last=False)[1].close()
+            return self._held[owner]
+
+    def _opened(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
+        if self._off or not vocabulary:
+            return TextStore(0)
+        if self._folder is None:
+            return TextStore(self._most)
+        path = self._folder.shared_path(vocabulary)
+        if vocabulary != self._vocabulary and not self._shares and path.exists():
+            _log.warning("%s holds texts without an owner: only --share-texts uses them", path)
+        if owner is not None:
+            path = self._folder.owner_path(vocabulary, owner)
+            self._folder.make_room(path)
+        return FileTextStore(path, self._most, vocab_size)
+
+    def trim(self) -> None:
+        """Have the owner with most forget the oldest, while all have too much together."""
+        with self._lock:
+            held = [texts for owner, texts in self._held.items() if owner is not None]
+            while sum(map(len, held)) > self._most:
+                max(held, key=len).drop_oldest()
+
+    def acquire(self) -> None:
+        """Count a lane that uses these texts."""
+        with self._lock:
+            self._lanes += 1
+
+    def release(self) -> None:
+        """Note that a lane uses them no longer; the last one closes the files."""
+        with self._lock:
+            self._lanes -= 1
+            last = self._lanes <= 0
+        if last:
+            self.close()
+
+    def close(self) -> None:
+        """Close the files, so that another device may have them."""
+        with self._lock:
+            if self._folder is not None:
+                self._forget()
+                self._vocabulary = ""
+
+    def _forget(self) -> None:
+        for texts in self._held.values():
+            texts.close()
+        self._held.clear()

@@ -1,0 +1,191 @@
+"""Policies for a lost edge: how long to wait, how to end a wait, and a log of the losses.
+
+``fail``: the edge has 2.2 s to come back, then the answer ends in a typed error. ``wait``: it has
+as long as the caller says. ``local``: after a second the drafter goes on alone, and its tokens are
+marked as its own, until the edge is back.
+
+Away is an edge without a connection, and one over whose connection nothing moves
+(`wire.link.liveness`). The seconds add up whatever breaks in between
+(`device_runtime.link.absence`). A message that crosses is never away, however slowly it does.
+
+An edge counts as away also if it answers but takes no work: it drains, is full, is asked too often,
+or lacks a part of its target.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from pilotfish.base.errors import (
+    AccessDeniedError,
+    BusyError,
+    DrainingError,
+    EdgeLostError,
+    InterruptedGenerationError,
+    PairMismatchError,
+    PilotfishError,
+    RateLimitedError,
+    TargetLostError,
+    TooManySessionsError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from pilotfish.device_runtime.record import Recovery, Round
+from pilotfish.wire.protocols import LOCAL
+
+if TYPE_CHECKING:
+    from pilotfish.device_runtime.link.edge_link import EdgeLink
+
+OnLinkLoss = Literal["wait", "local", "fail"]
+
+CONNECT_S = 2.2  # until an edge that does not answer counts as absent
+GRACE_S = 1.0  # the same under `local`, where the drafter can go on at once
+RESEND_S = 10.0  # a reply that is overdue for so long may have been lost; doubling
+SILENT_S = 120.0  # after so long an overdue reply is given up
+
+BUSY = (BusyError, DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
+# Under `local` the drafter goes on alone: no edge, none that takes work, or none that suits.
+AWAY: tuple[type[PilotfishError], ...] = (
+    EdgeLostError,
+    *BUSY,
+    AccessDeniedError,
+    VersionMismatchError,
+    PairMismatchError,
+)
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 4.0
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How long an edge may be away, in seconds.
+
+    absent_s: to come back. silent_s: to answer over an open connection.
+    """
+
+    policy: OnLinkLoss
+    absent_s: float
+    silent_s: float
+
+    @property
+    def starts_without_edge(self) -> bool:
+        """Whether the device may start without the edge."""
+        return self.policy != "fail"
+
+    def consequence(self, *, refused: bool) -> str:
+        """A sentence on what becomes of requests while the edge is away, or refuses the device."""
+        if self.policy == "local":
+            return "Meanwhile the drafter answers alone."
+        if self.policy == "wait" and not refused:
+            return f"Meanwhile requests wait for up to {self.absent_s:g} s."
+        return "Meanwhile requests fail."
+
+    @classmethod
+    def from_policy(cls, policy: OnLinkLoss, patience_s: float) -> "RetryPolicy":
+        """Return the times of a policy; `UnsupportedError` for an unknown name."""
+        if policy not in get_args(OnLinkLoss):
+            known = ", ".join(get_args(OnLinkLoss))
+            raise UnsupportedError(f"There is no policy {policy!r} for a lost link: {known}.")
+        if not patience_s > 0:
+            raise UnsupportedError(f"patience_s must be more than 0 s, not {patience_s}.")
+        if policy == "wait":
+            return cls(policy, patience_s, patience_s)
+        if policy == "local":
+            return cls(policy, GRACE_S, RESEND_S)
+        return cls(policy, CONNECT_S, SILENT_S)
+
+
+FAIL = RetryPolicy.from_policy("fail", SILENT_S)
+
+
+def backoff() -> Iterator[float]:
+    """Yield the seconds to wait before each further attempt."""
+    wait_s = _FIRST_BACKOFF_S
+    while True:
+        yield wait_s
+        wait_s = min(2 * wait_s, _LONGEST_BACKOFF_S)
+
+
+class CancelToken:
+    """Lets another thread end the waits of this one. Thread-safe.
+
+    looked_s: when the waiting thread last called `check` (monotonic): a sign of life.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.last_checked_s = time.monotonic()
+
+    def reset(self) -> None:
+        """Forget earlier strikes, at the start of an answer."""
+        self._event.clear()
+        self.last_checked_s = time.monotonic()
+
+    def cancel(self) -> None:
+        """Make the next check raise."""
+        self._event.set()
+
+    def check(self) -> None:
+        """Raise `InterruptedGenerationError` after a strike."""
+        self.last_checked_s = time.monotonic()
+        if self._event.is_set():
+            raise InterruptedGenerationError("The answer was interrupted before its end.")
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until a strike, which raises `InterruptedGenerationError`."""
+        self._event.wait(seconds)
+        self.check()
+
+
+class RetryBudget:
+    """Counts the failures of one request, and raises when there are too many."""
+
+    _MOST = 3  # times that an edge may lose the session within one round
+
+    def __init__(self, link: "EdgeLink") -> None:
+        self._link = link
+        self._since_s = time.monotonic()
+        self._connection = 0
+        self._forgotten = 0
+
+    def add(self, error: PilotfishError) -> None:
+        """Count a failure and wait until the next attempt, or raise ``error``."""
+        if isinstance(error, BUSY):
+            self._link.wait_or_raise(error, self._since_s)
+            return
+        if self._connection != self._link.connection:  # another edge, maybe
+            self._connection, self._forgotten = self._link.connection, 0
+        self._forgotten += 1
+        if self._forgotten == self._MOST:
+            raise error
+
+
+class OutageLog:
+    """Collects a `Recovery` for every loss of the edge during one answer."""
+
+    def __init__(self) -> None:
+        self.recoveries: list[Recovery] = []
+        self._at = 0
+        self._since_ns: int | None = None
+        self._local = 0
+
+    def add(self, record: Round, lost_ns: int | None, now_ns: int) -> bool:
+        """Add a round; True if it is the first verified one after a loss."""
+        if lost_ns is None:
+            return False
+        if self._since_ns is None:
+            self._at, self._since_ns, self._local = record.start, lost_ns, 0
+        if record.protocol == LOCAL:
+            self._local += len(record.tokens)
+            return False
+        self.end(now_ns)
+        return True
+
+    def end(self, now_ns: int) -> None:
+        """End an open loss: the edge is back, or the answer ends."""
+        if self._since_ns is not None:
+            lost_s = (now_ns - self._since_ns) * 1e-9
+            self.recoveries.append(Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local))
+            self._since_ns = None

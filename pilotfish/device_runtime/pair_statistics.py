@@ -1,0 +1,81 @@
+"""Evidence on a pair and the policies' state, shared by the lanes of a device.
+
+In: rounds, and the edge's welcome. Out: evidence, and the plan that a policy picks by it.
+Thread-safe.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.device_runtime.choice import POLICIES, Evidence
+from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE
+from pilotfish.device_runtime.choice.costs import add_forecast_error, with_defaults
+from pilotfish.device_runtime.plan import Auto, Plan
+from pilotfish.device_runtime.record import Choice, Round
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols.protocol import PairSizes
+
+_log = logging.getLogger("pilotfish.answers")
+
+
+class PairStatistics:
+    """Collects evidence and applies the policies of "auto".
+
+    drafter_pace: seconds of a pass by the number of its tokens, measured at start. hope: α until
+    there is evidence.
+    """
+
+    def __init__(
+        self, drafter_pace: Mapping[int, float], sizes: PairSizes, prior: float = PRIOR_ACCEPTANCE
+    ) -> None:
+        self._pace, self._hope = drafter_pace, prior
+        self._sizes = sizes
+        self._policies = {name: policy() for name, policy in POLICIES.items()}
+        self._lock = threading.Lock()
+        self._met = False
+        self.evidence = Evidence(drafter_pace, {}, sizes, prior=prior)
+
+    def on_welcome(self, welcome: Welcome | None) -> None:
+        """Take the target's pass times from the first edge's welcome."""
+        with self._lock:
+            if welcome is None or self._met:
+                return
+            self._met = True
+            pace = {told.tokens: told.ns * 1e-9 for told in welcome.passes}
+            beside = {told.tokens: told.ns * 1e-9 for told in welcome.drafts}
+            self.evidence = Evidence(self._pace, pace, self._sizes, beside, self._hope)
+
+    def check(self, policy: str) -> None:
+        """Raise `UnsupportedError` for an unknown policy."""
+        if policy not in self._policies:
+            known = ", ".join(self._policies)
+            raise UnsupportedError(f"There is no policy {policy!r}: {known}.")
+
+    def choose(
+        self, auto: Auto, plans: Sequence[Plan], state: LinkState | None
+    ) -> tuple[Plan, Choice]:
+        """Choose one of the plans by the link's state and the evidence."""
+        with self._lock:
+            policy = self._policies[auto.policy]
+            plan, choice = policy.choose(auto, plans, state or LinkState(), self.evidence)
+        _log.info("auto: %s", choice.reason)
+        return plan, choice
+
+    def message_bytes(self, plan: Plan) -> float:
+        """Estimate the bytes of the longer message of a round under this plan."""
+        with self._lock:
+            return 0.0 if plan.exchange is None else max(self.evidence.round_bytes(plan))
+
+    def add(self, plan: Plan, rounds: Sequence[Round], state: LinkState | None) -> None:
+        """Add an answer's rounds to the evidence, without those of the drafter alone.
+
+        state: the link's before it.
+        """
+        with self._lock:
+            own = [record for record in rounds if record.protocol == plan.protocol]
+            self.evidence.add(plan, own)
+            if state is not None and state.rtt is not None:
+                add_forecast_error(plan, own, with_defaults(state), self.evidence)

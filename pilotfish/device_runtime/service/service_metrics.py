@@ -1,0 +1,303 @@
+"""`/metrics`: what Prometheus is told of a device service.
+
+In:  each round, answer, request, refusal and look at the link, as they happen.
+Out: Prometheus' text format.
+
+Speculation is counted under vLLM's names with our prefix, so that its dashboards fit: mean length
+of a round = 1 + accepted / drafts. What was never measured, or cannot be measured here, is absent
+and never zero. The number of series is bounded, whatever clients ask for.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from pilotfish import wire
+from pilotfish.base.metrics import (
+    Histogram,
+    Histograms,
+    counter,
+    gauge,
+    histogram,
+    metric,
+    metric_families,
+    notes,
+)
+from pilotfish.device_runtime.energy import Rail, Watch, rails
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
+from pilotfish.device_runtime.record import STAGES, Generation, Round
+from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.language_model import Execution
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import counters, names
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "pilotfish_"
+_POSITIONS = 32  # of a window; what is deeper is counted together
+_KINDS = 40  # of routes, and of reasons to refuse
+_OTHER = "other"
+
+_STAGE_S = [step * 10.0**power for power in range(-5, 1) for step in (1, 2.5, 5)] + [10.0]
+_TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0]
+_FIRST_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0]
+_REQUEST_S = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0]
+_RECOVERY_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0]
+
+_READINGS = (  # name, help, attribute of `LinkState`, scale
+    ("link_rtt_seconds", "Round trip of a small message.", "rtt", 1.0),
+    ("link_jitter_seconds", "Mean change from one round trip to the next.", "jitter", 1.0),
+    ("link_goodput_up_bytes_per_second", "Payload that goes up.", "up", 1 / 8),
+    ("link_goodput_down_bytes_per_second", "Payload that comes down.", "down", 1 / 8),
+    ("link_retransmitted_ratio", "TCP segments that were sent again.", "retransmitted", 1.0),
+    ("link_signal_dbm", "Radio signal.", "signal", 1.0),
+)
+
+
+@dataclass
+class _Counts:
+    """Everything that is counted since the start, as `base.metrics` declares it."""
+
+    drafts: Counter[str] = counter(
+        "spec_decode_num_drafts", "Windows that were verified.", "protocol"
+    )
+    drafted: Counter[str] = counter(
+        "spec_decode_num_draft_tokens", "Tokens drafted; of a tree, all its nodes.", "protocol"
+    )
+    accepted: Counter[str] = counter(
+        "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "protocol"
+    )
+    hint_drafts: Counter[str] = counter(
+        "hint_drafted_tokens", "Drafts in the target's passes under ahead.", "source"
+    )
+    hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
+    notes: dict[tuple[str, str], float] = notes(
+        counters, lambda one: f"spec_decode_{'num_' if one.counts_tokens else ''}{one.metric}"
+    )
+    accepted_at: Counter[str] = counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        f"Accepted tokens by position in the window, from 0; {_POSITIONS} and deeper together.",
+        "position",
+    )
+    stages: Histograms = histogram(
+        "stage_seconds", "Seconds of each stage of a round.", _STAGE_S, "protocol", "stage"
+    )
+    bytes: Counter[tuple[str, str]] = counter(
+        "link_bytes", "Bytes of messages as handed to the transport.", "direction", "purpose"
+    )
+    tokens: Counter[str] = counter(
+        "generation_tokens", "Tokens of answers, by where they came from.", "origin"
+    )
+    prompt_tokens: int = counter("prompt_tokens", "Tokens of the prompts answered.")
+    generations: Counter[tuple[str, str, str]] = counter(
+        "generations", "Answers that ended by themselves.", "protocol", "policy", "finish_reason"
+    )
+    chosen: dict[str, bool] = gauge(
+        "protocol_in_use", "1 for the protocol of the newest answer.", "protocol"
+    )
+    first_s: Histogram = histogram(
+        "time_to_first_token_seconds", "Seconds until an answer's first token.", _FIRST_S
+    )
+    each_s: Histogram = histogram(
+        "time_per_output_token_seconds", "Seconds of each token after the first.", _TOKEN_S
+    )
+    recovery_s: Histogram = histogram(
+        "recovery_seconds", "Seconds without the edge, until tokens were verified.", _RECOVERY_S
+    )
+    unverified: int = counter(
+        "recovery_local_tokens", "Tokens that the drafter gave alone while the edge was lost."
+    )
+    requests: Counter[tuple[str, str]] = counter(
+        "http_requests", "HTTP requests answered.", "route", "status"
+    )
+    latency_s: Histograms = histogram(
+        "http_request_duration_seconds", "Seconds of a request.", _REQUEST_S, "route"
+    )
+    refused: Counter[str] = counter("refusals", "Requests refused, by reason.", "reason")
+    verified: bool = gauge(
+        "weights_verified", "1 once the drafter's files were found to be those that were exported."
+    )
+    damaged: bool = gauge("weights_damaged", "1 once one was found to be another.")
+    waiting: int = gauge("num_requests_waiting", "Answers that wait for a lane.")
+    running: int = gauge("num_requests_running", "Answers that are being made.")
+    connections: int = gauge("http_connections", "Connections of clients.")
+    crowded: bool = gauge(
+        "http_connections_crowded", "1 while there are no open files for another connection."
+    )
+    turned_away: int = counter(
+        "http_connections_turned_away", "Connections closed at once, since there was no room."
+    )
+
+
+class ServiceMetrics:
+    """Counts what a service does. Thread-safe.
+
+    power: the rails whose energy is counted from now until `close`; those of this board if None.
+    drafter: its name. execution: how it is run; None: it is no model.
+    """
+
+    def __init__(
+        self,
+        power: Sequence[Rail] | None = None,
+        drafter: str = "",
+        execution: Execution | None = None,
+    ) -> None:
+        how = ("none", "", "") if execution is None else (*execution[:2], str(execution.threads))
+        self._build = (wire.SOFTWARE, drafter, *how)
+        self.energy = Watch(rails() if power is None else power).start()
+        self._counts = _Counts()
+        # the state, the readings, and when they were
+        self._link: tuple[Connectivity, LinkState | None, float] | None = None
+        self._losses = 0
+        self._lock = threading.Lock()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(self)
+
+    def add_round(self, record: Round) -> None:
+        """Count a round that is over."""
+        protocol = record.protocol if record.protocol in names() else _OTHER
+        with self._lock:
+            own = self._counts
+            own.drafted[protocol] += record.nodes  # under `ahead` between any two messages
+            if record.window:
+                own.drafts[protocol] += 1
+                own.accepted[protocol] += record.accepted
+                for name, value in record.notes.items():
+                    own.notes[name, protocol] += value
+                for position in range(min(record.accepted, _POSITIONS)):
+                    own.accepted_at[str(position)] += 1
+                if record.accepted > _POSITIONS:
+                    own.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
+            for stage in STAGES:
+                seconds = getattr(record.timings, stage)
+                if seconds or record.window:  # the baselines lack most stages
+                    own.stages[protocol, stage].add(seconds)
+            own.bytes["up", "rounds"] += record.uplink_bytes
+            own.bytes["down", "rounds"] += record.downlink_bytes
+            for origin, ids in record.origins:
+                if ids:
+                    own.tokens[origin] += len(ids)
+            if record.source:
+                own.hint_drafts[record.source] += record.window
+                own.hint_accepted[record.source] += record.accepted
+
+    def add_generation(self, generation: Generation) -> None:
+        """Count an answer that has come to its end."""
+        protocol = generation.protocol if generation.protocol in names() else _OTHER
+        policy = generation.choice.policy if generation.choice is not None else "none"
+        later = len(generation.tokens)
+        if generation.rounds:
+            later -= len(generation.rounds[0].tokens)
+        with self._lock:
+            own = self._counts
+            own.generations[protocol, policy, generation.finish_reason] += 1
+            own.chosen = {name: name == protocol for name in names()}
+            own.prompt_tokens += generation.prompt_tokens
+            own.first_s.add(generation.first_token_s)
+            if later > 0:
+                own.each_s.add((generation.total_s - generation.first_token_s) / later)
+            own.bytes["up", "probing"] += generation.probing.uplink_bytes
+            own.bytes["down", "probing"] += generation.probing.downlink_bytes
+            for recovery in generation.recoveries:
+                own.recovery_s.add(recovery.lost_s)
+                own.unverified += recovery.local_tokens
+
+    def add_request(self, route: str, status: int, seconds: float) -> None:
+        """Count an HTTP request that has been answered. route: the template, not the path."""
+        with self._lock:
+            route = _bounded(route, self._counts.latency_s)
+            self._counts.requests[route, str(status)] += 1
+            self._counts.latency_s[route].add(seconds)
+
+    def count_refusal(self, reason: str) -> None:
+        """Count a request that was turned away: "key", "busy", "too-long", "malformed", …."""
+        with self._lock:
+            self._counts.refused[_bounded(reason, self._counts.refused)] += 1
+
+    def set_queue(self, waiting: int, running: int) -> None:
+        """Take down how many answers wait for a lane, and how many have one."""
+        with self._lock:
+            self._counts.waiting, self._counts.running = waiting, running
+
+    def set_connections(self, number: int, crowded: bool, turned_away: int) -> None:
+        """Take down the connections, whether there is no room for more, and how many had none."""
+        with self._lock:
+            own = self._counts
+            own.connections, own.crowded, own.turned_away = number, crowded, turned_away
+
+    def set_link(self, status: LinkStatus | None, readings: LinkState | None) -> None:
+        """Take down how the link is; call it each second or so, and before `exposition`.
+
+        status: None without an edge, which is exposed as a link that is not up.
+        """
+        state = Connectivity.CONNECTING if status is None else status.state
+        up = Connectivity.CONNECTED
+        with self._lock:
+            self._losses += self._link is not None and self._link[0] is up and state is not up
+            self._link = state, readings, time.monotonic()
+
+    def set_inspection(self, inspection: Inspection) -> None:
+        """Take down what is known of the drafter's files."""
+        with self._lock:
+            self._counts.verified = inspection.passed
+            self._counts.damaged = bool(inspection.damage)
+
+    def exposition(self) -> bytes:
+        """All of it, in Prometheus' text format; its media type is `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> list[Metric]:
+        """All families of metrics, as they stand now; the registry asks for them."""
+        with self._lock:
+            counted = [*metric_families(self._counts, PREFIX)]
+            link = () if self._link is None else _of_link(*self._link, self._losses)
+        labels = ("version", "model", "provider", "precision", "threads")
+        build = _gauge("build_info", "Always 1; what runs, and how.", {self._build: 1}, *labels)
+        return [build, *counted, *link, *_of_energy(self.energy)]
+
+    def close(self) -> None:
+        """Stop to sample the power."""
+        self.energy.close()
+
+
+def _bounded(name: str, known: Counter[str] | Histograms) -> str:
+    """The name, or "other" if so many names are known that no further one is counted by itself."""
+    return name if name in known or len(known) < _KINDS else _OTHER
+
+
+def _of_link(
+    link: Connectivity, state: LinkState | None, told_s: float, losses: int
+) -> Iterator[Metric]:
+    """The link as it was told last, at ``told_s`` (monotonic). Only what is known is exposed."""
+    yield _gauge("link_up", "1 while the edge answers.", link is Connectivity.CONNECTED)
+    states = {each.value: each is link for each in Connectivity}
+    yield _gauge("link_state", "1 for the state that the link to the edge is in.", states, "state")
+    yield _counter("link_losses", "How often the edge ceased to answer.", losses)
+    if state is None:
+        return
+    ages = {}
+    for name, text, attribute, scale in _READINGS:
+        if (reading := getattr(state, attribute)) is not None:
+            ages[attribute] = reading.age_s + time.monotonic() - told_s
+            yield _gauge(name, text, reading.value * scale)
+    yield _gauge("link_reading_age_seconds", "How old each reading is.", ages, "reading")
+
+
+def _of_energy(watch: Watch) -> Iterator[Metric]:
+    """Power and energy of this board; nothing at all without a sensor."""
+    joules, watts, source = watch.joules, watch.watts, watch.source or ""
+    if joules is not None:
+        energy = "Energy since the service began."
+        yield _counter("energy_joules", energy, {source: joules}, "source")
+    if watts is not None:
+        yield _gauge("power_watts", "Power now, of the same rails as the energy.", watts)
+
+
+_gauge, _counter = partial(metric, "gauge", PREFIX), partial(metric, "counter", PREFIX)

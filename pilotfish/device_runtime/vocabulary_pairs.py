@@ -1,0 +1,126 @@
+"""The targets that one drafter has met: a pair for each vocabulary, and the evidence on it.
+
+In: the welcomes of edges. Out: the target's vocabulary, fetched if it is unknown, and the evidence
+on the pair.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.base.errors import MalformedError, PairMismatchError
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.device_runtime.bridge.arrival import Progress, target_vocabulary
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.pair_statistics import PairStatistics
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols.protocol import PairSizes
+
+_log = logging.getLogger("pilotfish.device")
+
+# A drafter of any vocabulary knows no token until an edge is greeted.
+UNKNOWN = Vocabulary(
+    model="none: no edge was greeted",
+    tokenizer_json='{"model": {"type": "BPE", "vocab": {"?": 0}, "merges": []}, "decoder": '
+    '{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true}}',
+    vocab_size=1,
+    bos_id=None,
+    eos_ids=[],
+    chat_template=None,
+)
+
+# Vocabularies kept in memory beside the drafter's, up to 100 MB each.
+_MOST = 3
+
+
+class VocabularyPair(NamedTuple):
+    """A pair of drafter and target, and the evidence on it.
+
+    vocabulary: the digest of the target's, as in its edge's welcome.
+    """
+
+    vocabulary: str
+    pair: Pair
+    statistics: PairStatistics
+
+
+class VocabularyPairs:
+    """The partners of a device, shared by its lanes. Thread-safe.
+
+    own: the drafter's vocabulary; None: it drafts in any target's. kept: i64 [N], the tokens that
+    its head was cut to; None for a whole one. pace: seconds of its pass by the number of its
+    tokens. hope: its α on a pair that has shown none. hidden_size: d of its states.
+    """
+
+    def __init__(
+        self,
+        drafter: Vocabulary | None,
+        kept: NDArray[np.int64] | None,
+        pace: Mapping[int, float],
+        prior: float,
+        hidden_size: int,
+        progress: Progress | None,
+    ) -> None:
+        self._any = drafter is None
+        self._own, self._kept = drafter or UNKNOWN, kept
+        self._hidden = hidden_size
+        self._pace, self._hope = pace, prior
+        self._progress = progress
+        # the drafter by itself, until an edge is greeted
+        self.latest = self._alone = self._partner(self._own.digest, self._own)
+        # by the digest of the target's vocabulary; the drafter's own comes first
+        self._known = {self._own.digest: self.latest}
+        # the last digest that does not fit the drafter, and the error: the check takes seconds, and
+        # under `local` would be repeated before every answer
+        self._hopeless = ("", "")
+
+    def _partner(self, name: str, target: Vocabulary) -> VocabularyPair:
+        pair = Pair(target if self._any else self._own, target, self._kept)
+        sizes = PairSizes(target.vocab_size, self._hidden)
+        return VocabularyPair(name, pair, PairStatistics(self._pace, sizes, self._hope))
+
+    def expect(self, welcome: Welcome) -> str:
+        """Return the digest of the target's vocabulary; "" if it cannot be fetched.
+
+        An older edge names none: it must have the drafter's tokens, if that has its own.
+        """
+        alike = not self._any and welcome.tokenizer in ("", self._own.fingerprint)
+        return welcome.vocabulary or (self._own.digest if alike else "")
+
+    def get(self, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
+        """Find or make the partner for this welcome; fetches an unknown vocabulary.
+
+        A target with the drafter's own tokens may have another template, which is fetched too, or
+        left out if it cannot be used. Raises like `target_vocabulary`, and `PairMismatchError` for
+        a pair without shared tokens.
+        """
+        name = self.expect(welcome)
+        hopeless, complaint = self._hopeless
+        if name and name == hopeless:
+            raise PairMismatchError(complaint)
+        known = self._known.get(name)
+        if known is None:  # several lanes may fetch it at once; the first is kept
+            found = self._found(name, link, welcome)
+            for oldest in list(self._known)[1 : 1 - _MOST]:
+                self._known.pop(oldest, None)
+            known = self._known.setdefault(name, found)
+        self.latest = known
+        return known
+
+    def _found(self, name: str, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
+        try:
+            target = target_vocabulary(link, welcome, self._progress)
+        except MalformedError as error:
+            if welcome.tokenizer != self._own.fingerprint:
+                raise
+            _log.warning("the drafter's own chat template is used: %s", error)
+            return self._alone._replace(vocabulary=name)
+        try:
+            return self._partner(name, target)
+        except PairMismatchError as error:
+            self._hopeless = (name, str(error))
+            raise

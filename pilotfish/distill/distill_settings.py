@@ -1,0 +1,144 @@
+"""What ``pilotfish distill`` is told, and what of it a run must be resumed with."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting
+from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill.training_choices import TrainingChoices
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.wire.messages import MAX_LOGPROBS
+
+_PRECISIONS = ("fp32", "fp16", "int8", "int4")
+
+
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the target is asked."""
+
+    tokens: Annotated[int, setting("tokens of an answer, at most", ge=2, le=8192)] = 160
+    temperature: Annotated[float, setting("of the target's sampling", ge=0.0, le=10.0)] = 0.0
+    top: Annotated[
+        int,
+        setting(
+            "likeliest tokens whose probabilities the target tells, to learn from besides what it "
+            "says; 0: none",
+            ge=0,
+            le=MAX_LOGPROBS,
+        ),
+    ] = 16
+    seed: Annotated[int, setting("of every choice that is drawn", ge=0)] = 0
+
+
+class DistillSettings(EngineSettings, frozen=True, kw_only=True):
+    """What ``pilotfish distill`` is told."""
+
+    draft: Annotated[
+        str,
+        setting(
+            "the drafter's weights: 'default', a GGUF file, a Hugging Face folder or hub id",
+            metavar="SOURCE",
+        ),
+    ]
+    out: Annotated[Path, setting("where the better drafter's artifact goes", metavar="DIR")]
+    edge: (
+        Annotated[
+            str,
+            setting(
+                "the address of an edge that serves the target", metavar="ADDRESS", exclusive="t"
+            ),
+        ]
+        | None
+    ) = None
+    target: (
+        Annotated[
+            Path,
+            setting("the target's artifact, for an edge here", metavar="DIR", exclusive="target"),
+        ]
+        | None
+    ) = None
+    keys: (
+        Annotated[Path, setting("folder with device.key and edge.pub", form="keys", metavar="DIR")]
+        | None
+    ) = None
+    run_folder: (
+        Annotated[Path, setting("the run's folder (default: beside --out, OUT-run)", metavar="DIR")]
+        | None
+    ) = None
+    prompts: Annotated[
+        tuple[Path, ...],
+        setting(
+            "a file of prompts, one a line, or JSON lines with prompt, question or messages; may "
+            "be repeated",
+            metavar="FILE",
+            repeat=True,
+        ),
+    ] = ()
+    count: Annotated[int, setting("prompts of the files, at most", ge=0)] = 400
+    measure: Annotated[
+        tuple[Path, ...],
+        setting(
+            "a file of prompts to measure by alone, all of them; may be repeated",
+            metavar="FILE",
+            repeat=True,
+        ),
+    ] = ()
+    built_in: (
+        Annotated[
+            int,
+            setting(
+                "built-in prompts to mix in, at most, against forgetting; 0: none (default: 100 "
+                "beside files, else all)",
+                ge=0,
+            ),
+        ]
+        | None
+    ) = None
+    held: Annotated[
+        float,
+        setting("share of the prompts to keep out, to measure by", form="share", metavar="SHARE"),
+    ] = 0.12
+    sessions: Annotated[int, setting("sessions with the edge at once", ge=1, le=256)] = 8
+    precision: Annotated[str, setting("of the artifact", choices=_PRECISIONS)] = "int8"
+    answering: Annotated[AnswerOptions, setting("", title="answers")] = AnswerOptions()
+    training: Annotated[TrainingChoices, setting("", title="training")] = TrainingChoices()
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.run_folder or self.out.with_name(f"{self.out.name}-run")
+
+    def prompting(self) -> tuple[asking.Selection, str]:
+        """Read and choose the prompts; returns them and a digest of them."""
+        given = [one for path in self.prompts for one in asking.read(path)]
+        mixed = self.built_in
+        if mixed is None:
+            mixed = 100 if given else len(asking.built_in())
+        if not given and not mixed:
+            raise UnsupportedError("There is nothing to ask: give --prompts, or --built-in.")
+        chosen = asking.select(
+            given,
+            asking.built_in(),
+            most=self.count,
+            mixed=mixed,
+            held=self.held,
+            apart=[one for path in self.measure for one in asking.read(path)],
+        )
+        keys = [one.key for one in [*chosen.learnt, *chosen.held]]
+        return chosen, hashlib.sha256("".join(keys).encode()).hexdigest()
+
+    def asked_by(self, prompts: str) -> dict[str, Any]:
+        """Return what the answers of a run depend on. prompts: their digest."""
+        told: dict[str, Any] = msgspec.to_builtins(self.answering)
+        return {**told, "draft": self.draft, "precision": self.precision, "prompts": prompts}
+
+    def trained_by(self) -> dict[str, Any]:
+        """Return what its training depends on besides."""
+        told: dict[str, Any] = msgspec.to_builtins(self.training)
+        told.pop("checkpoint_s")
+        return told

@@ -1,0 +1,121 @@
+"""A drafter's weights as a model that torch can train, and back to files that `export` reads.
+
+The forward pass is transformers'. A folder or a hub's model is loaded by it; a GGUF file is read by
+`export.sources`, and transformers only reads its shape. Whether both ends mean the same model is
+not taken on trust: `training` compares its first answers with the artifact's.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.extras import installing
+from pilotfish.engines.engine_errors import EngineError
+from pilotfish.export.atomic import replacing
+from pilotfish.export.sources import DEFAULT, Progress, WeightSource, open_source
+from pilotfish.export.sources.default import fetch_default
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_TIED = "lm_head.weight"
+
+
+def expect_torch() -> None:
+    """Raise `EngineError` if something is not installed that training needs."""
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise EngineError(
+                f"Training needs {name}, which is not installed: {installing('distill')}."
+            )
+
+
+class TrainableDrafter:
+    """A drafter's weights: ``model`` is transformers', f32, ready to be trained."""
+
+    def __init__(self, source: str, progress: Progress) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self.source: WeightSource = open_source(source, progress)
+        file = fetch_default(progress) if source == DEFAULT else Path(source)
+        try:
+            if file.is_file():
+                config = _shape(file)
+                self.model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                    config, dtype=torch.float32
+                )
+                self._fill(progress)
+            else:
+                self.model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        except (ValueError, OSError, KeyError, NotImplementedError, RuntimeError) as error:
+            told = str(error).strip().splitlines() or [type(error).__name__]
+            raise UnsupportedError(
+                f"{source} cannot be trained, for transformers does not load it: {told[0]}"
+            ) from error
+
+    def _fill(self, progress: Progress) -> None:
+        """Copy the source's weights into the model."""
+        import torch
+
+        names, state = sorted(self.source.names()), {}
+        for number, name in enumerate(names, 1):
+            state[name] = torch.from_numpy(np.array(self.source.tensor(name)))
+            progress("weights", number, len(names))
+        if self.source.config.tied:
+            state[_TIED] = state["model.embed_tokens.weight"]
+        found = self.model.load_state_dict(state, strict=False)
+        odd = [*found.missing_keys, *found.unexpected_keys]
+        if odd:
+            raise UnsupportedError(
+                f"{self.source.config.name} cannot be trained: transformers' model of it has "
+                f"other weights ({odd[0]}). Give its Hugging Face folder."
+            )
+        self.model.tie_weights()
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder, whole or not at all; what a run wrote there is replaced."""
+        with replacing(folder, _is_model, lambda path: open_source(str(path))) as partial:
+            try:
+                self.model.save_pretrained(partial)
+            except Exception as error:
+                if "SafetensorError" not in type(error).__name__:
+                    raise
+                raise OSError(f"{folder} cannot be written: {error}") from error
+            source = self.source
+            (partial / "tokenizer.json").write_text(source.tokenizer_json, encoding="utf-8")
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", **source.special_tokens}
+            (partial / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+            ends = {"bos_token_id": source.bos_id, "eos_token_id": source.eos_ids}
+            (partial / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+            if source.chat_template is not None:
+                path = partial / "chat_template.jinja"
+                path.write_text(source.chat_template, encoding="utf-8")
+            further = partial / "additional_chat_templates"
+            for name, template in source.chat_templates.items():
+                further.mkdir(exist_ok=True)
+                (further / f"{name}.jinja").write_text(template, encoding="utf-8")
+
+
+def _shape(file: Path) -> PretrainedConfig:
+    """Have transformers read the shape of a GGUF file's model."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+    # without what GGUF says besides, which no config.json has, and which may tell of this machine
+    known = type(config)().to_dict()
+    said = {name: value for name, value in config.to_dict().items() if name in known}
+    return type(config).from_dict(said)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file()

@@ -1,0 +1,257 @@
+"""The settings of the edge daemon and the node daemon.
+
+Each is declared once: flags, TOML keys, help and reloads follow from it (`base.settings`).
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from pilotfish.base.cpus import usable_cpus
+from pilotfish.base.errors import ConfigError
+from pilotfish.base.settings import setting
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.wire.messages import MAX_WINDOW
+
+MEBIBYTE = 1024 * 1024
+
+_Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+_Listen: TypeAlias = Annotated[
+    str,
+    setting(
+        "tcp://HOST:PORT, unless systemd passes a socket; HOST *: all IPv4 addresses, [::]: all of "
+        "both families",
+        metavar="ADDRESS",
+    ),
+]
+_Keys: TypeAlias = Annotated[
+    Path,
+    setting(
+        "the folder with edge.key and allowed/; needed beyond loopback",
+        form="keys",
+        metavar="DIR",
+        live=True,
+    ),
+]
+
+
+class EdgeLimits(Struct, frozen=True, kw_only=True):
+    """The edge's limits; exceeding one raises a typed error.
+
+    context is also bounded by the model's. The rate is sustained, per client, with bursts of up to
+    one second. A device has one connection for each lane.
+    """
+
+    sessions: Annotated[int, setting("sessions at once", ge=1)] = 16
+    sessions_per_client: Annotated[int, setting("sessions of one key", ge=1, live=True)] = 8
+    context: Annotated[int, setting("tokens of one session", ge=2)] = 2048
+    window: Annotated[
+        int, setting("draft tokens of one round", ge=0, le=MAX_WINDOW, flag="max_window")
+    ] = 64
+    message_mib: Annotated[int, setting("MiB of one message", ge=1, le=2047, metavar="MIB")] = 64
+    messages_per_s: Annotated[
+        float, setting("messages a second of one key", gt=0, flag="rate", metavar="N", live=True)
+    ] = 2000.0
+    idle_s: Annotated[
+        float, setting("seconds after which an idle session yields to a new one", gt=0, live=True)
+    ] = 60.0
+    expire_s: Annotated[
+        float, setting("seconds after which an idle session ends in any case", gt=0, live=True)
+    ] = 900.0
+    connections: Annotated[int, setting("connections at once", ge=2, live=True)] = 256
+    connections_per_client: Annotated[int, setting("connections of one key", ge=1, live=True)] = 32
+
+
+class ClusterPlan(Struct, frozen=True, kw_only=True):
+    """A target on a cluster: a number of replicas, each of a number of stages."""
+
+    runner: Annotated[
+        Literal["ray"] | None,
+        setting(
+            "run the target as actors on a Ray cluster; needs the extra 'ray' (docs/scale.md)",
+            flag="cluster",
+        ),
+    ] = None
+    replicas: Annotated[int, setting("replicas of the target", ge=1, le=1024, metavar="M")] = 1
+    stages: Annotated[
+        int,
+        setting(
+            "stages of each replica; a whole --target is first cut, into the cache", ge=1, le=256
+        ),
+    ] = 1
+    address: Annotated[
+        str,
+        setting(
+            'HOST:PORT of a Ray cluster to join; "auto": that of this machine (default: start a '
+            "private one on this machine)",
+            flag="cluster_address",
+            metavar="ADDRESS",
+        ),
+    ] = ""
+    late_s: Annotated[
+        float, setting("seconds after which actors that do not answer are restarted", gt=0)
+    ] = 10.0
+    give_up_s: Annotated[float, setting("seconds after which a pass over actors fails", gt=0)] = (
+        120.0
+    )
+
+
+class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
+    """An edge daemon's settings; `ConfigError` for those that contradict each other."""
+
+    target: Annotated[Path, setting("the target's artifact", metavar="DIR")]
+    federate: Annotated[
+        Path | None,
+        setting(
+            "use the ensemble of the workers in this TOML file as target, with vocabulary and "
+            "chat template of --target (docs/scale.md)",
+            metavar="FILE",
+        ),
+    ] = None
+    pipeline: Annotated[
+        Path | None,
+        setting(
+            "use a target in stages (pilotfish export split): --target is the folder of stage 1, "
+            "this TOML file lists the nodes of the others (docs/scale.md)",
+            metavar="FILE",
+        ),
+    ] = None
+    cluster: ClusterPlan = field(default_factory=ClusterPlan)
+    draft: Annotated[
+        Path | None,
+        setting(
+            "run this drafter beside the target, for devices that ask for protocol ahead "
+            "(docs/operations.md); it has the target's vocabulary (default: none)",
+            metavar="DIR",
+        ),
+    ] = None
+    draft_threads: Annotated[
+        int,
+        setting("CPU threads of --draft; the target leaves it so many cores", ge=1, metavar="N"),
+    ] = 1
+    listen: _Listen = "tcp://127.0.0.1:7077"
+    keys: _Keys | None = None
+    metrics: Annotated[
+        tuple[str, int] | None,
+        setting(
+            "serve metrics for Prometheus here; without HOST: on loopback (default: nowhere)",
+            form="host:port",
+            metavar="HOST:PORT",
+        ),
+    ] = None
+    metrics_hosts: Annotated[
+        tuple[str, ...],
+        setting(
+            "answer requests for metrics that name this host, besides those by an address or for "
+            "localhost; may be repeated",
+            flag="metrics_host",
+            metavar="NAME",
+            repeat=True,
+        ),
+    ] = ()
+    metrics_devices: Annotated[
+        bool, setting("name devices in the metrics, by their files on the allow-list")
+    ] = False
+    drain_s: Annotated[
+        float,
+        setting("seconds to answer the windows under way after SIGTERM", ge=0, live=True),
+    ] = 5.0
+    heads: Annotated[
+        tuple[str, ...] | None,
+        setting(
+            "a decision head for wisv-full and wisv-selective: a path, or the name of a shipped "
+            'one (default: all shipped ones for this target); may be repeated; "none": no head',
+            flag="head",
+            metavar="NAME",
+            repeat=True,
+        ),
+    ] = None
+    threshold: Annotated[
+        _Share | None,
+        setting(
+            "reject mismatches that the head finds harmful with more than this probability, unless "
+            "a request says otherwise (default: as each head recommends)",
+            metavar="ρ",
+        ),
+    ] = None
+    relaxation: Annotated[
+        Path | None,
+        setting(
+            "the relaxation of protocol adaptive, from judge calibrate, unless a request says "
+            "otherwise (default: built in)",
+            metavar="FILE",
+        ),
+    ] = None
+    limits: Annotated[EdgeLimits, setting("requests beyond these are refused", title="limits")] = (
+        field(default_factory=EdgeLimits)
+    )
+
+    def __post_init__(self) -> None:
+        if len(self._kinds) > 1:
+            raise ConfigError(
+                "An edge has one kind of target: one of --federate, --pipeline and --cluster."
+            )
+        if self.metrics is None and (self.metrics_hosts or self.metrics_devices):
+            raise ConfigError("--metrics-host and --metrics-devices go with --metrics.")
+        if self.draft is None and self.draft_threads != 1:
+            raise ConfigError("--draft-threads goes with --draft.")
+        plan = self.cluster
+        if plan.runner is None and plan != ClusterPlan():
+            raise ConfigError(
+                "--replicas, --stages, --cluster-address, --late and --give-up go with --cluster "
+                "ray; the lists of --federate and --pipeline have late_s and give_up_s of their "
+                "own."
+            )
+        if plan.late_s > plan.give_up_s:
+            raise ConfigError(
+                f"--late is {plan.late_s:g} s, more than --give-up, {plan.give_up_s:g} s."
+            )
+
+    @property
+    def _kinds(self) -> list[str]:
+        asked = {
+            "federated": self.federate,
+            "pipeline": self.pipeline,
+            "cluster": self.cluster.runner,
+        }
+        return [kind for kind, given in asked.items() if given]
+
+    @property
+    def kind(self) -> str:
+        """The kind of target (`edge_runtime.targets`)."""
+        return (*self._kinds, "local")[0]
+
+    @property
+    def target_threads(self) -> int | None:
+        """CPU threads of a target in this process; None: as many as CPUs that it may use."""
+        if self.threads is not None or self.draft is None:
+            return self.threads
+        return max(1, usable_cpus() - self.draft_threads)
+
+    @property
+    def nodes(self) -> Path | None:
+        """The file that lists the target's nodes; None for a local target."""
+        return self.federate or self.pipeline
+
+    @property
+    def head_names(self) -> tuple[str, ...] | None:
+        """The decision heads to load; None: the shipped ones that were made for the target."""
+        # a federation's artifact only gives the vocabulary, so no head fits its target
+        if self.heads == ("none",) or (self.heads is None and self.kind == "federated"):
+            return ()
+        return self.heads
+
+
+class NodeConfig(EngineSettings, frozen=True, kw_only=True):
+    """A node's settings. sessions and context: at least those of its edge."""
+
+    target: Annotated[
+        Path,
+        setting("an artifact, or a stage of one (pilotfish export split)", metavar="DIR"),
+    ]
+    listen: _Listen = "tcp://127.0.0.1:7078"
+    keys: _Keys | None = None
+    sessions: Annotated[int, setting("slots; at least the edge's --sessions", ge=1)] = 16
+    context: Annotated[int, setting("tokens of a slot", ge=2)] = 2048
+    message_mib: Annotated[int, setting("MiB of one step", ge=1, le=2047, metavar="MIB")] = 256

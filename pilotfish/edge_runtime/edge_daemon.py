@@ -1,0 +1,235 @@
+"""The edge daemon: load the target, listen, serve until told to stop."""
+
+import gc
+import logging
+import select
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+
+import zmq
+
+from pilotfish.base.supervisor import Supervisor, inherited_socket
+from pilotfish.edge_runtime.beside import Beside, open_drafter
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.generations import Send
+from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
+from pilotfish.edge_runtime.loop import EdgeLoop
+from pilotfish.edge_runtime.message_handler import MessageHandler
+from pilotfish.edge_runtime.metrics_server import MetricsServer, MetricsSources
+from pilotfish.edge_runtime.receiver import BackgroundReceiver
+from pilotfish.edge_runtime.resources import EdgeResources
+from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
+from pilotfish.edge_runtime.serving import event_handlers
+from pilotfish.edge_runtime.signals import Signals
+from pilotfish.edge_runtime.targets import Target, TargetOptions, open_target
+from pilotfish.edge_runtime.targets.target import time_pass
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine_errors import GrammarError
+from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.manifest import Manifest
+from pilotfish.engines.pass_times import least_times
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.keys import EdgeKeys
+from pilotfish.wire.messages import Buffer, PassTime, Reply
+from pilotfish.wire.transport import Listener
+
+_log = logging.getLogger("pilotfish.edge")
+
+_WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the passes whose times the welcome holds
+_PATIENCE = 5.0  # longest passes that the watchdog's interval must cover
+_SWITCH_S = 5e-4  # after which the drafter lets the serving thread have the interpreter
+_LOADING_S = 600.0  # for loading a large target, during which a supervisor must not stop it
+
+
+def serve(
+    config: EdgeConfig,
+    *,
+    announce: Callable[[str], None] = lambda endpoint: None,
+    lifeline: int | None = None,
+    reread: Callable[[], EdgeConfig] | None = None,
+) -> int:
+    """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
+
+    ``announce`` is called with the endpoint once devices are served; ``reread`` at SIGHUP, to read
+    the configuration again. Returns the exit code.
+    """
+    supervisor = Supervisor.from_environment()
+    supervisor.extend(_LOADING_S)
+    keys = EdgeKeys.load(config.keys) if config.keys is not None else None
+    metrics = EdgeMetrics()
+    settings = LiveSettings(config, keys, reread or (lambda: config), metrics)
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        metrics_server = _start_metrics_server(config, stack)
+        artifact = Artifact.open(config.target, stage=True)
+        reading = stack.enter_context(ThreadPoolExecutor(1, "vocabulary")).submit(
+            _read_vocabulary, artifact
+        )
+        inspection = Inspection(artifact)
+        stack.callback(inspection.close)
+        resources = EdgeResources.load(
+            artifact.manifest, config.head_names, config.threshold, config.relaxation
+        )
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
+        stack.callback(listener.close)
+        settings.start(listener)
+        try:
+            with _handshakes(listener):
+                waiting = partial(_report_waiting, supervisor, signals, lifeline)
+                target = open_target(TargetOptions(config, artifact, keys, metrics, waiting))
+                stack.callback(target.close)
+                signals.check_interrupt()
+                resources = resources if target.has_hidden_states else resources.without_heads()
+                passes = _pass_times(target)
+                draft_cost = DraftCost({each.tokens: each.ns * 1e-9 for each in passes})
+                beside = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
+        except _OrphanedError:
+            return 0
+        # a pass may be a chunk of a prompt, or a window of every session, on a busier machine
+        most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
+        longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
+        supervisor.allow(_PATIENCE * longest_s)
+        scheduler = Scheduler(target, metrics=metrics, draft_cost=draft_cost)
+        handler = MessageHandler(
+            artifact,
+            target,
+            config.limits,
+            scheduler.submit,
+            _sender(listener, metrics),
+            passes,
+            draft_cost=draft_cost,
+            edge_drafter=beside,
+            drafter_pass_times=_to_messages({} if beside is None else beside.pass_times),
+            resources=resources,
+            allowed=None if keys is None else keys.allowed,
+            metrics=metrics,
+            # before peers come: what it adds to this process would be taken for theirs
+            vocabulary=reading.result(),
+        )
+        scheduler.over_budget = handler.over_budget
+        gc.collect()
+        gc.freeze()  # loaded objects stay: exempt them from collections between rounds
+        signals.take_over()
+        loop = EdgeLoop(
+            *(listener, scheduler, target, handler, settings, signals, supervisor),
+            artifact.manifest.model,
+            inspection,
+            lifeline,
+        )
+        if metrics_server is not None:
+            metrics_server.set_sources(
+                MetricsSources(artifact.manifest, metrics, listener, handler, target, inspection)
+            )
+        announce(listener.endpoint)
+        supervisor.ready(loop.status)
+        inspection.start()
+        _log_start(artifact.manifest.model, listener.endpoint, target, settings, resources)
+        code = loop.run()
+        listener.close(loop.linger_s)
+        _log.info("stopped after %d target passes", scheduler.passes)
+        return code
+
+
+def _log_start(
+    model: str, endpoint: str, target: Target, settings: LiveSettings, resources: EdgeResources
+) -> None:
+    how = target.execution or "a target on nodes"
+    _log.info("serving %s on %s: %s", model, endpoint, how)
+    _log.info("%s", settings.keys_in_use)
+    for name in resources.heads:
+        _log.info("decision head: %s", name)
+
+
+def _start_metrics_server(config: EdgeConfig, stack: ExitStack) -> MetricsServer | None:
+    if config.metrics is None:
+        return None
+    server = MetricsServer(*config.metrics, config.metrics_hosts, config.metrics_devices)
+    stack.callback(server.close)
+    return server
+
+
+def _read_vocabulary(artifact: Artifact) -> Vocabulary:
+    """Read a vocabulary, also for grammars, which takes a second or more."""
+    vocabulary = Vocabulary.from_artifact(artifact)
+    with suppress(GrammarError):  # a model that cannot end a constrained answer
+        vocabulary.grammars.warm()
+    return vocabulary
+
+
+def _start_drafter(
+    stack: ExitStack,
+    config: EdgeConfig,
+    target: Manifest,
+    draft_cost: DraftCost,
+    metrics: EdgeMetrics,
+) -> Beside | None:
+    """Load and start the drafter beside the target, if there is to be one."""
+    if config.draft is None:
+        return None
+    drafter = open_drafter(config, target)
+    # its draws are milliseconds of Python; the serving thread would wait for 5 ms of them each time
+    stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+    sys.setswitchinterval(_SWITCH_S)
+    beside = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
+    stack.callback(beside.close)
+    beside.start()
+    _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
+    return beside
+
+
+class _OrphanedError(Exception):
+    """The parent process ended while the edge waited for nodes."""
+
+
+def _report_waiting(
+    supervisor: Supervisor, signals: Signals, lifeline: int | None, problem: str
+) -> None:
+    """Ask the supervisor for more time while nodes are missing, and show which."""
+    signals.check_interrupt()
+    if lifeline is not None and select.select([lifeline], [], [], 0)[0]:
+        raise _OrphanedError
+    supervisor.extend(_LOADING_S)
+    supervisor.status(f"waiting for nodes: {problem}")
+
+
+def _pass_times(target: Target) -> list[PassTime]:
+    """Time the target's passes."""
+    return _to_messages(least_times(partial(time_pass, target), _WIDTHS, target.context))
+
+
+def _to_messages(times: Mapping[int, float]) -> list[PassTime]:
+    return [
+        PassTime(tokens=width, ns=max(1, int(seconds * 1e9))) for width, seconds in times.items()
+    ]
+
+
+@contextmanager
+def _handshakes(listener: Listener) -> Iterator[None]:
+    """Accept connections while the target loads, so that a restarted edge is not taken as lost."""
+    receiver = BackgroundReceiver(event_handlers(listener))
+    receiver.start()
+    receiver.begin()
+    try:
+        yield
+    finally:
+        receiver.end()
+
+
+def _sender(listener: Listener, metrics: EdgeMetrics) -> Send:
+    def send(client: bytes, message: Reply, frames: Sequence[Buffer]) -> bool:
+        try:
+            metrics.bytes_out += listener.send(client, message, frames)
+        except zmq.ZMQError as error:  # the device does not read or is gone; it may ask again
+            metrics.dropped_replies += 1
+            _log.debug("a reply was not taken: %s", error)
+            return False
+        return True
+
+    return send

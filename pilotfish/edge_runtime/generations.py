@@ -1,0 +1,459 @@
+"""Turn the sessions' requests into jobs, and finished jobs into replies.
+
+Jobs read prompts, verify windows and generate streams. A finished job updates its session, and the
+device gets its reply.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pilotfish.base.errors import BadGrammarError, BusyError, InternalError, PilotfishError
+from pilotfish.edge_runtime.client_errors import is_client_error
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.hint_sources import NONE_ATTACHED, Attached, HintSources
+from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.sessions import SessionState, Stream, WindowState
+from pilotfish.engines.constraint import DEAD_END
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
+from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.logits_options import LogitsProcessor, node_paths
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import encode_ids
+from pilotfish.wire.protocols import (
+    Decision,
+    Draft,
+    SamplingParams,
+    SpeculationProtocol,
+    StatesNeeded,
+    choose,
+)
+from pilotfish.wire.protocols.protocol import Ids
+
+_SCORED = 48  # rows of a pass over a prompt that tells log-probabilities; wider than a window's
+Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # whether it was taken
+Submit = Callable[[Job], None]
+
+
+class Generations:
+    """The sessions' work at the target. ends: the target's end tokens; context: its limit."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        send: Send,
+        metrics: EdgeMetrics,
+        *,
+        vocab_size: int,
+        context: int,
+        ends: Collection[int],
+        draft_cost: DraftCost,
+    ) -> None:
+        self._submit = submit
+        self._draft_cost = draft_cost
+        self._send = send
+        self._metrics = metrics
+        self._vocab = vocab_size
+        self._context = context
+        self._ends = frozenset(ends)
+
+    def queue_prefill(self, session: SessionState) -> None:
+        """Queue all committed tokens but the last: the prompt is read while the device drafts."""
+        tokens = session.committed.ids[:-1].copy()  # the committed tokens may change meanwhile
+        self._queue(session, Job(session.id, session.slot, tokens, rows=0, verify=None))
+
+    def queue_prompt_scoring(self, session: SessionState, prompt: PromptLogprobs) -> None:
+        """Queue the prompt but its last token, to tell how likely each next one was.
+
+        Of what was told before a pass failed, nothing.
+        """
+        tokens = prompt.ids[:-1]
+        for begin in range(0, len(tokens), _SCORED):
+            part = tokens[: begin + _SCORED]
+            if prompt.covers(begin, len(part)):
+                continue
+
+            def rule(logits: Floats, _: Floats, end: int = len(part)) -> None:
+                prompt.record(end, logits)
+
+            rows = len(part) - begin
+            self._queue(session, Job(session.id, session.slot, part, rows=rows, verify=rule))
+
+    def queue_window(
+        self,
+        session: SessionState,
+        window_state: WindowState,
+        protocol: SpeculationProtocol[Any],
+        sampling_params: SamplingParams,
+    ) -> None:
+        """Queue a window."""
+        self._score_again(session)
+        session.window_state, draft = window_state, window_state.draft
+        # [committed + pending + n]
+        tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
+        text = tokens[: len(tokens) - len(draft.ids)]
+        rule = partial(
+            _rule,
+            protocol,
+            draft,
+            sampling_params,
+            text,
+            session.logits_processor,
+            session.logprobs,
+        )
+        rows = len(draft.ids) + 1
+        job = Job(session.id, session.slot, tokens, rows, rule, draft)
+        job.temperature = sampling_params.sampling.temperature
+        self._queue(session, job)
+
+    def queue_stream_token(self, session: SessionState) -> None:
+        """Queue the stream's next token, if more are wanted; hints come to it at its pass."""
+        stream, sampling_params, length = (
+            session.stream,
+            session.sampling_params,
+            len(session.committed),
+        )
+        if stream is None or sampling_params is None:
+            return
+        if stream.remaining <= 0 or length >= self._context:
+            session.stream = None
+            return
+        self._score_again(session)
+        tokens = session.committed.ids.copy()
+        rule = partial(
+            _stream_rule, sampling_params, tokens, session.logits_processor, session.logprobs, ()
+        )
+        job = Job(session.id, session.slot, tokens, rows=1, verify=rule)
+        job.temperature = sampling_params.sampling.temperature
+        if session.hints is not None:
+            job.hints = _StreamHints(
+                session, session.hints, sampling_params, self._draft_cost, self._context
+            )
+        self._queue(session, job)
+
+    def _score_again(self, session: SessionState) -> None:
+        """Queue what of the prompt a failed pass has left untold."""
+        prompt = session.prompt_logprobs
+        if prompt is not None and not session.jobs and prompt.start == len(session.committed):
+            self.queue_prompt_scoring(session, prompt)
+
+    def send_tokens(
+        self,
+        session: SessionState,
+        start: int,
+        ids: Sequence[int],
+        times: m.Times,
+        attached: Attached = NONE_ATTACHED,
+        accepted: int = 0,
+        logprobs: m.Buffer | None = None,
+    ) -> int:
+        """Send tokens of a stream, from position ``start`` on; returns the bytes of their frames.
+
+        taken: the drafts of their pass. logprobs: their frame, if they were asked for.
+        """
+        assert session.stream is not None
+        tokens = m.Tokens(
+            session=session.id,
+            generation=session.generation,
+            start=start,
+            times=times,
+            source=attached.budget.name if attached.budget is not None else "",
+            drafted=len(attached.ids),
+            accepted=accepted,
+        )
+        frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
+        told = () if logprobs is None else (logprobs,)
+        return self.send_with_prompt_logprobs(
+            session, session.stream.client, tokens, (frame, *told)
+        )
+
+    def send_with_prompt_logprobs(
+        self,
+        session: SessionState,
+        client: bytes,
+        reply: m.Verdict | m.Tokens,
+        frames: Sequence[m.Buffer],
+    ) -> int:
+        """Send a reply, with the prompt's log-probabilities if they are due; returns the bytes.
+
+        They go with the first reply, once: again only over another connection, or if they were not
+        taken. What was sent over the same one is on its way.
+        """
+        told = session.prompt_logprobs
+        if told is None or told.start != reply.start or told.sent_to == client:
+            self._send(client, reply, frames)
+        else:
+            frames = (*frames, told.frame)
+            if self._send(client, reply, frames):
+                told.sent_to = client
+        return sum(map(len, frames))
+
+    def stop(self, session: SessionState) -> None:
+        """Cancel the session's jobs; keeps the committed tokens."""
+        session.cancel_jobs()
+        session.stream = None
+        if session.hints is not None:
+            session.hints.set_requested_end(0)
+        if session.window_state is not None and session.window_state.verdict is None:
+            session.window_state = None
+
+    def finish(self, session: SessionState, job: Job) -> None:
+        """Apply a finished job and reply."""
+        session.jobs.remove(job)
+        if job.error is not None:
+            self._fail(session, job.error)
+        elif job.decision is None:
+            return  # a prompt has been read
+        elif isinstance(job.decision, StatesNeeded):
+            self._inquire(session, job, job.decision)
+        elif session.stream is not None:
+            self._streamed(session, session.stream, job, job.decision)
+        elif session.window_state is not None:
+            self._verified(
+                session,
+                session.window_state,
+                _times(job, session.window_state.received_ns),
+                job.decision,
+            )
+
+    def _queue(self, session: SessionState, job: Job) -> None:
+        job.owner = session.owner
+        job.expected_cpu_s = session.verify_cpu_s if job.verify is not None else 0.0
+        session.jobs.append(job)
+        self._submit(job)
+
+    def _inquire(self, session: SessionState, job: Job, wanted: StatesNeeded) -> None:
+        """Ask the device for the hidden states needed to decide on its window."""
+        window_state = session.window_state
+        if window_state is None:
+            return
+        window_state.states_needed, window_state.reply_frames = wanted, wanted.frames
+        window_state.states_request = m.StatesRequest(
+            session=session.id,
+            generation=session.generation,
+            start=window_state.start,
+            times=_times(job, window_state.received_ns),
+        )
+        self._send(window_state.client, window_state.states_request, window_state.reply_frames)
+
+    def verify_with_states(
+        self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int
+    ) -> None:
+        """Decide on a window by the states that the device sent, without another pass."""
+        window_state, protocol = session.window_state, session.protocol
+        assert window_state is not None
+        assert window_state.states_needed is not None
+        assert protocol is not None
+        ruling = protocol.verify_with_states(window_state.draft, window_state.states_needed, frames)
+        window_state.states_needed = None
+        if session.logprobs is not None:
+            session.logprobs.record_decision(ruling)
+        held_ns = time.monotonic_ns() - received_ns
+        times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
+        self._verified(session, window_state, times, ruling)
+
+    def _verified(
+        self, session: SessionState, window_state: WindowState, times: m.Times, ruling: Decision
+    ) -> None:
+        verdict = m.Verdict(
+            session=session.id,
+            generation=session.generation,
+            start=window_state.start,
+            accepted=ruling.accepted,
+            token=ruling.token,
+            times=times,
+            notes=list(ruling.notes),
+        )
+        frames = [*ruling.frames]
+        if session.logprobs is not None:
+            frames.append(session.logprobs.commit())
+        # first of all: the device waits for it
+        self.send_with_prompt_logprobs(session, window_state.client, verdict, frames)
+        draft = window_state.draft
+        window_state.set_verdict(verdict, frames)
+        accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
+        token = [] if ruling.token is None else [ruling.token]
+        session.committed.extend([*draft.pending.tolist(), *accepted, *token])
+        self._draft_cost.record_tokens(len(accepted) + 1)
+        session.awaits_pending = not token
+        if session.protocol is not None:
+            spent = (
+                times if window_state.states_request is None else window_state.states_request.times
+            )
+            self._metrics.record_window(
+                session.protocol,
+                len(draft.ids),
+                len(accepted),
+                ruling.notes,
+                spent.queue_ns * 1e-9,
+                spent.verify_ns * 1e-9,
+            )
+
+    def _streamed(self, session: SessionState, stream: Stream, job: Job, ruling: Decision) -> None:
+        start, token = len(session.committed), ruling.token
+        assert token is not None  # a stream's rule always samples one
+        drafts = job.tokens[start : start + ruling.accepted].tolist()
+        # less may be asked for than when the pass began; its first token is committed nevertheless
+        ids = _until(self._ends, [*drafts, token])[: max(1, stream.remaining)]
+        session.committed.extend(ids)
+        session.ended = ids[-1] in self._ends
+        stream.remaining = 0 if session.ended else stream.remaining - len(ids)
+        self._metrics.streamed += len(ids)
+        self._draft_cost.record_tokens(len(ids))
+        taken, accepted = NONE_ATTACHED, min(ruling.accepted, len(ids))
+        if session.hints is not None:
+            taken = session.hints.record_pass(ids, accepted)
+            self._metrics.record_hints(taken, accepted)
+        told = None if session.logprobs is None else session.logprobs.commit(len(ids))
+        times = _times(job, stream.received_ns)
+        self._metrics.record_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
+        self.send_tokens(session, start, ids, times, taken, accepted, told)
+        stream.received_ns = time.monotonic_ns()
+        self.queue_stream_token(session)
+
+    def _fail(self, session: SessionState, error: Exception) -> None:
+        """Send the error of a failed pass; the device may send the same round again."""
+        if not (isinstance(error, PilotfishError) and is_client_error(error)):
+            error = InternalError("The target failed at this round; see the edge's log.")
+        waiting = session.window_state or session.stream
+        start = len(session.committed)
+        self.stop(session)  # its other jobs too: the same round comes again
+        if waiting is not None:
+            failure = m.Failure(
+                code=error.code,
+                message=str(error)[:1024],
+                session=session.id,
+                generation=session.generation,
+                start=start,
+            )
+            self._send(waiting.client, failure, ())
+
+
+class _StreamHints:
+    """The hints of a stream's next pass."""
+
+    def __init__(
+        self,
+        session: SessionState,
+        hints: HintSources,
+        sampling_params: SamplingParams,
+        draft_cost: DraftCost,
+        context: int,
+    ) -> None:
+        self._session, self._hints, self._sampling_params = session, hints, sampling_params
+        self._draft_cost, self._context = draft_cost, context
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self._hints.tokens_per_pass
+
+    def propose(self) -> Sequence[float]:
+        stream, length = self._session.stream, len(self._session.committed)
+        assert stream is not None
+        most = min(stream.remaining, self._context - length) - 1
+        return self._hints.propose(most, self._draft_cost.tokens_per_draft)
+
+    def attach(self, job: Job, count: int) -> None:
+        drafts = self._hints.attach(count)
+        committed = self._session.committed.ids
+        # [committed + drafts]
+        job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
+        job.rows = 1 + len(drafts)
+        text = job.tokens[: len(committed)]
+        session = self._session
+        job.verify = partial(
+            _stream_rule,
+            self._sampling_params,
+            text,
+            session.logits_processor,
+            session.logprobs,
+            drafts,
+        )
+
+
+def _rule(
+    protocol: SpeculationProtocol[Any],
+    draft: Draft,
+    sampling_params: SamplingParams,
+    text: Ids,
+    logits_processor: LogitsProcessor | None,
+    logprobs: Logprobs | None,
+    logits: Floats,
+    hidden: Floats,
+) -> Decision | StatesNeeded:
+    dead: Sequence[int] = ()
+    if logits_processor is not None:
+        dead = _shape(logits_processor, logits, text, node_paths(draft.ids.tolist(), draft.parents))
+    decided = protocol.verify(draft, logits, sampling_params, round_start=len(text), hidden=hidden)
+    if dead:
+        _expect_alive(draft, decided, dead)
+    if logprobs is not None:
+        logprobs.record(draft, logits, decided)
+    return decided
+
+
+def _expect_alive(draft: Draft, decided: Decision | StatesNeeded, dead: Sequence[int]) -> None:
+    """Raise `BadGrammarError` if the decision goes by a row that nothing may follow."""
+    # a decision head decides later, and may let any of them pass
+    on_path = {0, *draft.path(decided.accepted)} if isinstance(decided, Decision) else {*dead}
+    if on_path.intersection(dead):
+        raise BadGrammarError(DEAD_END)
+
+
+def _shape(
+    logits_processor: LogitsProcessor, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
+) -> Sequence[int]:
+    try:
+        return logits_processor.process(logits, text, paths)
+    except GrammarBusyError as error:
+        raise BusyError(str(error)) from error
+    except GrammarError as error:
+        raise BadGrammarError(str(error)) from error
+
+
+def _stream_rule(
+    sampling_params: SamplingParams,
+    text: Ids,
+    logits_processor: LogitsProcessor | None,
+    logprobs: Logprobs | None,
+    drafts: Sequence[int],
+    logits: Floats,
+    hidden: Floats,
+) -> Decision:
+    dead: Sequence[int] = ()
+    if logits_processor is not None:
+        dead = _shape(logits_processor, logits, text, node_paths(drafts, None))
+    position = len(text)
+    ruling = Decision(
+        *count_agreed(
+            drafts,
+            lambda index: choose(logits[index], sampling_params, position + index, Purpose.TARGET),
+        )
+    )
+    if dead and min(dead) <= ruling.accepted:
+        raise BadGrammarError(DEAD_END)
+    if logprobs is not None:
+        logprobs.record_stream(drafts, logits, ruling)
+    return ruling
+
+
+def _until(ends: Collection[int], ids: list[int]) -> list[int]:
+    """Cut the ids behind the first end token."""
+    end = next((at for at, id in enumerate(ids) if id in ends), len(ids))
+    return ids[: end + 1]
+
+
+def _times(job: Job, received_ns: int) -> m.Times:
+    return m.Times(
+        received_ns=received_ns,
+        held_ns=time.monotonic_ns() - received_ns,
+        queue_ns=max(0, job.started_ns - job.queued_ns),
+        verify_ns=job.done_ns - job.started_ns,
+    )

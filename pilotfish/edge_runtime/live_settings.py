@@ -1,0 +1,131 @@
+"""Read the daemon's settings and allow-list again while it serves.
+
+Law: a faulty or half-written configuration changes nothing, but the allow-list is read in any case.
+A key is allowed exactly as long as a valid file of the list holds it: a removed key is revoked, and
+so is one whose file is damaged.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pilotfish.base.descriptors import connection_room
+from pilotfish.base.errors import KeysError, PilotfishError
+from pilotfish.base.settings import fixed_changes
+from pilotfish.base.supervisor import summarize
+from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeConfig
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.key_rotation import KeyRotation
+from pilotfish.edge_runtime.message_handler import MessageHandler
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.keys import AllowList, EdgeKeys
+from pilotfish.wire.transport import Listener
+
+_log = logging.getLogger("pilotfish.edge")
+
+_OWN_DESCRIPTORS = 128  # open files of the process besides connections
+
+
+def bounds_of(config: EdgeConfig) -> Bounds:
+    """Return a configuration's bounds on connections, within the system's limit of open files."""
+    limits = config.limits
+    connections = connection_room(limits.connections, _OWN_DESCRIPTORS)
+    if connections < limits.connections:
+        wanted = limits.connections + _OWN_DESCRIPTORS
+        _log.warning("room for %d connections only: raise LimitNOFILE to %d", connections, wanted)
+    return Bounds(connections, limits.connections_per_client, limits.message_mib * MEBIBYTE)
+
+
+class LiveSettings:
+    """The configuration and keys in force. troubles: the faults of the last reload.
+
+    allowed: names by allowed key; None: the edge has no keys.
+    """
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        keys: EdgeKeys | None,
+        reread: Callable[[], EdgeConfig],
+        metrics: EdgeMetrics,
+    ) -> None:
+        self.config = config
+        self.allowed = None if keys is None else keys.allowed
+        self._started = config
+        self._folder = config.keys  # of the allow-list in force
+        self._rotation = None if keys is None else KeyRotation(keys)
+        self._reread = reread
+        self._metrics = metrics
+        self.problems: Sequence[str] = ()
+        if keys is not None:
+            self.problems = keys.listed.broken
+            metrics.broken_keys = len(keys.listed.broken)
+        self._report("started")
+
+    def start(self, listener: Listener) -> None:
+        """Have a listener answer to the former key, too, if the edge starts within a rotation."""
+        problems = [] if self._rotation is None else self._rotation.start(listener)
+        if problems:
+            self.problems = [*self.problems, *problems]
+            self._report("started")
+
+    @property
+    def problem(self) -> str:
+        """The faults in one line; "" for none."""
+        return summarize(self.problems)
+
+    @property
+    def keys_in_use(self) -> str:
+        """Which keys are in force, in a line."""
+        if self.allowed is None or self._rotation is None:
+            return "no keys: whoever reaches this address is let in"
+        return f"{self._rotation}; {len(self.allowed)} keys are allowed"
+
+    def reload(self, listener: Listener, handler: MessageHandler) -> None:
+        """Read everything again and apply its valid parts."""
+        problems: list[str] = []
+        try:
+            config = self._reread()
+        except (PilotfishError, OSError) as error:
+            problems.append(str(error))
+        else:
+            self._adopt(config, listener)
+        if self._folder is not None and listener.gate is not None:
+            problems += self._reload_keys(self.config.keys or self._folder, self._folder)
+            if self._rotation is not None:
+                problems += self._rotation.reload(self._folder, listener, self.allowed or {})
+            listener.gate.allowed = self.allowed or {}
+        handler.apply_config(self.config.limits, self.allowed)
+        self.problems = problems
+        self._metrics.reloads["refused" if problems else "done"] += 1
+        self._report("reloaded")
+
+    def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
+        fixed = fixed_changes(self._started, config)
+        if (self._started.keys is None) != (config.keys is None):
+            fixed.append("keys")
+        for name in fixed:
+            _log.warning("%s has changed; that needs a restart", name)
+        self.config = config
+        held = listener.connections.bounds
+        listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
+
+    def _reload_keys(self, folder: Path, before: Path) -> list[str]:
+        """Read the allow-list again; returns its faults."""
+        try:
+            listed = AllowList.load(folder)
+        except KeysError as error:  # not known whether keys were removed: keep them
+            return [str(error), *(self._reload_keys(before, before) if folder != before else ())]
+        self._folder, self.allowed = folder, listed.names
+        self._metrics.broken_keys = len(listed.broken)
+        return [*listed.broken]
+
+    def _report(self, what: str) -> None:
+        self._metrics.config_valid = not self.problems
+        if not self.problems:
+            self._metrics.config_valid_s = time.time()
+        for problem in self.problems:
+            _log.error("%s but for this: %s", what, problem)
+        if what == "reloaded":
+            _log.info("reloaded; %s", self.keys_in_use)

@@ -1,0 +1,64 @@
+"""Make what shapes the target's logits in a generation, as a device's `Begin` asks for it.
+
+In:  a `Begin`, its law, and the constraint of its grammar. Out: a `Shaper`, or a typed refusal.
+"""
+
+from pilotfish.base.errors import (
+    BadGrammarError,
+    MalformedError,
+    TokenOutOfRangeError,
+    UnsupportedError,
+)
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.logits_options import Constraint, LogitsProcessor
+from pilotfish.wire import messages as m
+from pilotfish.wire.protocols import SamplingParams
+
+
+class LogitsProcessors:
+    """Of one target. shapes: whether its logits are the model's own."""
+
+    def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
+        self._vocab = vocabulary.vocab_size
+        self._grammars = vocabulary.grammars
+        self._shapes = model_logits
+
+    def expect_model_logits(self) -> None:
+        """Raise `UnsupportedError` if the target's logits are not the model's own."""
+        if not self._shapes:
+            raise UnsupportedError(
+                "This edge averages what its workers tell of their likeliest tokens; it does not "
+                "know the log-probabilities of a prompt."
+            )
+
+    def check(self, begin: m.Begin, sampling_params: SamplingParams, length: int) -> None:
+        """Raise what is wrong with how a generation is shaped that begins with ``length`` tokens.
+
+        A grammar is not tried for that.
+        """
+        if (told := begin.shape) is None:
+            return
+        if not self._shapes:
+            raise UnsupportedError(
+                "This edge averages what its workers tell of their likeliest tokens; it takes no "
+                "penalties and no logit_bias, and no grammar."
+            )
+        if told.since > length:
+            raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
+        if (token := max(sampling_params.logits_options.logit_bias, default=0)) >= self._vocab:
+            raise TokenOutOfRangeError(
+                f"logit_bias names token {token}; the target has {self._vocab}."
+            )
+        grammar = sampling_params.logits_options.grammar
+        if grammar is not None and (wrong := self._grammars.refusal(grammar)):
+            raise BadGrammarError(wrong)
+
+    def create(
+        self, begin: m.Begin, sampling_params: SamplingParams, constraint: Constraint | None
+    ) -> LogitsProcessor | None:
+        """Return what shapes the logits of a generation; None: nothing does."""
+        return (
+            None
+            if begin.shape is None
+            else sampling_params.logits_processor(begin.shape.since, constraint)
+        )

@@ -1,0 +1,166 @@
+"""The node daemon: load the artifact, listen, run steps until told to stop."""
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import zmq
+
+from pilotfish.base.descriptors import connection_room
+from pilotfish.base.errors import KeysError
+from pilotfish.base.supervisor import Supervisor, inherited_socket, summarize
+from pilotfish.edge_runtime.edge_config import MEBIBYTE, NodeConfig
+from pilotfish.edge_runtime.key_rotation import KeyRotation
+from pilotfish.edge_runtime.node.node_service import NodeService
+from pilotfish.edge_runtime.node.stage import StageWork
+from pilotfish.edge_runtime.node.work import NodeWork
+from pilotfish.edge_runtime.node.worker import Worker
+from pilotfish.edge_runtime.serving import SIGNAL_EXIT_CODES, ServingLoop
+from pilotfish.edge_runtime.signals import Signals
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.language_model import open_model
+from pilotfish.engines.stage import Stage
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.keys import AllowList, EdgeKeys
+from pilotfish.wire.transport import Listener
+
+_log = logging.getLogger("pilotfish.edge")
+
+_LOADING_S = 600.0
+_CONNECTIONS = 32  # of edges and stages, with their earlier ones
+_OWN_DESCRIPTORS = 128  # open files of the process besides connections
+_PATIENCE_S = 60.0  # the watchdog's least interval, for one pass
+
+
+def serve_node(
+    config: NodeConfig,
+    *,
+    announce: Callable[[str], None] = lambda endpoint: None,
+    lifeline: int | None = None,
+) -> int:
+    """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
+
+    ``announce`` is called with the endpoint once edges are served. Returns the exit code.
+    """
+    supervisor = Supervisor.from_environment()
+    supervisor.extend(_LOADING_S)
+    keys = EdgeKeys.load(config.keys) if config.keys is not None else None
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        artifact = Artifact.open(config.target, stage=True)
+        inspection = Inspection(artifact)
+        stack.callback(inspection.close)
+        work = _load(artifact, config, keys, supervisor.feed)
+        stack.callback(work.close)
+        signals.check_interrupt()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        connections = connection_room(_CONNECTIONS, _OWN_DESCRIPTORS)
+        bounds = Bounds(connections, connections, config.message_mib * MEBIBYTE)
+        listener = Listener(context, config.listen, keys, bounds, inherited_socket())
+        stack.callback(listener.close)
+        service = NodeService(listener, work, bounds.message_bytes)
+        supervisor.allow(_PATIENCE_S)
+        gc.collect()
+        gc.freeze()
+        signals.take_over()
+        announce(listener.endpoint)
+        _log.info("%s on %s", work.ready.model, listener.endpoint)
+        loop = NodeLoop(
+            listener, service, work, signals, supervisor, config, lifeline, inspection, keys
+        )
+        supervisor.ready(loop.status)
+        inspection.start()
+        return loop.run()
+
+
+def _load(
+    artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, feed_watchdog: Callable[[], None]
+) -> NodeWork:
+    """Load the artifact's weights as a worker or a stage."""
+    options: Any = {
+        "slots": config.sessions,
+        "context": config.context,
+        "threads": config.threads,
+        "provider": config.provider,
+    }
+    if artifact.manifest.stage is None:
+        return Worker(open_model(artifact, **options), feed_watchdog)
+    return StageWork(Stage(artifact, **options), keys, feed_watchdog)
+
+
+class NodeLoop(ServingLoop):
+    """Runs steps until a signal ends it.
+
+    No message is answered during a step. That costs little: a node serves one edge, and ZeroMQ
+    sends the heartbeats.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        service: NodeService,
+        work: NodeWork,
+        signals: Signals,
+        supervisor: Supervisor,
+        config: NodeConfig,
+        lifeline: int | None,
+        inspection: Inspection | None = None,
+        keys: EdgeKeys | None = None,
+    ) -> None:
+        super().__init__(listener, service.handle, signals, supervisor, inspection, lifeline)
+        self._service = service
+        self._work = work
+        self._config = config
+        self._rotation = None if keys is None else KeyRotation(keys)
+        if keys is not None and self._rotation is not None:
+            self._note([*keys.listed.broken, *self._rotation.start(listener)])
+            _log.info("%s; %d keys are allowed", self._rotation, len(keys.allowed))
+        else:
+            self._note(())
+
+    def step(self) -> None:
+        """Run the steps that have come, and update the attachment."""
+        self._watch(self._work.sources)
+        self._take_in(self._idle_s)
+        self._service.update_attachment()
+
+    @property
+    def status(self) -> str:
+        """The status line for systemd."""
+        doing = "attached" if self._service.attached else "waiting for an edge"
+        problem = f"; not in force: {self._problem}" if self._problem else ""
+        return (
+            f"{self._work.ready.model}: {doing}, {self._service.steps} steps{problem}{self._room}"
+        )
+
+    def _tick(self) -> None:
+        gate = self._listener.gate
+        self._listener.connections.read_events()
+        self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
+
+    def _stop(self, number: int) -> int:
+        self._supervisor.stopping(self.status)
+        return SIGNAL_EXIT_CODES.get(number, 0)
+
+    def _reload(self) -> str:
+        """Read the allow-list again and apply its valid part."""
+        if self._config.keys is None or self._listener.gate is None or self._rotation is None:
+            return self._problem
+        try:
+            listed = AllowList.load(self._config.keys)
+        except KeysError as error:  # not known whether keys were removed: keep them
+            self._note([str(error)])
+        else:
+            self._listener.gate.allowed = listed.names
+            rotated = self._rotation.reload(self._config.keys, self._listener, listed.names)
+            self._note([*listed.broken, *rotated])
+        return self._problem
+
+    def _note(self, problems: Sequence[str]) -> None:
+        for problem in problems:
+            _log.error("not in force: %s", problem)
+        self._problem = summarize(problems)

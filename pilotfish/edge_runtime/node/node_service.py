@@ -1,0 +1,121 @@
+"""Serve a node's messages. Called by the node's loop; never waits.
+
+A node works for one edge at a time. Another edge with the same key takes over, since it is the same
+one restarted; an edge with another key may attach when the first is gone. Steps must name the
+incarnation: they come from the edge, and from the stage before this one. Other messages get a typed
+refusal.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from pilotfish.base.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
+from pilotfish.edge_runtime.client_errors import is_client_error
+from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
+from pilotfish.wire.transport import Envelope, Listener, check_size
+
+_log = logging.getLogger("pilotfish.edge")
+
+
+class NodeService:
+    """Serves messages and keeps the attachment. Used by the node's loop. steps: done so far."""
+
+    def __init__(self, listener: Listener, work: NodeWork, message_bytes: int) -> None:
+        self._listener = listener
+        self._work = work
+        self._message_bytes = message_bytes
+        self._edge, self._owner = b"", b""  # connection and key of the attached edge
+        self._incarnation: bytes | None = None
+        self._joining = False  # the attachment has not been confirmed to the edge yet
+        self.steps = 0
+
+    @property
+    def attached(self) -> bool:
+        """Whether an edge is attached and connected."""
+        return self._incarnation is not None and self._listener.connections.has(self._edge)
+
+    def handle(self, envelope: Envelope) -> None:
+        """Serve one message."""
+        concerns = None
+        try:
+            gate = self._listener.gate
+            if gate is not None and envelope.owner not in gate.allowed:
+                raise AccessDeniedError("This key has been taken off the node's allow-list.")
+            check_size(envelope, self._message_bytes)
+            order = decode_order(envelope.header)
+            match order:
+                case Greet():
+                    self._reply(envelope.client, self._work.ready)
+                case Attach():
+                    self._attach(order, envelope)
+                case Step() if order.incarnation == self._incarnation:
+                    concerns = self._incarnation
+                    self._step(order, envelope.frames)
+                case Step():
+                    over = ConflictError(
+                        "This attachment is over: another edge has this node's key and took it, or "
+                        "the node failed before; see its log."
+                    )
+                    self._refuse(envelope.client, over, order.incarnation)
+        except Exception as error:
+            if isinstance(error, PilotfishError) and is_client_error(error):
+                told: PilotfishError = error
+            else:
+                _log.exception("a step could not be done")
+                told = InternalError(f"The node failed at this step ({error}); see its log.")
+            self._refuse(envelope.client, told, concerns)
+
+    def update_attachment(self) -> None:
+        """Confirm a complete attachment to the edge, or end a failed one."""
+        if self._incarnation is None:
+            return
+        try:
+            if self._work.joined and self._joining:
+                self._joining = False
+                self._reply(self._edge, Attached(incarnation=self._incarnation))
+        except PilotfishError as error:
+            self._refuse(self._edge, error, self._incarnation)
+
+    def _attach(self, attach: Attach, envelope: Envelope) -> None:
+        self._listener.connections.read_events()
+        if self.attached and envelope.owner != self._owner:
+            raise ConflictError(
+                "This node works for another edge already: each edge needs nodes of its own."
+            )
+        self._incarnation = None
+        self._work.attach(attach)
+        self._edge, self._owner = envelope.client, envelope.owner
+        self._incarnation, self._joining = attach.incarnation, True
+        self.update_attachment()
+
+    def _step(self, step: Step, frames: Sequence[Buffer]) -> None:
+        begun_ns = time.monotonic_ns()
+        made = self._work.run_step(step, frames)
+        self.steps += 1
+        if made is not None:
+            scored = Scored(
+                incarnation=step.incarnation,
+                number=step.number,
+                compute_ns=add_compute_time(step, begun_ns).compute_ns,
+            )
+            self._reply(self._edge, scored, made)
+
+    def _refuse(self, client: bytes, error: PilotfishError, concerns: bytes | None) -> None:
+        """Send a refusal; if it concerns the attachment, send it to the edge and detach."""
+        if concerns is not None and concerns == self._incarnation:
+            self._incarnation, client = None, self._edge
+            self._work.close()  # the connection to the next stage would not be read any more
+        refused = Refused(incarnation=concerns, code=error.code, message=str(error)[:1024])
+        self._reply(client, refused)
+
+    def _reply(self, client: bytes, report: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
+        try:
+            self._listener.send(client, report, frames)
+        except zmq.ZMQError as error:  # the peer is gone; it may ask again
+            _log.debug("a report was not taken: %s", error)

@@ -1,0 +1,164 @@
+"""Give protocols the edge's own options and resources.
+
+In:  a protocol and the `Begin` of a generation. Out: the exchange of that generation.
+
+A protocol names the resource that it ``needs``; `EdgeResources` finds it by name. There is one kind so
+far, the decision heads of `wisv`. Options that a request leaves open are the edge's.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pilotfish.base.errors import MalformedError, PairMismatchError, UnsupportedError
+from pilotfish.edge_runtime.head import DecisionHead, HeadJudge, list_shipped_heads
+from pilotfish.edge_runtime.relaxation_file import read_relaxation
+from pilotfish.engines.manifest import Manifest
+from pilotfish.wire.messages import Begin, DecisionConditions
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, SpeculationProtocol
+from pilotfish.wire.protocols.adaptive import RelaxationOptions
+from pilotfish.wire.protocols.decision_head import JudgedProtocol, JudgingOptions
+
+
+class ResourceProvider(Protocol):
+    """One kind of resource that protocols need of an edge."""
+
+    def supports(self, drafter: str, hidden_size: int) -> bool:
+        """Whether there is one for a drafter of this origin and hidden size."""
+
+    def find(self, conditions: DecisionConditions, options: Any) -> Any:
+        """Find the resource for a generation; `UnsupportedError` if the edge lacks it."""
+
+
+class DecisionHeads:
+    """The decision heads for this edge's target, each made for one drafter."""
+
+    def __init__(self, heads: Sequence[DecisionHead] = ()) -> None:
+        self.heads = list(heads)
+
+    @classmethod
+    def load(cls, target: Manifest, names: Sequence[str] | None) -> "DecisionHeads":
+        """Load the heads of these names, or the shipped ones that were made for the target.
+
+        Raises `HeadError` for unreadable heads, `PairMismatchError` for named heads of another
+        target.
+        """
+        heads = []
+        for name in list_shipped_heads() if names is None else names:
+            head = DecisionHead.load(name)
+            try:
+                head.check_target(target)
+            except PairMismatchError:
+                if names is not None:
+                    raise
+                continue
+            heads.append(head)
+        return cls(heads)
+
+    def supports(self, drafter: str, hidden_size: int) -> bool:
+        """Whether a head was made for this drafter."""
+        return any(one.supports(drafter, hidden_size) for one in self.heads)
+
+    def find(self, conditions: DecisionConditions, options: JudgingOptions) -> HeadJudge:
+        """Return the drafter's head, bound to the link and the threshold."""
+        for head in self.heads:
+            if head.supports(conditions.drafter, conditions.hidden_size):
+                return head.judge(conditions.channel, options.threshold)
+        raise UnsupportedError(
+            "This edge has no decision head for this drafter, so it does not offer wisv-full and "
+            "wisv-selective: start it with --head, or use greedy."
+        )
+
+
+class EdgeResources:
+    """An edge's decision heads, and its own options for those that requests leave open.
+
+    chained: why its target reads chains of tokens alone, as a predicate; None if it reads trees.
+    """
+
+    def __init__(
+        self,
+        heads: DecisionHeads | None = None,
+        options: Sequence[ProtocolOptions] = (),
+        *,
+        chained: str | None = None,
+    ) -> None:
+        self._chained = chained
+        self._heads = heads or DecisionHeads()
+        self._by_need: dict[str, ResourceProvider] = {JudgedProtocol.requires: self._heads}
+        self._options = {type(each): each for each in options}
+
+    @classmethod
+    def load(
+        cls,
+        target: Manifest,
+        heads: Sequence[str] | None,
+        threshold: float | None,
+        relaxation: Path | None = None,
+    ) -> "EdgeResources":
+        """Load them by the configuration; heads: see `DecisionHeads.load`; relaxation: its file.
+
+        Raises `RelaxationError` for an unreadable file, `PairMismatchError` if it was calibrated
+        for another target.
+        """
+        own: list[ProtocolOptions] = [JudgingOptions(threshold=threshold)]
+        if relaxation is not None:
+            card = read_relaxation(relaxation)
+            card.check_target(target, relaxation)
+            own.append(RelaxationOptions.from_relaxation(card.relaxation))
+        resources = cls(DecisionHeads.load(target, heads), own, chained=target.chained)
+        return resources if target.hidden_states else resources.without_heads()
+
+    @property
+    def heads(self) -> list[str]:
+        """The names of the decision heads."""
+        return [head.card.name for head in self._heads.heads]
+
+    def without_heads(self) -> "EdgeResources":
+        """Return the same without heads, for a target without hidden states.
+
+        Raises `UnsupportedError` if there are heads.
+        """
+        if self._heads.heads:
+            raise UnsupportedError(
+                "This kind of target has no hidden states, so no decision head can judge by them: "
+                "leave --head away."
+            )
+        return self
+
+    def protocols(self, drafter: str, hidden_size: int) -> list[str]:
+        """List the drafting protocols for a drafter of this origin."""
+        there = {need for need, one in self._by_need.items() if one.supports(drafter, hidden_size)}
+        return [
+            name
+            for name, one in PROTOCOL_REGISTRY.items()
+            if (not one.requires or one.requires in there)
+            and not (self._chained and one.allows_trees)
+        ]
+
+    def configure(
+        self, protocol: SpeculationProtocol[Any], begin: Begin
+    ) -> SpeculationProtocol[Any]:
+        """Return the protocol with the options and resources of one generation.
+
+        Raises `MalformedError` for bad options, `UnsupportedError` if the edge lacks a resource
+        that the protocol needs.
+        """
+        if protocol.allows_trees and self._chained:
+            raise UnsupportedError(
+                f"This edge's target {self._chained}, so protocol {protocol.name} does not go with "
+                "it: use greedy or tslt."
+            )
+        options = protocol.read_options(begin.options).with_defaults(
+            self._options.get(protocol.Options)
+        )
+        protocol = protocol.with_options(options)
+        if not protocol.requires:
+            return protocol
+        if begin.conditions is None:
+            raise MalformedError(f"Protocol {protocol.name} needs to know drafter and link.")
+        if protocol.requires not in self._by_need:
+            raise UnsupportedError(f"This edge has no {protocol.requires}.")
+        return protocol.with_resource(
+            self._by_need[protocol.requires].find(begin.conditions, options)
+        )

@@ -1,0 +1,195 @@
+"""Run steps on the slots of a model or a stage, on a node or as stage 1 on the edge.
+
+In:  the step's items, their tokens or states, and the parents of all trees.
+Out: outputs of the items; each is run in one pass, or in several if it brings a slot up to date.
+
+The edge says where each item continues in its slot; contradictions raise `MalformedError`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.base.errors import MalformedError, TooLargeError
+from pilotfish.engines.language_model import LanguageModel, Output
+from pilotfish.engines.passes import Pass
+from pilotfish.engines.slots import Slots
+from pilotfish.engines.stage import Stage
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Item
+
+CHUNK = 128  # tokens of a slot in one pass
+
+States = NDArray[np.float32]
+
+
+class StepSlots:
+    """Converts the items of a step to passes of a decoder or a stage, and rolls slots back."""
+
+    def __init__(self, held: Slots | LanguageModel) -> None:
+        self._held = held
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty all slots."""
+        for slot in range(self._held.slots):
+            self._held.rollback(slot, 0)
+        self._chains = [0] * self._held.slots  # tokens of a slot's last pass before its tree
+
+    def passes(
+        self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
+    ) -> list[list[Pass]]:
+        """Roll the slots back to the items' beginnings; returns the passes of each item.
+
+        tokens: i64 [Σ size]. Raises `MalformedError` for items and frames that contradict each
+        other or what the slots hold, `TooLargeError` for more tokens than a slot has room for.
+        """
+        trees = numbers(parents, "<i2")
+        check_items(items, len(tokens), trees, self._held.slots, self._held.context)
+        passes = []
+        begin = grown = 0
+        for item in items:
+            end, behind = begin + item.size, grown + item.nodes
+            try:
+                self._go_back(item)
+            except ValueError as error:
+                raise MalformedError(f"A step does not fit: {error}.") from error
+            passes.append(self._of(item, tokens[begin:end], trees[grown:behind]))
+            begin, grown = end, behind
+        return passes
+
+    def _of(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
+        """Split an item into passes of at most `CHUNK` tokens."""
+        # a decoder takes the chain before a tree as part of it, at quadratic cost: keep it short
+        far = item.nodes and item.size > CHUNK
+        head = item.size - max(item.rows, item.nodes + 1) if far else 0
+        chain = item.size - item.nodes - head
+        self._chains[item.slot] = chain
+        parents = np.concatenate([np.arange(-1, chain - 1), tree + chain]) if item.nodes else None
+        passes = [Pass(item.slot, tokens[:head], 0)] if head else []
+        passes.append(Pass(item.slot, tokens[head:], item.rows, parents))
+        return [piece for each in passes for piece in each.pieces(CHUNK)]
+
+    def _go_back(self, item: Item) -> None:
+        if item.kept is not None:
+            chain = self._chains[item.slot]
+            path = [*range(chain), *(chain + node for node in item.kept)]
+            self._held.keep_path(item.slot, path)
+        self._held.rollback(item.slot, item.start)
+
+
+class ModelSlots:
+    """Runs items on a decoder; ``breathe`` is called between the passes of a long one."""
+
+    def __init__(
+        self, decoder: LanguageModel, feed_watchdog: Callable[[], None] = lambda: None
+    ) -> None:
+        self.decoder = decoder
+        self._feed_watchdog = feed_watchdog
+        self._slots = StepSlots(decoder)
+
+    def forget(self) -> None:
+        """Empty all slots."""
+        self._slots.forget()
+
+    def run(
+        self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
+    ) -> list[Output]:
+        """Return an output for each item, valid until the next call; tokens: i64 [Σ size].
+
+        Raises `MalformedError` for contradictions, `CapacityError` if a slot is too short.
+        """
+        passes = self._slots.passes(items, tokens, parents)
+        try:
+            if all(len(each) == 1 for each in passes):
+                return self.decoder.forward([one for (one,) in passes])
+            return [_joined([self._piece(piece) for piece in each]) for each in passes]
+        except ValueError as error:
+            raise MalformedError(f"A step does not fit: {error}.") from error
+
+    def _piece(self, piece: Pass) -> Output:
+        """Run a part of an item; returns a copy of the output."""
+        self._feed_watchdog()
+        (output,) = self.decoder.forward([piece])
+        return Output(output.logits.copy(), output.hidden.copy())
+
+
+def _joined(pieces: Sequence[Output]) -> Output:
+    return Output(
+        np.concatenate([piece.logits for piece in pieces]),
+        np.concatenate([piece.hidden for piece in pieces]),
+    )
+
+
+class StageSlots:
+    """Runs items on a stage; ``breathe`` is called between the passes of a long one."""
+
+    def __init__(self, stage: Stage, feed_watchdog: Callable[[], None] = lambda: None) -> None:
+        self.stage = stage
+        self._feed_watchdog = feed_watchdog
+        self._slots = StepSlots(stage)
+
+    def forget(self) -> None:
+        """Empty all slots."""
+        self._slots.forget()
+
+    def run(
+        self, items: Sequence[Item], states: "States | NDArray[np.int64]", parents: Buffer
+    ) -> States:
+        """Run the stage on states f32 [Σ size, width], or the first stage on tokens i64 [Σ size].
+
+        Returns states f32 [Σ size, width]; the last stage hidden states f32 [Σ rows, answer_width].
+        Valid until the next call. Raises `MalformedError` for contradictions, `CapacityError` if a
+        slot is too short.
+        """
+        tokens = states if self.stage.first else np.zeros(len(states), np.int64)
+        passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
+        fed = None if self.stage.first else states.astype(np.float32, copy=False)
+        try:
+            if all(len(each) == 1 for each in passes):
+                return self.stage.forward([one for (one,) in passes], fed)
+            found, end = [], 0
+            for each in passes:
+                for piece in each:
+                    self._feed_watchdog()
+                    start, end = end, end + len(piece.tokens)
+                    made = self.stage.forward([piece], None if fed is None else fed[start:end])
+                    found.append(made.copy())
+            return np.concatenate(found)
+        except ValueError as error:
+            raise MalformedError(f"A step does not fit: {error}.") from error
+
+
+def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
+    """Read the numbers of a frame, i64 [n]."""
+    if len(frame) % np.dtype(dtype).itemsize:
+        raise MalformedError(f"A frame of {len(frame)} bytes does not hold numbers of {dtype}.")
+    return np.frombuffer(frame, dtype).astype(np.int64)
+
+
+def check_items(
+    items: Sequence[Item], total: int, trees: NDArray[np.int64], slots: int, context: int
+) -> None:
+    """Raise unless the items have ``total`` tokens together, and a slot with room each.
+
+    trees: the parents of all their trees.
+    """
+    if sum(item.size for item in items) != total:
+        raise MalformedError(f"The items of a step do not have the {total} tokens that came.")
+    if sum(item.nodes for item in items) != len(trees) or (trees < -1).any():
+        raise MalformedError("A step has parents for other trees than it says.")
+    if len({item.slot for item in items}) < len(items):
+        raise MalformedError("A step has two items for one slot.")
+    for item in items:
+        if item.slot >= slots:
+            raise MalformedError(f"There is no slot {item.slot}: this node has {slots}.")
+        if item.rows > item.size or item.nodes > item.size:
+            raise MalformedError("An item of a step wants more than its tokens.")
+        if (end := item.start + item.size) > context:
+            raise TooLargeError(f"{end} tokens do not fit into the {context} of this node's slots.")
+        try:
+            Sampling(temperature=item.temperature)
+        except ValueError as error:
+            raise MalformedError(f"A step makes no sense: {error}.") from error

@@ -1,0 +1,247 @@
+"""The edge's connection to one node: lost, connected, or attached.
+
+After a loss of any length ZeroMQ connects again, and the node is greeted and attached with empty
+slots. An unusable node (it holds another model, sent a malformed answer, or left at its first step)
+is ignored for a pause and then asked again; the pause doubles until the node gives a good answer.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+from pilotfish.base.errors import KeysError, MalformedError, TargetLostError
+from pilotfish.wire.channel import EdgeChannel
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.link.attempts import ConnectFailure
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import (
+    VERSION,
+    Attach,
+    Attached,
+    Greet,
+    Ready,
+    Refused,
+    Scored,
+    Step,
+    decode_report,
+)
+from pilotfish.wire.transport import is_loopback
+
+_log = logging.getLogger("pilotfish.edge")
+
+_RETRY_S = (0.5, 30.0)  # first and longest pause of an unusable node
+_MESSAGES = 64  # received in one turn
+# possible reasons for a missing handshake: with a key, and without
+_MUTE = {
+    True: "it answers, but not to this handshake: is the key in the list its present edge.pub?",
+    False: "it answers, but not to this handshake: it may demand keys (key = ..., and --keys)",
+}
+
+
+class NodeAddress(NamedTuple):
+    """A node's name and address. key: its public key in Z85; "" without keys."""
+
+    name: str
+    address: str
+    key: bytes = b""
+
+
+class NodeClient:
+    """A connection to one node. Never waits.
+
+    expect: returns why the node's artifact or room does not suit; "" if it does. happened: is
+    called with the name of each event. Raises `UnsupportedError` for a malformed address.
+    """
+
+    def __init__(
+        self,
+        node: NodeAddress,
+        keys: EdgeKeys | None,
+        message_bytes: int,
+        check: Callable[[Ready], str],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.node = node
+        self._check = check
+        self._on_event = on_event
+        device_keys = None
+        if keys is not None and node.key:
+            device_keys = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), node.key)
+        self._channel = EdgeChannel(node.address, device_keys, message_bytes)
+        self._connections = 0  # number of the channel's connection noted last
+        self._failed = 0  # the channel's failed handshakes noted so far
+        self._retry_s = _RETRY_S[0]
+        self._paused_until_s = 0.0
+        self._greeted = False
+        self._doubtful = False  # sent a step since it was attached, without a good answer so far
+        self._reason = "not there yet"
+        self.received_bytes = 0  # headers included
+        self.ready: Ready | None = None  # the node's artifact and room, if suitable
+        self._asked: bytes | None = None  # the incarnation of the last attach request
+        self.incarnation: bytes | None = None  # of the attachment; None: not attached
+
+    @property
+    def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
+        """Sockets to poll for events."""
+        return self._channel.sources
+
+    @property
+    def unattached(self) -> Ready | None:
+        """The node's artifact and room, if it is ready to be attached."""
+        return None if self._asked else self.ready
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be used at the moment; "" if it can."""
+        return "" if self.incarnation else f"{self.node.name}: {self._reason}"
+
+    @property
+    def due_s(self) -> float | None:
+        """Seconds until it is to be asked again."""
+        if self._greeted or not (self._channel.connected or self._channel.attempts.stopped):
+            return None
+        paused_s = self._paused_until_s - time.monotonic()
+        return max(paused_s, self._channel.attempts.left_s)
+
+    def receive(self) -> list[tuple[Scored, list[Buffer]]]:
+        """Read its messages; returns the answers of the present attachment."""
+        self._watch()
+        answers = []
+        for _ in range(_MESSAGES):
+            taken = self._channel.take(0.0)
+            self._watch()
+            if taken is None:
+                break
+            self.received_bytes += taken[2]
+            if not self._greeted:
+                continue
+            try:
+                report = decode_report(taken[0])
+            except MalformedError as error:
+                self._on_event("lied")
+                self.detach(f"it talks nonsense: {error}")
+                continue
+            match report:
+                case Ready():
+                    self._welcome(report)
+                case Attached():
+                    if report.incarnation == self._asked:
+                        self.incarnation = self._asked
+                        _log.info("%s is attached", self.node.name)
+                case Refused():
+                    if report.incarnation in (None, self._asked):
+                        if self.incarnation and report.code == TargetLostError.code:
+                            self._retry_s = _RETRY_S[0]  # the fault is the next stage's
+                        self.detach(report.message)
+                case Scored():
+                    if report.incarnation == self.incarnation:
+                        answers.append((report, taken[1]))
+        return answers
+
+    def attach(self, attach: Attach) -> None:
+        """Ask to attach the node; ``incarnation`` is set when it has confirmed."""
+        self._asked, self.incarnation = attach.incarnation, None
+        self._reason, self._doubtful = "being attached", False
+        self._send(attach)
+
+    def send(self, step: Step, frames: Sequence[Buffer]) -> int:
+        """Send a step to an attached node; returns its bytes, or 0 if the node is lost."""
+        self._doubtful = True
+        return self._send(step, frames)
+
+    def detach(self, reason: str) -> None:
+        """Detach the unusable node and ignore it for a pause."""
+        self._note_refusal(reason)
+        self._forget()
+        self._pause()
+
+    def note_success(self) -> None:
+        """Note a good answer: the next pause is short again."""
+        self._retry_s, self._doubtful = _RETRY_S[0], False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close(0.0)
+
+    def _watch(self) -> None:
+        """Note a lost connection, and greet the node over a new one or after a pause."""
+        channel, attempts = self._channel, self._channel.attempts
+        channel.read_events()
+        if self._connections != channel.connections or not channel.connected:
+            self._note_loss()
+        if channel.connected:
+            self._connections = channel.connections
+        elif attempts.handshakes_failed > self._failed:
+            self._failed = attempts.handshakes_failed
+            if attempts.failure is ConnectFailure.KEY:
+                # no pause: the channel's own grow, too
+                self._note_refusal("it does not let this edge in: put edge.pub on its allow-list")
+            elif attempts.failure is ConnectFailure.TIMEOUT:
+                self._reason = "it takes the connection, but says nothing"
+            else:
+                self._reason = _MUTE[bool(self.node.key)]
+        if channel.connected and not self._greeted and not self._paused:
+            self._greeted = True
+            self._send(Greet(version=VERSION))
+
+    @property
+    def _paused(self) -> bool:
+        """Whether the node is in a pause."""
+        return time.monotonic() < self._paused_until_s
+
+    def _note_refusal(self, reason: str) -> None:
+        if self.ready is not None or reason != self._reason:
+            _log.warning("%s cannot be used: %s", self.node.name, reason)
+            self._on_event("refused")
+        self._reason = reason
+
+    def _note_loss(self) -> None:
+        if self._asked:
+            _log.warning("%s is gone", self.node.name)
+            self._on_event("gone")
+            self._reason = "gone"
+            if self._doubtful:
+                self._pause()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the node's state."""
+        self.ready = self._asked = self.incarnation = None
+        self._greeted = self._doubtful = False
+
+    def _pause(self) -> None:
+        self._paused_until_s = time.monotonic() + self._retry_s
+        self._retry_s = min(2.0 * self._retry_s, _RETRY_S[1])
+
+    def _welcome(self, ready: Ready) -> None:
+        if ready.version != VERSION:
+            self.detach(
+                f"it speaks version {ready.version} of the nodes' wire, this edge {VERSION}: "
+                "install the same Pilotfish release on both"
+            )
+        elif reason := self._check(ready):
+            self.detach(reason)
+        else:
+            self.ready = ready
+
+    def _send(self, message: "Greet | Attach | Step", frames: Sequence[Buffer] = ()) -> int:
+        try:
+            return self._channel.send(message, frames)
+        except zmq.Again:  # just lost; the event will follow
+            return 0
+
+
+def expect_encrypted(path: Path, nodes: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
+    """Raise if a node beyond loopback, or any node of an edge with keys, has no key listed."""
+    for place in nodes:
+        if place.key and keys is None:
+            raise KeysError(f"{path} names a key for {place.name}, but this edge has none: --keys.")
+        if not place.key and (keys is not None or not is_loopback(place.address)):
+            raise KeysError(
+                f"{path} names no key for {place.name} at {place.address}: beyond loopback, and "
+                'wherever the edge has keys, each node needs one (key = "its edge.pub").'
+            )

@@ -1,0 +1,127 @@
+"""Read the files that list the nodes of a federation or a pipeline (`docs/scale.md`).
+
+In:  a TOML file. Out: typed settings; `ConfigError` for a bad file. Paths of keys are relative to
+     the file.
+"""
+
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from pilotfish.base.errors import ConfigError
+from pilotfish.base.reading import read_content, reading_file, without_bom
+from pilotfish.edge_runtime.targets.node_client import NodeAddress
+from pilotfish.wire.keys import read_public
+from pilotfish.wire.nodes import Ready
+
+Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+
+
+class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One node.
+
+    address: tcp://HOST:PORT. key: the file of its public key. name: in logs and metrics; by default
+    the address. digest: of the artifact that it must hold; by default of the one that it holds when
+    the edge starts.
+    """
+
+    address: str
+    key: str = ""
+    name: str = ""
+    digest: str = ""
+
+
+class WorkerEntry(NodeEntry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker of a federation. weight: in proportion to the others'."""
+
+    weight: Positive = 1.0
+
+
+class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a pass waits for a node.
+
+    late_s: after which a node counts as late. give_up_s: after which a pass fails in any case.
+    """
+
+    late_s: Positive = 10.0
+    give_up_s: Positive = 60.0
+
+    def __post_init__(self) -> None:
+        if self.late_s > self.give_up_s:
+            raise ValueError(f"late_s is {self.late_s:g}, more than give_up_s, {self.give_up_s:g}")
+
+
+class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An ensemble of workers (specfed §II-III).
+
+    late: policy for a late or lost worker: ``wait`` for it; ``drop`` it from the pass and
+    renormalise the other weights; or ``fail``. kept: K. values: format of probabilities.
+    reconstruction: of the tokens outside the top K.
+    """
+
+    worker: Annotated[list[WorkerEntry], msgspec.Meta(min_length=1, max_length=64)]
+    late: Literal["wait", "drop", "fail"] = "wait"
+    kept: Annotated[int, msgspec.Meta(ge=1, lt=2**24)] = 64
+    values: Literal["fp16", "fp32", "levels"] = "fp16"
+    reconstruction: Literal["spread", "renormalise"] = "spread"
+
+
+class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The stages behind the first one, which the edge runs itself (decentralized §2.2).
+
+    states: format of hidden states between stages; ``fp32`` is exact.
+    """
+
+    stage: Annotated[list[NodeEntry], msgspec.Meta(max_length=255)] = []
+    states: Literal["fp32", "fp16", "int8", "int4"] = "fp32"
+
+
+def lacks_room(ready: Ready, slots: int, context: int) -> str:
+    """Describe a lack of slots or context at a node, and what to do; "" if the node has enough."""
+    if ready.slots < slots:
+        return f"it has {ready.slots} slots, this edge {slots}: start it with --sessions {slots}"
+    if ready.context < context:
+        return (
+            f"it has room for {ready.context} tokens a slot, this edge for {context}: start it "
+            f"with --context {context}, or the edge with --context {ready.context}"
+        )
+    return ""
+
+
+_MOST_BYTES = 1 << 20
+
+L = TypeVar("L", Federation, Pipeline)
+
+
+def read_node_list(path: Path, kind: type[L]) -> L:
+    """Read the settings in a file; `ConfigError` if it is unreadable or invalid."""
+    with reading_file(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise ConfigError(
+                f"{path} can be written by every user of this machine: run `chmod o-w {path}`."
+            )
+        data = without_bom(read_content(path, _MOST_BYTES))
+    with reading_file(
+        lambda problem: ConfigError(f"{path} is not valid: {problem}. See docs/scale.md.")
+    ):
+        return msgspec.toml.decode(data, type=kind)
+
+
+def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
+    """Return the addresses of the nodes in the file ``path``; `KeysError` for a bad key."""
+    found = [
+        NodeAddress(
+            node.name or node.address,
+            node.address,
+            read_public(path.parent / node.key) if node.key else b"",
+        )
+        for node in nodes
+    ]
+    if len({place.name for place in found}) < len(found):
+        raise ConfigError(f"{path} names a node twice: give each a name of its own.")
+    if len({place.address for place in found}) < len(found):
+        raise ConfigError(f"{path} names an address twice: a node does one part.")
+    return found

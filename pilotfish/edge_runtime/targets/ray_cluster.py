@@ -1,0 +1,173 @@
+"""Use Ray: join or start a cluster, place actors on it, and restart them.
+
+Only this module uses Ray, and Ray is imported only when a cluster is configured. A private cluster
+ends with the thread that started it, and serves this process only: it listens on loopback, with a
+token of its own. Most of its settings are environment variables that Ray reads at import (measured
+with 2.60: docs/scale.md).
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pilotfish.base.cpus import usable_cpus
+from pilotfish.base.errors import ConfigError, TargetLostError
+from pilotfish.base.extras import installing
+from pilotfish.edge_runtime.node.actor import NodeActor
+from pilotfish.edge_runtime.targets.target import TargetOptions
+from pilotfish.engines.artifact import Artifact
+
+_STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
+_ROWS = 2 * 16  # of logits for each session in the store; those of longer windows go to disk
+_STORE_SHARE = 4  # of the machine's memory, at most
+_PROBE_S = 3.0  # Ray itself would wait for minutes for a missing cluster
+
+_ENVIRONMENT = {
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # SIGTERM is the daemon's
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # futures report the errors of calls
+    # a lost actor shows after 0.2 s instead of 1.5
+    "RAY_timeout_ms_task_wait_for_death_info": "100",
+    "RAY_core_worker_internal_heartbeat_ms": "100",
+}
+_OF_ITS_OWN = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds to loopback, for a single node
+    "RAY_worker_niceness": "0",
+    "RAY_worker_oom_score_adjustment": "0",
+    "RAY_kill_worker_timeout_milliseconds": "500",  # of a frozen worker; 5 s by default
+}
+
+
+def actors_for(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[list[Any]]:
+    """Start each replica's actors, one for each of its artifacts; returns handles of `NodeActor`.
+
+    They run on the configured cluster, or on a private one. Raises `ConfigError` without Ray, or
+    for more actors than the cluster has room for; `TargetLostError` if there is no cluster.
+    """
+    config, plan = options.config, options.config.cluster
+    total = plan.replicas * plan.stages
+    threads = config.threads or max(1, usable_cpus() // total)
+    if plan.address:
+        _join(plan.address)
+    else:
+        rows = _ROWS * config.limits.sessions if plan.stages == 1 else 0
+        _start(total * threads, 4 * rows * artifacts[0].manifest.vocab_size)
+    import ray
+
+    gpus = int(config.provider != "cpu")
+    if config.provider == "auto" and ray.cluster_resources().get("GPU", 0) < total:
+        gpus = 0
+    _expect_room({"CPU": total * threads, "GPU": total * gpus})
+    remote = ray.remote(NodeActor).options(
+        num_cpus=threads,
+        num_gpus=gpus,
+        max_restarts=-1,
+        max_task_retries=0,  # report a lost call at once: a repeated one would find empty slots
+        scheduling_strategy="SPREAD",
+    )
+    slots = -(-config.limits.sessions // plan.replicas)
+    return [
+        [
+            remote.remote(
+                str(artifact.path.resolve()),
+                slots=slots,
+                context=config.limits.context,
+                threads=threads,
+                provider=config.provider,
+            )
+            for artifact in artifacts
+        ]
+        for _ in range(plan.replicas)
+    ]
+
+
+def restart(actor: Any) -> None:
+    """Kill an actor's process, even a frozen one; Ray starts another."""
+    import ray
+
+    ray.kill(actor, no_restart=False)
+
+
+def leave() -> None:
+    """Leave the cluster; a private one ends, with all its processes."""
+    import ray
+
+    ray.shutdown()
+
+
+def error_of(error: BaseException) -> Exception | None:
+    """Return the error that a method raised; None if the call failed or the actor was lost."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    # without its argument, a stage's call fails with the error of the stage before it
+    return None if isinstance(cause, RayActorError) else cause
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether a call's error means that Ray will not restart its actor."""
+    from ray.exceptions import ActorDiedError
+
+    return isinstance(error, ActorDiedError)
+
+
+def _start(cpus: int, store_bytes: int) -> None:
+    own = {**_OF_ITS_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    store = max(_STORE_BYTES, min(store_bytes, memory // _STORE_SHARE))
+    _init(own, num_cpus=cpus, object_store_memory=store, include_dashboard=False)
+
+
+def _join(address: str) -> None:
+    """Join the cluster at HOST:PORT; "auto": this machine's."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if "://" in address or not host or not port.isdecimal() or int(port) >= 2**16:
+            raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+        except (OSError, UnicodeError) as error:  # the latter for impossible host names
+            raise TargetLostError(f"There is no Ray cluster at {address}: {error}.") from error
+    try:
+        _init({}, address=address)
+    except ConnectionError as error:
+        raise TargetLostError(
+            f"The Ray cluster at {address} cannot be joined: {error} (Is it running? Does it want "
+            "a token, in RAY_AUTH_TOKEN with RAY_AUTH_MODE=token?)"
+        ) from error
+
+
+def _init(environment: Mapping[str, str], address: str = "local", **options: Any) -> None:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(environment)  # overrides settings for other clusters
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--cluster ray needs Ray, which is not installed: {installing('ray')}."
+        ) from error
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+        **options,
+    )
+
+
+def _expect_room(wanted: Mapping[str, int]) -> None:
+    """Raise `ConfigError` if the cluster could never run all actors at once."""
+    import ray
+
+    found = ray.cluster_resources()
+    for name, count in wanted.items():
+        if found.get(name, 0) < count:
+            leave()
+            raise ConfigError(
+                f"The cluster has {found.get(name, 0):g} {name}s, and these actors need {count}: "
+                "fewer --replicas, --stages or --threads, or more nodes."
+            )

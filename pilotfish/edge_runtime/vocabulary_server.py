@@ -1,0 +1,53 @@
+"""Serve the target's vocabulary, in parts, to devices of another vocabulary.
+
+In: a `Fetch`. Out: the `Part` that it asks for, compressed by itself, and small enough to cross a
+slow link between two heartbeats.
+"""
+
+import hashlib
+import logging
+import zlib
+
+from pilotfish.base.errors import MalformedError, PairMismatchError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
+
+_log = logging.getLogger("pilotfish.edge")
+
+
+class VocabularyServer:
+    """The bytes of one vocabulary, in parts. Used by the serving loop only.
+
+    digest: their SHA-256 (hex); size: their number; "" and 0 if the vocabulary is too large to be
+    served.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        blob = vocabulary.encode()
+        if len(blob) > m.MAX_VOCABULARY:
+            _log.warning(
+                "the vocabulary has %d bytes, more than the wire takes: only drafters of the same "
+                "vocabulary can be served", len(blob),
+            )  # fmt: skip
+            blob = b""
+        self.digest = hashlib.sha256(blob).hexdigest() if blob else ""
+        self.size = len(blob)
+        self._plain = [blob[at : at + m.PART_BYTES] for at in range(0, len(blob), m.PART_BYTES)]
+        self._packed: dict[int, bytes] = {}  # the parts compressed so far
+
+    def get_part(self, fetch: m.Fetch) -> tuple[m.Part, tuple[bytes]]:
+        """Return the part and its frame; raises for another vocabulary or an unknown part."""
+        if not self.digest or fetch.vocabulary != self.digest:
+            raise PairMismatchError(
+                "This edge does not offer that vocabulary; maybe it serves another model now: "
+                "connect again."
+            )
+        if fetch.part >= len(self._plain):
+            raise MalformedError(
+                f"The vocabulary has {len(self._plain)} parts, and no part {fetch.part}."
+            )
+        packed = self._packed.get(fetch.part)
+        if packed is None:  # a few milliseconds, once
+            packed = self._packed[fetch.part] = zlib.compress(self._plain[fetch.part], 6)
+            self._plain[fetch.part] = b""
+        return m.Part(vocabulary=self.digest, part=fetch.part), (packed,)

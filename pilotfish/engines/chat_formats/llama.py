@@ -1,0 +1,16 @@
+"""Llama 3: an answer that begins as a call does is one, and there is one in a turn."""
+
+from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
+
+LLAMA = ChatFormat(
+    name="llama",
+    matches=lambda template: "<|start_header_id|>" in template,
+    calls=Calls(
+        trigger='{"name": "',
+        before="",
+        behind='", "parameters": ',
+        anywhere=False,
+    ),
+    parallel=False,
+    takes_tools=lambda template: "tools" in template,
+)

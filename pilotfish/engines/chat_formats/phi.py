@@ -1,0 +1,28 @@
+"""Phi 4 mini: its template takes tools as a text within the system message."""
+
+import json
+from collections.abc import Sequence
+
+from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat, Message
+from pilotfish.engines.chat_formats.tools import Tool
+
+
+def _in_system_message(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    # calls and results are not rendered by this template
+    said = PHI.to_plain_text(messages, ())
+    if not tools:
+        return said
+    told = json.dumps([tool.openai_object["function"] for tool in tools], ensure_ascii=False)
+    if said and said[0].get("role") == "system":
+        return [{**said[0], "tools": told}, *said[1:]]
+    words = "You are a helpful assistant with some tools."
+    return [{"role": "system", "content": words, "tools": told}, *said]
+
+
+PHI = ChatFormat(
+    name="phi",
+    matches=lambda template: "<|tool|>" in template and "<|end|>" in template,
+    calls=Calls(trigger="functools[", closing="]"),
+    takes_tools=lambda template: "['tools']" in template,
+    convert=_in_system_message,
+)

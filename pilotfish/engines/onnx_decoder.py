@@ -1,0 +1,107 @@
+"""Run an artifact: tokens in; logits and hidden states out; keys and values kept per slot.
+
+Slots, chains, trees, `rollback` and `keep_path` are those of `engines.slots`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from pilotfish.engines.artifact import Artifact, check_whole
+from pilotfish.engines.backends import Binding
+from pilotfish.engines.engine_errors import ArtifactError, ProviderError
+from pilotfish.engines.language_model import ENGINES, LanguageModel, Output
+from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
+from pilotfish.engines.slots import Slots
+
+__all__ = ["Decoder", "Output", "Pass"]
+
+
+class Decoder(Slots, LanguageModel):
+    """Runs the graph of one model with `slots` sequences. Open any artifact with `open_model`.
+
+    Args:
+        context: positions per slot; None = the model's, or those that a TensorRT engine was
+            built for.
+        threads: per run; None = the cores that this process may use.
+        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
+            building an engine first (see docs/engines.md).
+
+    Raises:
+        ArtifactError: if the directory is no artifact, only a stage of a model, or contradicts
+            itself.
+        ProviderError: if no inference runtime can run it.
+    """
+
+    runs: ClassVar[str | None] = None  # the dialect of ENGINES that this class is for
+
+    def __init__(
+        self,
+        artifact: Artifact | str | Path,
+        *,
+        slots: int = 1,
+        context: int | None = None,
+        threads: int | None = None,
+        provider: str = "auto",
+    ) -> None:
+        opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
+        check_whole(opened.path, opened.manifest)
+        dialect = opened.manifest.dialect
+        if dialect in ENGINES and dialect != self.runs:
+            raise ProviderError(
+                f"{opened.path} has dialect {dialect}, which another engine runs: open it with "
+                "open_model"
+            )
+        self.vocab_size = opened.manifest.vocab_size
+        super().__init__(
+            opened,
+            slots=slots,
+            context=context,
+            threads=threads,
+            provider=provider,
+            vocabulary=self.vocab_size,
+        )
+        self._check_head()
+
+    def _check_head(self) -> None:
+        """Raise `ArtifactError` where the graph's logits are not those that the manifest tells."""
+        kept, width = self.artifact.kept, self._backend.widths["logits"]
+        told = self.vocab_size if kept is None else len(kept)
+        if width < told or (kept is not None and width > told):  # only a whole head is padded
+            raise ArtifactError(
+                f"{self.artifact.path} contradicts itself: its graph has logits of {width} tokens, "
+                f"its manifest tells of {told}: export the model again"
+            )
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states; 0 if the model gives none."""
+        return self._backend.widths.get("hidden_states", 0)
+
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """Append each pass to its slot and answer it; at most one pass per slot.
+
+        Nothing is appended if it raises.
+
+        Raises:
+            CapacityError: if a slot would exceed its context.
+            ValueError: if a pass is malformed, or a slot has two.
+        """
+        self.check(passes)
+        places = self._append(passes)
+        logits, hidden = self._answers["logits"], self._answers.get("hidden_states")
+        if hidden is None:
+            hidden = np.empty((len(logits), 0), np.float32)
+        return [Output(logits[rows, : self.vocab_size], hidden[rows]) for rows in places]
+
+    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
+        fill_tokens(binding, passes)
+        fill_positions(binding, passes, self._cache.lengths)
+        return fill_rows(binding, passes)
+
+    def _example(self) -> Pass:
+        return Pass(0, np.array([0, min(1, self.vocab_size - 1)]), 1)

@@ -1,0 +1,73 @@
+"""The stages of a model, and whether they fit together.
+
+`pilotfish export split` cuts an artifact at layer borders into stages: artifacts that run one after
+the other, each with some of the layers. The first one has the embedding and, as a graph of its own,
+the head; the last one has the final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+import msgspec
+
+from pilotfish.engines.engine_errors import ArtifactError
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class StageRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The place of one stage.
+
+    index: from 1, of `count` stages. layers: how many, from `first_layer` on, counted from 0.
+    whole: the digest of the artifact that was cut.
+    """
+
+    index: Count
+    count: Count
+    first_layer: Annotated[int, msgspec.Meta(ge=0)]
+    layers: Count
+    whole: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+
+    @property
+    def first(self) -> bool:
+        """Whether it reads tokens."""
+        return self.index == 1
+
+    @property
+    def last(self) -> bool:
+        """Whether it returns hidden states after the final norm."""
+        return self.index == self.count
+
+    @property
+    def end(self) -> int:
+        """The layer after its last one."""
+        return self.first_layer + self.layers
+
+    def __str__(self) -> str:
+        last = self.end - 1
+        which = f"layer {last}" if self.layers == 1 else f"layers {self.first_layer}–{last}"
+        return f"stage {self.index} of {self.count} ({which})"
+
+
+def check_chain(cuts: Sequence[StageRange]) -> None:
+    """Raise `ArtifactError` unless these stages, in this order, are one whole model."""
+    wanted = cuts[0].count if cuts else 1
+    if [cut.index for cut in cuts] != list(range(1, wanted + 1)):
+        held = ", ".join(str(cut.index) for cut in cuts) or "none"
+        raise ArtifactError(
+            f"a model in {wanted} stages needs each of them, from the first to the last, not {held}"
+        )
+    for one, following in pairwise(cuts):
+        if (following.whole, following.count) != (one.whole, one.count):
+            raise ArtifactError(
+                f"{following} is of another cut than {one}, of artifact {following.whole} and not "
+                f"{one.whole}: take the stages that one `pilotfish export split` has made"
+            )
+        if following.first_layer != one.end:
+            raise ArtifactError(
+                f"{following} does not go on where {one} ends: take the stages that one "
+                "`pilotfish export split` has made"
+            )

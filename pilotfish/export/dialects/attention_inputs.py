@@ -1,0 +1,96 @@
+"""What attention needs in every dialect: rotary tables, windows, caches and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.backends.backend import KEY_VALUE
+from pilotfish.engines.passes import HIDDEN_FROM_VIEW
+from pilotfish.export.dialects.operators import Operators
+from pilotfish.export.graph import Dim, GraphWriter
+from pilotfish.export.model_config import AttentionHeads, ModelConfig
+from pilotfish.export.parts import Rope
+
+
+class AttentionInputs(Operators):
+    """Writes what attention reads besides q, k and v."""
+
+    def __init__(
+        self,
+        graph: GraphWriter,
+        config: ModelConfig,
+        read: Callable[[str], NDArray[np.float32]],
+        floats: str,
+    ) -> None:
+        super().__init__(graph, config, read, floats)
+        self.tokens = graph.input("input_ids", "int64", ["T"])
+        self.positions = graph.input("position_ids", "int64", ["T"])
+        self._written: set[int] = set()  # layers whose keys and values this graph appends
+        self._given: set[int] = set()  # layers whose keys and values it is given
+
+    def rotary_tables(self, rope: Rope) -> tuple[str, str]:
+        """Write cos and sin of every position's angles, [context, pairs] each; once a rope."""
+        kinds = list(dict.fromkeys(layer.rope for layer in self.config.pattern))
+        names = [f"rotary.{kinds.index(rope)}.{table}" for table in ("cos", "sin")]
+        if not self.graph.has(names[0]):
+            angles = rope.angles(self.config.context)
+            for name, function in zip(names, (np.cos, np.sin), strict=True):
+                self.weight(name, (function(angles) * rope.scale).astype(np.float32))
+        return names[0], names[1]
+
+    def query_growth(self) -> str | None:
+        """Look up the factor of each token's queries, [T]; None if queries do not grow."""
+        if self.config.query_growth is None:
+            return None
+        if not self.graph.has("query_growth"):
+            beta, period = self.config.query_growth
+            periods = np.arange(self.config.context) // period
+            self.weight("query_growth", (1 + beta * np.log1p(periods)).astype(np.float32))
+        return self.graph.op("Gather", "query_growth", self.positions)
+
+    def hidden_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
+        """Hide from `mask` [..., tokens, cells] the cells that lie before a token's window.
+
+        `positions` of tokens and of `cells` broadcast against the mask. Cells have positions of
+        their own, since the nodes of a tree lie behind theirs.
+        """
+        op = self.graph.op
+        oldest = op("Sub", positions, self.graph.constant(window, "int64"))
+        beyond = self.graph.constant(HIDDEN_FROM_VIEW, self.float)
+        return op("Where", op("Greater", cells, oldest), mask, beyond)
+
+    def cache(self, layer: int) -> tuple[str, str, str, str]:
+        """Declare a layer's cache; return names of past key and value, present key and value."""
+        names = [f"{when}.{layer}.{what}" for when in ("past", "present") for what in KEY_VALUE]
+        for name in names[:2]:
+            self.graph.input(name, self.float, self._cache_shape(layer))
+        for name in names[2:]:
+            self.graph.output(name, self.float, self._cache_shape(layer))
+        self._written.add(layer)
+        return names[0], names[1], names[2], names[3]
+
+    def cache_of(self, layer: int) -> tuple[str, str]:
+        """Return keys and values of an earlier layer, with this pass's.
+
+        A graph without that layer is given them (`export.reference`).
+        """
+        key, value = (f"present.{layer}.{what}" for what in KEY_VALUE)
+        if layer not in self._written | self._given:
+            self._given.add(layer)
+            for name in (key, value):
+                self.graph.input(name, self.float, self._cache_shape(layer))
+        return key, value
+
+    def _cache_shape(self, layer: int) -> list[Dim]:
+        heads = self.config.heads_of(layer)
+        return ["B", heads.keys, "C", heads.dim]
+
+    def scores(self, q: str, key: str, heads: AttentionHeads) -> str:
+        """Compute q · keyᵀ · scale, capped, of stacked queries q [B, kv_heads, group · S, dim]."""
+        config, op = self.config, self.graph.op
+        scaled = self.scaled(q, config.score_scale or heads.dim**-0.5)
+        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
+        return self.capped(scores, config.score_cap)

@@ -1,0 +1,157 @@
+"""Choose the tokens that a drafter's head is cut to: those that its target uses most.
+
+In: texts such as the target writes. Out: N tokens, those that occur most often in the texts first,
+then by id, since byte-pair encodings give low ids to frequent tokens (FR-Spec, Zhao et al. 2025;
+VocabTrim, Goel et al. 2025). Tokens that end an answer, and control tokens that a chat template
+writes, are always among them.
+
+A text is read in pieces, so that its size does not matter. Of a line of JSON the answers are taken,
+by the names that data sets and chats give them; all of its texts where it has none of these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.base.reading import reading_file
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources import WeightSource
+
+Counts = NDArray[np.int64]
+PIECE = 1 << 16  # characters
+LONGEST_LINE = 1 << 24  # characters of JSON
+# What an entry calls the text that a model wrote.
+ANSWERS = ("answer", "text", "output", "response", "completion", "solution", "chosen")
+LISTS = ("messages", "conversations")
+
+
+def choose_tokens(
+    source: WeightSource, count: int, counts: Counts, useful: NDArray[np.bool_] | None = None
+) -> Counts:
+    """Return the `count` tokens to keep, ascending, i64 [count].
+
+    Args:
+        counts: i64 [V], how often each token occurs.
+        useful: bool [V], the tokens that can be drafted at all, where only some can: the others are
+            kept last.
+
+    Raises:
+        ExportError: if the vocabulary has not more tokens than that, or as many must be kept.
+    """
+    size = source.vocab_size
+    if count >= size:
+        raise ExportError(
+            f"{source.config.name} has {size} tokens: --keep-tokens takes fewer, not {count}"
+        )
+    needed = needed_tokens(source)
+    if count < len(needed):
+        raise ExportError(
+            f"{source.config.name} needs {len(needed)} tokens to end answers and turns: "
+            f"--keep-tokens takes at least so many, not {count}"
+        )
+    ids = np.arange(size)
+    first, lost = np.ones(size, np.bool_), np.zeros(size, np.bool_)
+    first[needed] = False
+    if useful is not None:
+        lost = ~useful
+    order = np.lexsort((ids, -counts, lost, first))
+    return np.sort(order[:count])
+
+
+def needed_tokens(source: WeightSource) -> Counts:
+    """Return the tokens that end an answer, and those of control that a chat template names."""
+    tokenizer = Tokenizer.from_json(source.tokenizer_json)
+    named = tokenizer.controls_in([source.chat_template or "", *source.chat_templates.values()])
+    return np.array(sorted({*source.eos_ids, *named}), np.int64)
+
+
+def count_tokens(texts: Iterable[str], tokenizer: Tokenizer, size: int) -> Counts:
+    """Count how often each token occurs in texts; i64 [size]."""
+    counts = np.zeros(size, np.int64)
+    for text in texts:
+        found = np.bincount(np.array(tokenizer.encode(text), np.int64), minlength=size)
+        counts += found[:size]
+    return counts
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """Read a file of text, or the answers in one of JSON lines (.jsonl), piece by piece.
+
+    Raises:
+        ExportError: if it cannot be read, holds no text, or is not what its name says.
+    """
+    found = False
+    with (
+        reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
+        path.open(encoding="utf-8-sig") as file,
+    ):
+        pieces = _json_texts(path, file) if path.suffix == ".jsonl" else _pieces(file)
+        for piece in pieces:
+            if "\0" in piece:
+                raise ExportError(f"{path} is no text: it has characters of code 0")
+            found = found or bool(piece.strip())
+            yield piece
+    if not found:
+        raise ExportError(f"{path} holds no text: tokens are counted in what the target writes")
+
+
+def _pieces(file: Any) -> Iterator[str]:
+    """Read lines together, about `PIECE` characters at a time; a longer line is cut."""
+    while piece := file.read(PIECE):
+        yield piece + file.readline(PIECE)
+
+
+def _json_texts(path: Path, file: Any) -> Iterator[str]:
+    number = 0
+    while line := file.readline(LONGEST_LINE):
+        number += 1
+        if not line.strip():
+            continue
+        with reading_file(partial(_no_json, path, number)):
+            entry = json.loads(line)
+        for text in _answers(entry):
+            # what JSON can say and UTF-8 cannot: half of a surrogate pair
+            yield text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _no_json(path: Path, number: int, problem: str) -> ExportError:
+    return ExportError(f"{path}, line {number} is not JSON: {problem}")
+
+
+def _answers(entry: Any) -> Iterator[str]:
+    """Find what a model wrote in an entry; all of its texts, where it does not say which."""
+    if isinstance(entry, dict):
+        own = [entry[name] for name in ANSWERS if isinstance(entry.get(name), str)]
+        for name in LISTS:
+            if isinstance(entry.get(name), list):
+                own += [_said(turn) for turn in entry[name] if isinstance(turn, dict)]
+        if own:
+            yield from own
+            return
+    yield from _all_texts(entry)
+
+
+def _said(turn: dict[str, Any]) -> str:
+    """Return what the assistant said in one message of a chat; "" for another's."""
+    if turn.get("role", turn.get("from")) not in {"assistant", "gpt"}:
+        return ""
+    said = turn.get("content", turn.get("value"))
+    return said if isinstance(said, str) else ""
+
+
+def _all_texts(entry: Any) -> Iterator[str]:
+    waiting = [entry]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict | list):
+            waiting += each.values() if isinstance(each, dict) else each

@@ -1,0 +1,176 @@
+"""Drafters that are compared: opened for one target, read along its answers, and timed.
+
+In:  names of drafters, the target's vocabulary, its answers. Out: where each drafter agrees with
+     them, and how long it takes for a draft.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.base.errors import PromptTooLongError, UnsupportedError
+from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.device_runtime.drafting import Drafter
+from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.engines.pass_times import time_interleaved
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.field.agreement import GREEDY, Agreed, agreement
+from pilotfish.field.target_answers import AnswerRequest, TargetAnswer
+from pilotfish.wire.protocols.ahead import draft_with_margin
+
+Progress = Callable[[str, int, "int | None"], None]
+
+_RUN = 8  # drafts that are timed one behind the other, at most
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """A drafter and its pair; agreed: by prompt, of those that it had room for.
+
+    name: the last parts of its path, as many as tell it from the others.
+    """
+
+    name: str
+    source: DraftSource
+    pair: Pair
+    drafter: Drafter
+    agreed: dict[int, Agreed] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on a disk."""
+        artifact = self.source.artifact
+        if artifact is None:
+            return 0
+        return sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
+
+    def prompt(self, asking: AnswerRequest, prompt: int) -> Prompt:
+        """Make a prompt in this pair's tokens."""
+        return self.pair.prompt(asking.prompts[prompt])
+
+
+def open_contenders(
+    names: Sequence[str], target: Vocabulary, engine: EngineSettings
+) -> list[Contender]:
+    """Open drafters, the smallest first; all are in memory at once, so that they can take turns."""
+    found = [
+        _opened(name, source, target, engine)
+        for name, source in zip(_short(names), sources(names), strict=True)
+    ]
+    return sorted(found, key=lambda one: one.size_bytes)
+
+
+def _opened(
+    name: str, source: DraftSource, target: Vocabulary, engine: EngineSettings
+) -> Contender:
+    """Open one drafter for this target."""
+    pair = Pair(source.vocabulary or target, target, source.vocabulary_subset)
+    drafter = source.load(provider=engine.provider, threads=engine.threads, context=None, lanes=1)
+    drafter.set_bridge(pair.bridge(), pair.fingerprint)
+    return Contender(name=name, source=source, pair=pair, drafter=drafter)
+
+
+def sources(names: Sequence[str]) -> list[DraftSource]:
+    """Open what drafters are made of, which takes no model."""
+    return [DraftSource.open(name, text=False, text_location=None) for name in names]
+
+
+def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
+    """Raise `PairMismatchError` for a drafter that shares no token with the target."""
+    for source in sources(names):
+        Pair(source.vocabulary or target, target, source.vocabulary_subset)
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Shorten paths that differ, each to its last parts."""
+    parts = [Path(name).resolve().parts for name in names]
+    for kept in range(1, max(map(len, parts))):
+        short = ["/".join(one[-kept:]) for one in parts]
+        if len({*short}) == len(short):
+            return short
+    return list(names)
+
+
+def read_answers(
+    contenders: Sequence[Contender], asking: AnswerRequest, answers: Sequence[TargetAnswer]
+) -> Iterator[None]:
+    """Read each answer with each drafter, and yield after each; fills in ``agreed``.
+
+    A drafter without room for prompt and answer is left out of that prompt.
+    """
+    for answer in answers:
+        for one in contenders:
+            prompt = one.prompt(asking, answer.prompt)
+            try:
+                found = agreement(
+                    one.drafter, prompt, answer.tokens, asking.sampling(answer.prompt)
+                )
+            except PromptTooLongError:
+                pass
+            else:
+                one.agreed[answer.prompt] = found
+            yield
+    if not any(one.agreed for one in contenders):
+        raise UnsupportedError(
+            "No drafter has room for any prompt and its answer: ask for less by --max-tokens."
+        )
+
+
+def drafting_s(
+    contenders: Sequence[Contender],
+    asking: AnswerRequest,
+    answers: Sequence[TargetAnswer],
+    progress: Progress = lambda label, done, total: None,
+) -> list[float]:
+    """Time a draft of each, all behind the same answer, in turns; seconds.
+
+    The answer is the one of median length among those that all have room for, or each one's own;
+    one that has room for none is timed behind a token.
+    """
+    told = {one.prompt: one.tokens for one in answers}
+    common = set.intersection(*(set(one.agreed) for one in contenders))
+    timers = []
+    for one in contenders:
+        within = sorted(common or one.agreed, key=lambda prompt: len(told[prompt]))
+        if within:
+            middle = within[len(within) // 2]
+            timers.append(_timer(one.drafter, one.prompt(asking, middle), told[middle]))
+        else:
+            first = one.prompt(asking, answers[0].prompt).ids[:1]
+            timers.append(_timer(one.drafter, one.pair.prompt(first.tolist()), []))
+    return time_interleaved(timers, progress)
+
+
+def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[[], float]:
+    """Make a timer of one draft after the other; what they are does not matter.
+
+    They take the place of the answer's last tokens, for which there is room.
+    """
+    drafter.start(prompt)
+    run = min(_RUN, max(1, len(answer)))
+    most = len(prompt.ids) + max(0, len(answer) - run)
+    committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:most]
+    drafter.prefill(committed)
+    drafts: list[int] = []
+
+    def timed() -> float:
+        if len(drafts) == run:
+            drafts.clear()
+        known: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
+        begun_s = time.perf_counter()
+        level = drafter.predict_next(committed, known)
+        token = (
+            0 if level is None else draft_with_margin(level.logits[0], GREEDY, len(committed))[0]
+        )
+        taken_s = time.perf_counter() - begun_s
+        drafts.append(token)
+        return taken_s
+
+    return timed

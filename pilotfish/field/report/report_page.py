@@ -1,0 +1,101 @@
+"""The report as one self-contained HTML page: no network, no other file, no script.
+
+In: runs as measured, and their pictures as PNG files. Out: HTML text with the pictures inside it.
+"""
+
+import base64
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from itertools import groupby
+from operator import itemgetter
+
+import jinja2
+
+from pilotfish import wire
+from pilotfish.field.report import tables
+from pilotfish.field.report.canvas import Picture
+from pilotfish.field.report.figures import lowest
+from pilotfish.field.report.link import unmeasured_names
+from pilotfish.field.report.measured import MeasuredRun
+from pilotfish.field.report.pictures import Gallery
+from pilotfish.field.report.plots import FEW
+from pilotfish.field.report.statistics import RESAMPLES
+from pilotfish.field.report.template import TEMPLATE
+
+
+def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
+    """Render the page; every text that comes from a file is escaped."""
+    # autoescape: values are text unless the template marks them as HTML
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["embedded"] = _embedded
+    environment.filters["groups"] = _groups
+    return environment.from_string(TEMPLATE).render(
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        software=wire.SOFTWARE,
+        runs=runs,
+        gallery=gallery,
+        sample={run.name: _glance(run) for run in runs},
+        differences=tables.differences(runs),
+        common=tables.common(runs),
+        latencies={run.name: tables.latencies(run) for run in runs},
+        positions={run.name: tables.positions(run) for run in runs},
+        choices={run.name: tables.choices(run.hindsight) for run in runs if run.hindsight},
+        auto={run.name: _auto(run) for run in runs if run.hindsight},
+        unmeasured={run.name: unmeasured_names(run.answers) for run in runs},
+        resamples=RESAMPLES,
+        few=FEW,
+    )
+
+
+def _embedded(picture: Picture) -> str:
+    """Encode the PNG as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
+
+
+def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Return the groups of a table's headings, and how many columns each spans."""
+    return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
+
+
+def _glance(run: MeasuredRun) -> str:
+    """Summarise a run in a sentence or two."""
+    best = lowest(run.figures)
+    if best is None or best.token_ms is None:
+        return "No fixed choice with a target has answers with steady rounds."
+    found = best.token_ms
+    low_high = tables.interval(found)
+    sure = "" if low_high == tables.NONE else f", 95 % interval {low_high}"
+    text = (
+        f"Of the fixed choices {best.configuration} took least: {found.median:.1f} ms per "
+        f"committed token (median, n = {found.n}{sure})."
+    )
+    if run.hindsight is not None and run.hindsight.auto is not None:
+        auto = run.hindsight.auto
+        text += f" auto took {auto.median:.1f} ms (n = {auto.n})."
+    return text
+
+
+def _auto(run: MeasuredRun) -> str:
+    """Summarise `auto`'s choices in a sentence or two."""
+    seen = run.hindsight
+    if seen is None or seen.auto is None:
+        return "auto has no answer with steady rounds."
+    text = f"auto took {seen.auto.median:.1f} ms per committed token (median, n = {seen.auto.n})"
+    if seen.best is not None and seen.best.fixed is not None and seen.excess is not None:
+        text += (
+            f", {_compared(seen.excess)} the best fixed choice of the same run, "
+            f"{seen.best.configuration} at {seen.best.fixed.median:.1f} ms"
+        )
+    else:
+        text += "; no fixed choice of the same run to hold it against"
+    if seen.error is not None:
+        text += f". Its predictions were off by {seen.error * 100:.0f} % in the median"
+    return text + "."
+
+
+def _compared(behind: float) -> str:
+    if abs(behind) < 0.005:
+        return "as much as"
+    return f"{abs(behind) * 100:.0f} % {'more' if behind > 0 else 'less'} than"

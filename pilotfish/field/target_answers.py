@@ -1,0 +1,179 @@
+"""The target's own answers to prompts, over the wire, each once; kept in a file if one is named.
+
+In:  a device, and what is asked. Out: the answers, as they are finished.
+
+The file is of JSON lines: first what is asked of which target, then an answer a line, made durable
+before the next begins. A kill or a power cut loses the running answer and no other; a line that was
+broken off is dropped when the file is resumed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from pilotfish.base.errors import PromptTooLongError, RunFileError
+from pilotfish.base.files import PRIVATE, sync
+from pilotfish.base.reading import reading_file
+from pilotfish.device_runtime.device import Device
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.protocols import STREAM, SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MOST_BYTES = 1 << 30
+
+
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked, of which target; it decides the answers.
+
+    digest: of the target's artifact; "" from an edge that does not tell it. prompts: texts, or
+    messages.
+    """
+
+    target: str
+    digest: str
+    prompts: list[str | list[dict[str, str]]]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def sampling(self, prompt: int) -> SamplingParams:
+        """What the answer to this prompt is chosen by; each has draws of its own."""
+        return SamplingParams(
+            sampling=Sampling(temperature=self.temperature), seed=self.seed + prompt
+        )
+
+
+class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. pass_s: the median of the target's passes; left_out: why there is no answer."""
+
+    prompt: Annotated[int, msgspec.Meta(ge=0)]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    pass_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    left_out: str = ""
+
+
+def answer_all(
+    device: Device, asking: AnswerRequest, done: dict[int, TargetAnswer]
+) -> Iterator[TargetAnswer]:
+    """Yield the answers that are not done yet; raises what `Device.generate` does."""
+    for prompt, asked in enumerate(asking.prompts):
+        if prompt not in done:
+            yield _answer(device, asking, prompt, asked)
+
+
+def _answer(device: Device, asking: AnswerRequest, prompt: int, asked: Any) -> TargetAnswer:
+    law = asking.sampling(prompt)
+    try:
+        generation = device.generate(
+            asked,
+            protocol=STREAM,
+            max_tokens=asking.max_tokens,
+            temperature=law.sampling.temperature,
+            seed=law.seed,
+        )
+    except PromptTooLongError as error:
+        return TargetAnswer(prompt=prompt, left_out=str(error))
+    later = [one.pass_s for one in generation.rounds[1:] if one.pass_s > 0.0]  # not the prompt's
+    return TargetAnswer(
+        prompt=prompt, tokens=generation.tokens, pass_s=median(later) if later else 0.0
+    )
+
+
+class AnswerFile:
+    """Answers on the disk; one writer at a time. ``answers``: those that it holds, by prompt.
+
+    vocab_size: of the target, whose tokens they are.
+
+    Raises `RunFileError` for a file that is there, unless it is resumed; for one that is none, or
+    was begun with something else; and while another process writes it.
+    """
+
+    def __init__(self, path: Path, asking: AnswerRequest, vocab_size: int, *, resume: bool) -> None:
+        if path.exists() and not resume:
+            raise RunFileError(
+                f"{path} is there: go on with it by --resume, or name another place."
+            )
+        self.answers: dict[int, TargetAnswer] = {}
+        if path.is_dir():
+            raise RunFileError(f"{path} is a folder: name another place.")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)  # a full disk is heard of at once
+        try:
+            self._lock(path)
+            if self._read(path, asking, vocab_size):
+                self._write(asking)
+                sync(path.parent)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self, path: Path) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFileError(f"Another process writes {path}: wait for it.") from None
+
+    def _read(self, path: Path, asking: AnswerRequest, vocab_size: int) -> bool:
+        """Read what is there, and cut off a line that was broken off; returns whether it is new."""
+        if path.stat().st_size > _MOST_BYTES:
+            raise RunFileError(f"{path} is larger than a file of answers can be.")
+        whole, _, _ = self._file.read().rpartition(b"\n")
+        lines = whole.split(b"\n") if whole else []
+        self._file.truncate(len(whole) + 1 if lines else 0)
+        what = f"{path} is no file of answers, or is damaged"
+        with reading_file(lambda problem: RunFileError(f"{what}: {problem}.")):
+            begun = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
+            found = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
+        for before in begun:
+            _expect_same(path, before, asking)
+        if any(token >= vocab_size for one in found for token in one.tokens):
+            raise RunFileError(f"{path} is damaged: it has tokens that {asking.target} lacks.")
+        self.answers = {one.prompt: one for one in found if one.prompt < len(asking.prompts)}
+        return not lines
+
+    def add(self, answer: TargetAnswer) -> None:
+        """Keep an answer, durably."""
+        self._write(answer)
+        self.answers[answer.prompt] = answer
+
+    def _write(self, value: msgspec.Struct) -> None:
+        line = msgspec.json.encode(value) + b"\n"
+        while line:
+            line = line[os.write(self._file.fileno(), line) :]
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def _expect_same(path: Path, before: AnswerRequest, now: AnswerRequest) -> None:
+    for name in AnswerRequest.__struct_fields__:
+        was, told = getattr(before, name), getattr(now, name)
+        if was != told:
+            said, instead = "other prompts", ""
+            if name != "prompts":
+                said = f"{name.replace('_', ' ')} {_said(was)}"
+                instead = f", and this is {_said(told)}"
+            raise RunFileError(f"{path} was begun with {said}{instead}: name another place.")
+
+
+def _said(value: str | float) -> str:
+    return "unknown" if value == "" else str(value)

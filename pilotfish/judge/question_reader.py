@@ -1,0 +1,194 @@
+"""What a question's text says to both models: the steps that mining and trajectories share.
+
+A `QuestionReader` stands for one question. Its methods are procedures for `judge.model_passes.Readers`: they
+yield what they want read, and return what a device and an edge would find at these places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting
+from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
+from pilotfish.edge_runtime.head_file import ModelIdentity
+from pilotfish.engines.artifact import Artifact, check_head
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.engines.manifest import Manifest
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.judge.model_passes import (
+    DRAFTER,
+    TARGET,
+    Floats,
+    Ids,
+    Procedure,
+    Readers,
+    ReadRequest,
+    ReadResult,
+)
+from pilotfish.judge.tasks import Question
+
+_OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
+
+
+class PairSettings(EngineSettings, frozen=True, kw_only=True):
+    """A pair, and what it reads at a time (`pilotfish.base.settings`)."""
+
+    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
+    target: Annotated[Path, setting("target's artifact", metavar="DIR")]
+    count: Annotated[int, setting("the first N questions (default: all)", ge=1)] | None = None
+    slots: Annotated[int, setting("questions at a time", ge=1, le=256)] = 8
+    context: Annotated[
+        int, setting("tokens of a question and its answer; longer ones are left out", ge=2)
+    ] = 640
+
+
+class OpenPair:
+    """A drafter and a target, opened. context: the most tokens that both have."""
+
+    def __init__(self, draft: Path, target: Path) -> None:
+        self._paths = draft, target
+        artifacts = [Artifact.open(path) for path in self._paths]
+        self.drafter, self.target = (one.manifest for one in artifacts)
+        check_head(artifacts[1])
+        own, their = (Vocabulary.from_artifact(one) for one in artifacts)
+        self.vocabularies = Pair(own, their, artifacts[0].kept)
+        self.context = min(one.manifest.dimensions.context for one in artifacts)
+
+    def require_hidden_states(self) -> None:
+        """Raise `UnsupportedError` if a model gives no hidden states, by which heads judge."""
+        for manifest in (self.drafter, self.target):
+            if not manifest.hidden_states:
+                raise UnsupportedError(
+                    f"The graph of {manifest.model} gives no hidden states, by which decision "
+                    "heads judge: build it with them, or export the checkpoint itself."
+                )
+
+    def fitting(self, questions: Sequence[Question], most: int, context: int) -> list[Question]:
+        """Return the questions that fit into the context with an answer of ``most`` tokens."""
+        return [one for one in questions if length(one, self.vocabularies, most) <= context]
+
+    def readers(self, count: int, context: int, engine: EngineSettings) -> Readers:
+        """Load both models; they read ``count`` texts at once."""
+        return Readers(*self._paths, slots=count, context=context, engine=engine)
+
+
+def model_card(manifest: Manifest) -> ModelIdentity:
+    """Return what a card says of a model."""
+    return ModelIdentity(
+        model=manifest.model,
+        origin=manifest.origin,
+        hidden=manifest.dimensions.hidden,
+        precision=manifest.precision,
+    )
+
+
+def length(question: Question, pair: Pair, most: int) -> int:
+    """Count the tokens of a question and an answer of ``most``, in the larger vocabulary's."""
+    prompt = pair.prompt(question.asked)
+    own = most if pair.trivial else _OWN_TOKENS * most
+    return max(len(prompt.ids) + most, len(prompt.draft_ids) + own)
+
+
+class QuestionReader:
+    """One question's prompt in both vocabularies. most: tokens of an answer.
+
+    An answer is a list of the target's ids behind the prompt. An end token ends it and is its last.
+    """
+
+    def __init__(self, question: Question, pair: Pair, most: int) -> None:
+        self.question = question
+        self.prompt: Prompt = pair.prompt(question.asked)
+        self.most = most
+        self.ends = frozenset(pair.target.eos_ids)
+        self._told: Ids = self.prompt.ids.astype(np.int64)
+        self._bridge: Bridge = pair.bridge()
+        self._bridge.start(self.prompt)
+        self._tokenizer = pair.target.tokenizer
+
+    def text(self, answer: Sequence[int]) -> str:
+        """Decode the answer, without its end token."""
+        said = answer[:-1] if self.ended(answer) else answer
+        return self._tokenizer.decode(list(said))
+
+    def ended(self, answer: Sequence[int]) -> bool:
+        """Say whether it ends with an end token."""
+        return bool(answer) and answer[-1] in self.ends
+
+    # The target
+
+    def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
+        """Find its argmax [rows] after the last ``rows`` tokens, and its states f32 [rows, d]."""
+        ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
+        seen = yield ReadRequest(TARGET, ids, rows)
+        return seen.logits.argmax(1), seen.hidden.copy()
+
+    def logits(self, answer: Sequence[int]) -> Procedure[Floats]:
+        """Compute the target's after the answer, f32 [V]."""
+        ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
+        seen = yield ReadRequest(TARGET, ids)
+        found: Floats = seen.logits[0].copy()
+        return found
+
+    def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
+        """Let the target alone go on with the answer to its end."""
+        whole = list(answer)
+        while len(whole) < self.most and not self.ended(whole):
+            choices, _ = yield from self.target(whole)
+            whole.append(int(choices[0]))
+        return whole
+
+    # The drafter, in a window that starts after ``committed``
+
+    def window(self, committed: Sequence[int]) -> DrafterWindow:
+        """Begin a window after these tokens of the answer."""
+        told = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
+        return DrafterWindow(self._bridge, self._bridge.context(told).astype(np.int64))
+
+    def can_draft(self, token: int) -> bool:
+        """Say whether the drafter has this token."""
+        return self._bridge.can_draft(token)
+
+
+class DrafterWindow:
+    """What the drafter reads of one window: its context, and then drafted tokens one for one."""
+
+    def __init__(self, bridge: Bridge, context: Ids) -> None:
+        self._bridge = bridge
+        self._context = context
+
+    def read(self, drafted: Sequence[int], rows: int = 1) -> ReadRequest:
+        """Look at the last ``rows`` of context and drafted tokens."""
+        ids = self._context
+        if drafted:
+            own = self._bridge.to_draft_ids(np.array(drafted, dtype=np.uint32))
+            ids = np.concatenate([ids, own.astype(np.int64)])
+        return ReadRequest(DRAFTER, ids, rows)
+
+    def choices(self, result: ReadResult) -> Ids:
+        """Find the drafter's argmax, in the target's ids, after each token that was looked at."""
+        found: Ids = self.logits(result).argmax(1)
+        return found
+
+    def logits(self, result: ReadResult) -> NDArray[np.floating]:
+        """Project the drafter's onto the target's ids; f32 [rows, V], until the next call."""
+        return self._bridge.project(result.logits)
+
+
+class Mismatch(NamedTuple):
+    """A place where the drafter says another token than the target, given the same text.
+
+    at: the position in the answer. drafted, wanted: the two tokens. drafter, target: f32 [d] each,
+    the last layers' states at the drafted token (wisv (23)).
+    """
+
+    at: int
+    drafted: int
+    wanted: int
+    drafter: Floats
+    target: Floats

@@ -1,0 +1,155 @@
+"""What is tried: artifacts as each provider runs them, each exported when it is first wanted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from pilotfish.engines.engine_errors import EngineError
+from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
+from pilotfish.engines.stage import PROVIDERS as STAGED
+from pilotfish.selftest.models import (
+    BOTH_ENDS,
+    KINDS,
+    LINEAR,
+    TARGET,
+    UNCUT,
+    drafter_of,
+    tiny_models,
+)
+from pilotfish.selftest.providers import CHECKED, REFERENCE, TIMED, VARIANTS, Variant
+from pilotfish.selftest.worker import ProviderJob
+
+Show = Callable[[str, int, "int | None"], None]
+
+DEFAULT = "default"
+DEFAULT_BYTES = 2_000_000_000  # all forms of it that one provider is given
+STAGES = 3
+
+
+class CheckArtifacts:
+    """Exports into a folder; `show(label, done, total)` is told what takes long.
+
+    Attributes:
+        absent: why there is no default model; None while nothing is known to be wrong with it.
+    """
+
+    def __init__(self, folder: Path, show: Show) -> None:
+        self._folder, self._show = folder, show
+        self._sources = tiny_models(folder / "sources") | {DEFAULT: DEFAULT}
+        self.missing: str | None = None
+
+    def jobs(self, provider: str, *, quick: bool) -> list[ProviderJob]:
+        """List what this provider is to do, tiny models first."""
+        jobs = []
+        for model in KINDS:
+            variants = [each for each in VARIANTS[provider] if each.every or model == TARGET]
+            if model in LINEAR:
+                variants = [each._replace(dialect=_linear(each.dialect)) for each in variants]
+            for variant in dict.fromkeys(variants):
+                first = variant == variants[0]
+                jobs.append(self._tiny(provider, model, variant, first=first))
+        return jobs if quick else jobs + self._of_default(provider)
+
+    def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
+        whole = first and model == TARGET
+        cut = whole or (first and provider in STAGED and model not in UNCUT)
+        both_ends = first and model in BOTH_ENDS
+        return self._job(
+            model,
+            variant,
+            reference=self.artifact(model, _reference(model, variant)),
+            cut=self.stages(model, variant) if cut else None,
+            drafter=self.artifact(drafter_of(model), variant) if both_ends else None,
+            timed=whole,
+        )
+
+    def _of_default(self, provider: str) -> list[ProviderJob]:
+        """List the default model's jobs; none, and `absent` says why, if it cannot be had."""
+        free = shutil.disk_usage(self._folder).free
+        if free < DEFAULT_BYTES:
+            self.missing = (
+                f"{self._folder.parent} has {free / 1e9:.1f} GB free of the "
+                f"{DEFAULT_BYTES / 1e9:g} that it takes: set TMPDIR to another folder"
+            )
+            return []
+        checked = CHECKED[provider]
+        if provider == "cpu" and runtime_version() < OPSET24_SINCE:
+            checked = checked._replace(dialect=REFERENCE)
+        try:
+            reference = self.artifact(DEFAULT, Variant(REFERENCE, checked.precision))
+        except EngineError as error:
+            self.missing = str(error)
+            return []
+        timed = [self._job(DEFAULT, each, timed=True) for each in TIMED.get(provider, ())]
+        return [*timed, self._job(DEFAULT, checked, reference=reference, timed=True)]
+
+    def _job(
+        self,
+        model: str,
+        variant: Variant,
+        *,
+        reference: Path | None = None,
+        cut: Path | None = None,
+        drafter: Path | None = None,
+        timed: bool,
+    ) -> ProviderJob:
+        return ProviderJob(
+            model=model,
+            dialect=variant.dialect,
+            precision=variant.precision,
+            artifact=str(self.artifact(model, variant)),
+            reference=_text(reference),
+            cut=_text(cut),
+            drafter=_text(drafter),
+            timed=timed,
+            threads=None if model == DEFAULT else 1,
+        )
+
+    def artifact(self, model: str, variant: Variant) -> Path:
+        """Return the artifact's folder.
+
+        Raises:
+            EngineError: if it cannot be exported, or the default model not be fetched.
+        """
+        from pilotfish.export.model import export_model
+
+        path = self._folder / f"{model}-{variant.dialect}-{variant.precision}"
+        if not path.exists():
+            large = model == DEFAULT
+            label = f"the default model as {variant.precision} in {variant.dialect}"
+            export_model(
+                self._sources[model],
+                path,
+                precision=variant.precision,
+                dialect=variant.dialect,
+                progress=(lambda _, done, total: self._show(label, done, total)) if large else None,
+            )
+        return path
+
+    def stages(self, model: str, variant: Variant) -> Path:
+        """Return the folder of its stages."""
+        from pilotfish.export.split import split_artifact
+
+        path = self._folder / f"{model}-{variant.dialect}-{variant.precision}-stages"
+        if not path.exists():
+            split_artifact(self.artifact(model, variant), path, stages=STAGES)
+        return path
+
+
+def _reference(model: str, variant: Variant) -> Variant:
+    """Return the form that a tiny model's answers are compared with."""
+    if model not in LINEAR:
+        return Variant(REFERENCE, variant.precision)
+    other = "contrib" if variant == Variant("opset24", "fp32") else "opset24"
+    return Variant(other, variant.precision)
+
+
+def _linear(dialect: str) -> str:
+    """Return the dialect in which there is linear attention, in place of this one."""
+    return "opset24" if dialect == REFERENCE else dialect
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,79 @@
+"""What a check finds: the worst row of all answers that it compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float32]
+Status = Literal["passed", "differs", "failed", "left out", "not there"]
+
+
+class ComparedRows(NamedTuple):
+    """Answers f32 [n, width], and what the reference says."""
+
+    where: str
+    got: Rows
+    wanted: Rows
+
+
+class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The outcome of one check of one model over one provider.
+
+    Attributes:
+        precision, dialect: of the artifact.
+        reason: why it failed, was left out or is not there: this model has no such thing.
+        difference: ‖Δ‖/‖wanted‖ of the worst row; None where nothing was compared, or where the
+            row has numbers that are not finite.
+        tolerance: the largest difference that passes.
+        largest: the largest |Δ| in that row.
+        where: the row, and the column of the largest |Δ|.
+        seconds: how long the check took.
+    """
+
+    provider: str
+    model: str
+    precision: str
+    dialect: str
+    check: str
+    status: Status
+    reason: str = ""
+    difference: float | None = None
+    tolerance: float | None = None
+    largest: float | None = None
+    where: str = ""
+    seconds: float = 0.0
+
+
+class Worst(NamedTuple):
+    """The row that differs most."""
+
+    difference: float
+    largest: float
+    where: str
+
+
+def worst(compared: Iterable[ComparedRows]) -> Worst:
+    """Find the row that differs most; `difference` is inf where numbers are not finite."""
+    found = Worst(0.0, 0.0, "")
+    rows = 0
+    for where, got, wanted in compared:
+        if got.shape != wanted.shape:
+            raise ValueError(f"{where}: shape {got.shape} instead of {wanted.shape}")
+        apart = np.abs(got.astype(np.float64) - wanted)
+        scale = np.linalg.norm(wanted.astype(np.float64), axis=1)
+        for row, own in enumerate(np.linalg.norm(apart, axis=1) / scale):
+            difference = float(own) if math.isfinite(own) else math.inf
+            if not rows or difference > found.difference:
+                column = int(np.argmax(apart[row]))
+                largest = float(apart[row, column])
+                found = Worst(difference, largest, f"{where}, row {row}, column {column}")
+            rows += 1
+    if not rows:
+        raise ValueError("nothing was compared")
+    return found

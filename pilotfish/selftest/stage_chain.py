@@ -1,0 +1,64 @@
+"""A model in stages, all of them in this process, for the checks of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pilotfish.engines.artifact import open_stages
+from pilotfish.engines.onnx_decoder import Output, Pass
+from pilotfish.engines.stage import Head, Stage
+from pilotfish.selftest.check_result import ComparedRows
+from pilotfish.selftest.checks import (
+    CONTEXT,
+    SLOTS,
+    PassRunner,
+    PlainReference,
+    empty,
+    keep,
+    logits,
+    rollback,
+    slots,
+    tree,
+)
+
+
+class StageChain:
+    """Stages, each fed by the one before, and their head."""
+
+    def __init__(self, folder: Path, provider: str) -> None:
+        self._stages = [
+            Stage(each, slots=SLOTS, context=CONTEXT, threads=1, provider=provider)
+            for each in open_stages(folder)
+        ]
+        self._head = Head(self._stages[0].artifact, threads=1, provider=provider)
+
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """Append each pass to its slot in every stage, and answer it."""
+        states = None
+        for stage in self._stages:
+            states = stage.forward(passes, states)
+        assert states is not None  # there is a stage
+        ends = np.cumsum([item.row_count for item in passes])[:-1]
+        parts = (np.split(rows, ends) for rows in (self._head.logits(states), states))
+        return [Output(*both) for both in zip(*parts, strict=True)]
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Drop all but the first `length` tokens of a slot."""
+        for stage in self._stages:
+            stage.rollback(slot, length)
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep only these nodes of the last tree."""
+        for stage in self._stages:
+            stage.keep_path(slot, path)
+
+
+def stages(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
+    """Whatever a decoder is asked, but for a long text."""
+    for check in (logits, tree, rollback, keep, slots):
+        empty(runs)
+        for compared in check(runs, plain):
+            yield compared._replace(where=f"{check.__name__}, {compared.where}")

@@ -1,0 +1,133 @@
+"""What ended connections left behind counts until it is taken in, and only for who left it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from pilotfish.wire import messages as m
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.transport import Envelope, Listener
+from tests.support.hostile import RawClient
+
+MESSAGE = 1 << 20
+FILLER = bytes(8192)
+FLOOD_S = 3.0
+PACE_S = 0.002  # for a message: a twentieth of what the flood brings
+
+
+@contextmanager
+def listening(keys: EdgeKeys | None = None) -> Iterator[Listener]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    listener = Listener(context, "tcp://127.0.0.1:0", keys, Bounds(64, 32, MESSAGE))
+    try:
+        yield listener
+    finally:
+        listener.close()
+        context.destroy(linger=0)
+
+
+def turn(listener: Listener) -> Envelope | None:
+    """What a serving loop does in a turn."""
+    listener.connections.read_events()
+    if listener.gate is not None:
+        listener.gate.answer()
+    return listener.receive()
+
+
+def await_(listener: Listener, happened: Callable[[], object], within_s: float = 20.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not happened():
+        assert time.monotonic() < end_s
+        turn(listener)
+        time.sleep(0.005)
+
+
+@contextmanager
+def flooding(endpoint: str, keys: DeviceKeys | None) -> Iterator[None]:
+    """A ZeroMQ client sends all that it can, and connects again by itself."""
+    over = threading.Event()
+
+    def flood() -> None:
+        with RawClient(endpoint, keys) as client:
+            client.socket.sndhwm = 100
+            while not over.is_set():
+                with suppress(zmq.Again):
+                    client.socket.send_multipart([b"flood", FILLER], zmq.NOBLOCK)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keys"])
+def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Path]) -> None:
+    """However often it comes again: what it left is bounded, and another is served meanwhile."""
+    names = ("alice", "bob") if keyed else ()
+    alice, bob = (DeviceKeys.load(key_folders[name]) for name in names) if keyed else (None, None)
+    keys = EdgeKeys.load(key_folders["edge"]) if keyed else None
+    with listening(keys) as listener, RawClient(listener.endpoint, alice) as friend:
+        friend.say(m.Ping(nonce=0))
+        served: list[Envelope] = []
+        await_(listener, lambda: (got := turn(listener)) and served.append(got) is None)
+        name, pings = served[0].client, 0
+        with flooding(listener.endpoint, bob):
+            end_s = time.monotonic() + FLOOD_S
+            while time.monotonic() < end_s:
+                got = turn(listener)
+                if got is not None and got.client == name:
+                    pings += 1
+                if not pings or got is None or got.client == name:
+                    friend.say(m.Ping(nonce=1))
+                time.sleep(PACE_S)
+                assert listener.connections.has(name)
+        assert listener.connections.cuts.total() >= 1
+        assert pings > 50
+        left, end_s = 0, time.monotonic() + 1.0
+        while time.monotonic() < end_s:  # what is in the queue, dropped or not
+            with suppress(zmq.Again):
+                _first, *parts = listener.socket.recv_multipart(zmq.NOBLOCK)
+                left += sum(map(len, parts))
+        assert left < 8 * MESSAGE
+
+
+def test_a_peer_that_ends_its_connection_is_served() -> None:
+    """Even though more than a message's bytes wait, and it is gone before they are looked at."""
+    with listening() as listener:
+        client = RawClient(listener.endpoint)
+        client.socket.linger = 5000
+        for _ in range(80):
+            client.send(b"last", FILLER)
+        client.close()
+        served = 0
+        end_s = time.monotonic() + 20.0
+        while served < 80:
+            assert time.monotonic() < end_s
+            served += turn(listener) is not None
+        assert not listener.connections.cuts
+
+
+def test_what_was_left_is_forgotten_once_all_was_taken_in() -> None:
+    """Then newcomers are let in again, whom the kernel turned away before."""
+    with listening() as listener:
+        with flooding(listener.endpoint, None):
+            end_s = time.monotonic() + 10.0
+            while not listener.connections.backlog.is_full():
+                assert time.monotonic() < end_s
+                time.sleep(0.01)
+        backlog = listener.connections.backlog
+        await_(listener, lambda: not backlog.is_full() and not len(backlog))
+        with RawClient(listener.endpoint) as newcomer:
+            newcomer.say(m.Ping(nonce=1))
+            await_(listener, lambda: listener.connections.devices)
