@@ -2,11 +2,12 @@
 
     python -m tests [--all | --changed [BASE]] [--record] [options of pytest]
 
-First the tests that compute, in several processes, file by file (`tests.support.shards`); then those
-marked `waits`, beside each other; then, one after the other, those marked `timing`. Tests that fail
-run once more, alone: on a busy machine anything may be late. Left out are `reference` (see `make test-reference`) and,
-unless asked for, `slow`: `--all` runs all slow tests, with as many examples as hypothesis likes;
-`--changed` those of the rooms in which something changed since BASE, which `--list` only names.
+First the tests that compute, in several processes, file by file (`tests.support.shards`); then
+those marked `waits`, beside each other; then, one after the other, those marked `timing`. Tests
+that fail run once more, alone: on a busy machine anything may be late. Left out are `reference`
+(see `make test-reference`) and, unless asked for, `slow`: `--all` runs all slow tests, with as many
+examples as hypothesis likes; `--changed` those of the rooms in which something changed since BASE,
+which `--list` only names.
 `--record` writes how long each file took, for the next run's order.
 """
 
