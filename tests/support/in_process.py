@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.plan import plan
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.confidence import ENOUGH
@@ -36,6 +37,30 @@ class Reader:
         return self._decoder.forward([passed])[0].logits[0].copy()
 
 
+class RealDrafter:
+    """Drafts windows by the device's own drafter, across a bridge or with a cut head.
+
+    pair: its vocabulary and the target's.
+    """
+
+    def __init__(self, artifact, pair):
+        self._pair = pair
+        self._drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+        self._drafter.cross(pair.bridge())
+
+    def __call__(self, setting, exchange, law, committed):
+        if len(committed) == len(setting.prompt):
+            self._drafter.start(self._pair.prompt(list(committed)))
+        return self._drafter.draft(
+            np.array(committed, np.uint32),
+            setting.expansion,
+            exchange,
+            law,
+            self._pair.target.eos_ids,
+            auto=setting.enough > 0,
+        )
+
+
 @dataclass(frozen=True)
 class Generation(Setting):
     """The settings of a generation with two real models, target and drafter."""
@@ -50,8 +75,8 @@ class Generation(Setting):
 def answer(models, prompt, end, *, drafter=None, **options):
     """Generate the answer's tokens; options: those of `Device.generate`.
 
-    models: Readers of target and drafter. end: the end token. drafter: drafts a window
-    instead of `tests.support.rounds.draft_window`.
+    models: Readers of target and drafter. end: the end token. drafter: drafts instead of the
+    second of these.
     """
     chosen = plan(**options)
     setting = Generation(
