@@ -57,7 +57,8 @@ _DAEMONS = {
     ),
     EMULATOR: (EMULATOR,),
 }
-_IMPORTED_BY = ("PILOTFISH_PROTOCOLS", "PYTHON", "LD_", "OMP_", "OPENBLAS_", "ORT_")
+# Variables that are read while modules are imported.
+_IMPORTED_BY = ("PILOTFISH_PROTOCOLS", "PYTHON", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "ORT_")
 
 
 class Forked:
@@ -119,7 +120,7 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def fits(self, environment: Mapping[str, str]) -> bool:
-        """Whether a daemon with this environment would import what the server did."""
+        """Return whether a daemon with this environment would import what the server did."""
         return _imported_by(environment) == self._imported_by and self._process.poll() is None
 
     def fork(self, asked: dict[str, Any], files: Sequence[int]) -> int:
@@ -147,23 +148,22 @@ def _reap_orphans(ours: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(ours), 0, 0, 0)
 
 
-_server: ForkServer | None = None
+_servers: list[ForkServer] = []  # none before the first daemon, then one
 _starting = threading.Lock()
 
 
 def _server_for(command: Sequence[str], environment: Mapping[str, str]) -> ForkServer | None:
-    """The server that can fork a daemon of this command line; None if none can."""
-    global _server
+    """Return the server if it can fork a daemon of this command line, else None."""
     if os.environ.get("PILOTFISH_TEST_FORK") == "0" or _daemon(command) is None:
         return None
     with _starting:
-        if _server is None:
-            _server = ForkServer()
-    return _server if _server.fits(environment) else None
+        if not _servers:
+            _servers.append(ForkServer())
+    return _servers[0] if _servers[0].fits(environment) else None
 
 
 def _daemon(command: Sequence[str]) -> str | None:
-    """Which of `_DAEMONS` a command line starts."""
+    """Return which of `_DAEMONS` a command line starts, None if it is another command."""
     if [*command[:2]] != [sys.executable, "-m"]:
         return None
     words = [command[2]] if command[2] == EMULATOR else command[3:]
@@ -184,13 +184,20 @@ def _asked(
 
 
 def popen(
-    command: Sequence[str], env: Mapping[str, str] | None = None
+    command: Sequence[str], environment: Mapping[str, str], files: Sequence[int] = ()
 ) -> subprocess.Popen[str] | Forked:
-    """Start a daemon without stdin and with its stderr in a pipe, as `subprocess.Popen`."""
-    environment = os.environ if env is None else env
-    if (server := _server_for(command, environment)) is None:
+    """Start a daemon without stdin and with its stderr in a pipe, as `subprocess.Popen`.
+
+    files: descriptors for it; with some it is never forked.
+    """
+    if files or (server := _server_for(command, environment)) is None:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            pass_fds=files,
         )
     ours, theirs = os.pipe()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -229,11 +236,9 @@ def install() -> None:
 
 def uninstall() -> None:
     """Have them start processes as for a user, and end the server."""
-    global _server
     edge_process.TiedProcess = emulator.TiedProcess = TiedProcess
-    if _server is not None:
-        _server.close()
-        _server = None
+    while _servers:
+        _servers.pop().close()
 
 
 # In the server
@@ -277,6 +282,10 @@ def _run(asked: dict[str, Any], files: Sequence[int]) -> None:
         for number, each in enumerate(files[:3]):
             os.dup2(each, number)
             os.close(each)
+        # what the old ones know of their files is no longer true
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         code = _main(asked["daemon"], asked["arguments"], files[3:])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -121,7 +121,9 @@ def expect_the_same(device, models, prompt, end, *, drafter=None, seeds=SEEDS, *
     drafted = accepted = 0
     for seed in range(seeds):
         got = device.generate(prompt, seed=seed, **options)
-        assert got.tokens == answer(models, prompt, end, drafter=drafter, seed=seed, **options), seed
+        assert got.tokens == answer(models, prompt, end, drafter=drafter, seed=seed, **options), (
+            seed
+        )
         drafted += sum(one.window for one in got.rounds)
         accepted += sum(one.accepted for one in got.rounds)
     assert 0 < accepted < drafted or plan(**options).streams

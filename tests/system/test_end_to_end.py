@@ -55,9 +55,7 @@ def streamed(device):
 # `make test` looks at two windows of a short answer.
 @pytest.mark.parametrize(
     ("prompt", "window", "count"),
-    thinned(
-        [*product(PROMPTS, WINDOWS, (TOKENS, 40))], [*product(PROMPTS[:1], (1, 4), (TOKENS,))]
-    ),
+    thinned([*product(PROMPTS, WINDOWS, (TOKENS, 40))], [*product(PROMPTS[:1], (1, 4), (TOKENS,))]),
 )
 def test_greedy_over_the_link_is_the_targets_own_output(
     device, default_artifacts, streamed, prompt, window, count

@@ -16,7 +16,6 @@ from pilotfish.speculation.distributions import Sampling
 from tests.support.bridged import END, TARGETS_END, WORDS, ids, pair_of
 from tests.support.enumeration import p_value
 from tests.support.in_process import Reader, RealDrafter, expect_the_same
-from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 from tests.system.test_lossless import (
     ANSWERS,
