@@ -191,7 +191,7 @@ def test_a_full_disk_ends_the_run_which_goes_on_later(pair, edge, out, prompts, 
 
 
 @pytest.mark.parametrize(
-    ("lives", "repeat"), [(3, 16), pytest.param(20, 60, marks=pytest.mark.slow)]
+    ("lives", "repeat"), [(3, 30), pytest.param(20, 60, marks=pytest.mark.slow)]
 )
 def test_killed_at_random_it_loses_a_round_at_most(pair, edge, out, prompts, lives, repeat):
     """Every fifth time at any moment of its life, else while it measures."""
