@@ -191,9 +191,12 @@ def test_a_full_disk_ends_the_run_which_goes_on_later(pair, edge, out, prompts, 
 
 
 @pytest.mark.parametrize(
-    ("lives", "repeat"), [(3, 30), pytest.param(20, 60, marks=pytest.mark.slow)]
+    ("lives", "repeat", "longest_s"),
+    [(3, 12, 0.3), pytest.param(20, 60, 1.0, marks=pytest.mark.slow)],
 )
-def test_killed_at_random_it_loses_a_round_at_most(pair, edge, out, prompts, lives, repeat):
+def test_killed_at_random_it_loses_a_round_at_most(
+    pair, edge, out, prompts, lives, repeat, longest_s
+):
     """Every fifth time at any moment of its life, else while it measures."""
     chance = random.Random(int(os.environ.get("PILOTFISH_TEST_SEED", time.time_ns())))
     again = ["field", "measure", "--resume", "--out", str(out)]
@@ -204,7 +207,7 @@ def test_killed_at_random_it_loses_a_round_at_most(pair, edge, out, prompts, liv
         for life in range(lives):
             seen = killable.rounds_until_killed(
                 again if begun(out) else first,
-                chance.uniform(0.0, 0.25 if life % 5 else 1.0),
+                chance.uniform(0.0, longest_s / 4 if life % 5 else longest_s),
                 measuring=bool(life % 5),
             )
             missing = len(seen - recorded(out))
