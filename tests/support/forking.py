@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -254,9 +255,9 @@ def _serve(end: socket.socket) -> None:
             import_module(name)
         gc.freeze()
         told, tell = os.pipe()
-        between = os.fork()
+        between = _fork()
         if not between:
-            child = os.fork()
+            child = _fork()
             if not child:
                 for each in (end.fileno(), told, tell):
                     os.close(each)
@@ -267,6 +268,13 @@ def _serve(end: socket.socket) -> None:
         end.send(os.read(told, 64))
         for each in (told, tell, *files):
             os.close(each)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # OpenBLAS has a thread, and sees to it itself that it may be forked
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _run(asked: dict[str, Any], files: Sequence[int]) -> None:
