@@ -43,6 +43,12 @@ from tests.support.thinned import thinned
 PROMPT = [3, 1, 4, 1, 5]
 
 
+@pytest.fixture(autouse=True)
+def no_process_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How processes begin and end is what this file is about."""
+    monkeypatch.setenv("PILOTFISH_TEST_FORK", "0")
+
+
 # In the middle of the work
 
 
