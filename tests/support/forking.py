@@ -59,7 +59,7 @@ _DAEMONS = {
     EMULATOR: (EMULATOR,),
 }
 # Variables that are read while modules are imported.
-_IMPORTED_BY = ("PILOTFISH_PROTOCOLS", "PYTHON", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "ORT_")
+_IMPORTED_BY = ("PILOTFISH_PROTOCOLS", "PYTHON", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_")
 
 
 class Forked:
