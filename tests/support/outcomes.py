@@ -1,6 +1,6 @@
-"""A pytest plugin that writes what became of each test: ``-p tests.support.outcomes --outcomes FILE``.
+"""A pytest plugin that writes each test's outcome: ``-p tests.support.outcomes --outcomes FILE``.
 
-A line of JSON a test: ``{"test": node id, "outcome": "passed" | "failed" | "skipped", "seconds": …}``.
+A line of JSON a test: ``test`` (node id), ``outcome`` (passed, failed, skipped), ``seconds``.
 """
 
 from __future__ import annotations
