@@ -29,7 +29,7 @@ ENDLESS = Grammar("lark", "start: X0\n" + "".join(
 @pytest.fixture
 def tried() -> Iterator[Trial]:
     one = Trial()
-    one.warm()
+    one.start()
     yield one
     one.end()
 
@@ -52,7 +52,7 @@ def test_one_that_stands_still_while_it_starts() -> None:
     one = Trial()
     try:
         with one._lock:
-            one._started()
+            one._running_process()
         stopped(one)
         begun_s = time.process_time()
         one.attempt(FINE)

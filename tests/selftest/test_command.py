@@ -14,7 +14,7 @@ import pytest
 
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.selftest.checks import CHECKS
-from pilotfish.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, UNCUT
+from pilotfish.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, WITHOUT_STAGES
 from pilotfish.selftest.protocols import LOSSLESS
 from pilotfish.selftest.providers import FP32, VARIANTS
 from tests.support.commands import command
@@ -62,7 +62,7 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
                 assert told.pop("tree") == "not there", of
             assert set(told.values()) == {"passed"}, of
             first = variant.dialect == "opset24"
-            assert ("stages" in told) == (first and model not in UNCUT), of
+            assert ("stages" in told) == (first and model not in WITHOUT_STAGES), of
             assert (told.keys() >= LOSSLESS.keys()) == (first and model in BOTH_ENDS), of
     own = [each for each in found["findings"] if each["provider"] == "cpu"]
     apart = [each["difference"] for each in own if "difference" in each]

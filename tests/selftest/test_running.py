@@ -45,7 +45,7 @@ def tried(script: list[str], *models: str, minutes: float = 10.0) -> list[CheckR
         for each in models
     ]
     runner.attempt("cuda", jobs)
-    return runner.found.findings
+    return runner.report.findings
 
 
 def test_without_a_network_the_default_model_is_left_out_and_says_why(

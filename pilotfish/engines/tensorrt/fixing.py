@@ -1,17 +1,17 @@
-"""Replace a symbolic size of an ONNX graph's inputs and outputs by a number.
+"""Replace a symbolic size in an ONNX graph's inputs and outputs by a number.
 
 TensorRT's KVCacheUpdate, which opset 24's TensorScatter becomes, needs a cache of static length,
-while our graphs leave the capacity open. This edits the bytes of the file, since the onnx package
-is not needed on a device: only the messages on the way to a dimension are rewritten.
+while our graphs leave the capacity open. This edits the bytes of the file, since devices need no
+onnx package: it rewrites only the messages on the path to a dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-# Field numbers of onnx.proto on the way from a model to the dimensions of its inputs and outputs:
+# Field numbers of onnx.proto on the path from a model to the dimensions of inputs and outputs:
 # graph; input or output; type; tensor_type; shape; dim.
-WAY: tuple[Collection[int], ...] = ({7}, {11, 12}, {2}, {1}, {2}, {1})
+DIMENSION_PATH: tuple[Collection[int], ...] = ({7}, {11, 12}, {2}, {1}, {2}, {1})
 DIM_VALUE, DIM_PARAM = 1, 2
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -22,18 +22,18 @@ def fix_size(model: bytes, name: str, value: int) -> bytes:
     Raises:
         ValueError: if these bytes are no protobuf message.
     """
-    return _rewrite(memoryview(model), WAY, name.encode(), value)
+    return _rewrite(memoryview(model), DIMENSION_PATH, name.encode(), value)
 
 
 def _rewrite(
-    message: memoryview, way: tuple[Collection[int], ...], name: bytes, value: int
+    message: memoryview, path: tuple[Collection[int], ...], name: bytes, value: int
 ) -> bytes:
     parts = []
     for number, kind, raw, content in _fields(message):
-        if way and kind == BYTES and number in way[0]:
-            inner = _rewrite(content, way[1:], name, value)
+        if path and kind == BYTES and number in path[0]:
+            inner = _rewrite(content, path[1:], name, value)
             parts += [_varint(number << 3 | BYTES), _varint(len(inner)), inner]
-        elif not way and kind == BYTES and number == DIM_PARAM and content == name:
+        elif not path and kind == BYTES and number == DIM_PARAM and content == name:
             parts += [_varint(DIM_VALUE << 3 | VARINT), _varint(value)]
         else:
             parts.append(bytes(raw))

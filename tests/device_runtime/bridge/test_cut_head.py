@@ -55,7 +55,9 @@ def targets(folder: Path, name: str) -> Artifact:
 
 
 def pair_of(drafter: Artifact, target: Artifact) -> Pair:
-    return Pair(Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target), drafter.kept)
+    return Pair(
+        Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target), drafter.head_tokens
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pilotfish.engines.chat_formats import FAMILIES, ChatFormat, Tools, chat_format_of
+from pilotfish.engines.chat_formats import CHAT_FORMATS, ChatFormat, Tools, chat_format_of
 from pilotfish.engines.chat_formats.outline import KIND, Outline, read_outline
 from pilotfish.engines.chat_formats.reader import Turn, TurnReader
 from pilotfish.engines.engine_errors import GrammarError
@@ -27,7 +27,7 @@ MOVE, STOP = ("move", {"to": "here"}), ("stop", {})
 every_family = pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", CHAT_FORMATS, ids=lambda family: family.name)
 def test_a_template_tells_its_family(family: ChatFormat) -> None:
     assert chat_format_of(TOLD[family.name]) is family
 
@@ -189,7 +189,7 @@ def test_a_model_that_does_not_think_has_the_form_alone() -> None:
 
 
 def test_a_family_whose_calls_are_no_json_is_refused() -> None:
-    (family,) = (family for family in FAMILIES if family.calls is None)
+    (family,) = (family for family in CHAT_FORMATS if family.calls is None)
     with pytest.raises(GrammarError, match="not JSON"):
         Outline.for_chat_format(family, "", tools=Tools.read(TOOLS))
 
