@@ -29,7 +29,7 @@ class PlaneShape(NamedTuple):
 
 
 class PlaneLayout(NamedTuple):
-    """Which planes share a buffer.
+    """The assignment of planes to buffers.
 
     Attributes:
         shapes: plane shape of each buffer.

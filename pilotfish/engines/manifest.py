@@ -45,7 +45,7 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the weights came from.
+    """The origin of the weights.
 
     `location` is a hub id, a file name or a directory name; not a path, which would reveal details
     of the machine. `sha256` covers the files that were read. `first_layers` is the number of layers

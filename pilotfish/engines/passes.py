@@ -153,7 +153,7 @@ def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
 
 
 def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
-    """Raise ValueError for a tree whose last `size` nodes do not fit behind `length` tokens."""
+    """Raise ValueError for a tree whose last `size` nodes do not fit after `length` tokens."""
     if parents.ndim != 1 or not size <= len(parents) <= length + size:
         raise ValueError(
             f"parents needs a row of {size} to {length + size} nodes: the tokens of the pass, and "

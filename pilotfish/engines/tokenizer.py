@@ -3,10 +3,6 @@
 In: a `tokenizer.json`. Every token stands for bytes; a text is the UTF-8 of its tokens' bytes, with
 malformed parts replaced by U+FFFD. `decode` and `TextStream` agree: the concatenated output of the
 stream equals `decode` of all ids, however they are split.
-
-Two families of vocabularies are supported; the decoder tells which: byte-level BPE (GPT-2, Llama 3,
-Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece, as BPE
-(Llama 2, Mistral) or Unigram, where "▁" is a space and <0x0A> a byte.
 """
 
 from __future__ import annotations
@@ -15,14 +11,13 @@ import codecs
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 
@@ -30,6 +25,7 @@ from pilotfish.base.reading import read_text, reading_file
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError, EngineError, TextTooLongError
 from pilotfish.engines.manifest import TOKENIZER_NAME
+from pilotfish.engines.token_bytes import byte_scheme
 from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
 
 # The calling thread encodes texts one by one: a thread pool would take cores from the drafter. The
@@ -38,8 +34,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _CHUNK = 1 << 16  # characters per piece when tokens are counted
 _LONGEST_TOKEN = 1 << 10  # upper bound for the bytes of a token; Llama 3's longest has 128
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-SPACE_MARK = "▁"
 
 
 class Tokenizer:
@@ -71,7 +65,7 @@ class Tokenizer:
             parsed = json.loads(text)
         if not self._tokenizer.get_vocab_size():
             raise ArtifactError(f"{name} has no tokens")
-        self._family = _family(parsed.get("decoder"), name)
+        self._byte_scheme = byte_scheme(parsed.get("decoder"), name)
         self.is_unigram = is_unigram(parsed)
         if self.is_unigram:
             expect_marks(parsed, name)
@@ -163,7 +157,7 @@ class Tokenizer:
 
     def byte_token(self, byte: int) -> int | None:
         """Return the token of a single byte, or None."""
-        id: int | None = self._tokenizer.token_to_id(self._family.byte_piece(byte))
+        id: int | None = self._tokenizer.token_to_id(self._byte_scheme.byte_piece(byte))
         return id
 
     @cached_property
@@ -205,7 +199,7 @@ class Tokenizer:
         """Return the bytes that the token adds to a text; b"" for an unknown id."""
         data = self._bytes.get(id)
         if data is None:
-            data = self._bytes[id] = self._family.token_bytes(self.piece(id))
+            data = self._bytes[id] = self._byte_scheme.token_bytes(self.piece(id))
         return data
 
     @cached_property
@@ -235,7 +229,7 @@ class Tokenizer:
     @property
     def drops_first_space(self) -> bool:
         """Whether decoding drops the first space, which SentencePiece adds when encoding."""
-        return self._family.drops_first_space
+        return self._byte_scheme.drops_first_space
 
     @cached_property
     def vocab_size(self) -> int:
@@ -331,42 +325,6 @@ class TextStream:
         return rest
 
 
-class _Family(NamedTuple):
-    """How the tokens of a vocabulary represent bytes."""
-
-    token_bytes: Callable[[str], bytes]
-    byte_piece: Callable[[int], str]
-    drops_first_space: bool
-
-
-def _byte_level(piece: str) -> bytes:
-    """Return the bytes of a byte-level token; an added token with other characters is text."""
-    try:
-        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
-    except KeyError:
-        return piece.encode("utf-8")
-
-
-def _sentencepiece(piece: str) -> bytes:
-    """Return the bytes of a SentencePiece token."""
-    if match := BYTE_TOKEN.fullmatch(piece):
-        return bytes([int(match[1], 16)])
-    return piece.replace(SPACE_MARK, " ").encode("utf-8")
-
-
-def _byte_characters() -> dict[str, int]:
-    """Build GPT-2's byte alphabet: printable Latin-1 is itself, other bytes follow U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + index): byte for index, byte in enumerate(others)
-    }
-
-
-BYTE_OF_CHARACTER = _byte_characters()
-CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-
-
 def _build_plain_tokenizer(text: str) -> tokenizers.Tokenizer:
     """Build the library's tokenizer with special tokens as plain text."""
     parsed = json.loads(text)
@@ -402,25 +360,3 @@ def without_first_space(step: Any, only: str | None = None) -> Any:
         mark, split = step["replacement"], step.get("split", True)
         return {"type": "Metaspace", "replacement": mark, "prepend_scheme": "never", "split": split}
     return {**step, "add_prefix_space": False} if "add_prefix_space" in step else step
-
-
-def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
-    """Return the family of a vocabulary, given the `decoder` of its tokenizer.json."""
-    steps = [decoder] if decoder else []
-    if decoder and decoder["type"] == "Sequence":
-        steps = decoder["decoders"]
-    kinds = {step["type"] for step in steps}
-    if kinds == {"ByteLevel"}:
-        return _Family(_byte_level, CHARACTER_OF_BYTE.__getitem__, drops_first_space=False)
-    marks_spaces = any(
-        step.get("replacement") == SPACE_MARK or step.get("pattern") == {"String": SPACE_MARK}
-        for step in steps
-    )
-    if marks_spaces and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        strips = any(step["type"] == "Strip" and step["start"] for step in steps)
-        prepends = any(step.get("prepend_scheme", "never") != "never" for step in steps)
-        return _Family(_sentencepiece, "<0x{:02X}>".format, drops_first_space=strips or prepends)
-    raise ArtifactError(
-        f"{name}: the decoder {sorted(kinds)} belongs to a family of tokenizers that is not "
-        "supported (byte-level BPE, and SentencePiece's BPE and Unigram are)"
-    )

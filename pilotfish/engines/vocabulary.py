@@ -163,7 +163,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """How it writes calls and thoughts, recognised by its chat template."""
+        """Its syntax of calls and thoughts, recognised by its chat template."""
         return chat_format_of(self.chat_template or "")
 
     @cached_property

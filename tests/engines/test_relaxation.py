@@ -379,7 +379,7 @@ def test_what_is_left_out_is_logged_once(
     for name in ("logged", "logged", "again"):
         relax_tool(name, text)
     assert [record.message for record in caplog.records] == [
-        f"tool '{name}': not enforced of its schema: "
+        f"tool '{name}': these parts of its schema are not enforced: "
         '"uniqueItems" (at /uniqueItems), "required" (at /required)'
         for name in ("logged", "again")
     ]

@@ -171,7 +171,7 @@ def test_half_precision_on_8_6_needs_the_flag_and_gets_it(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("function", "complaint"),
     [
-        ("cudaMemcpy3DAsync", "forgets keys and values"),  # cells are not fetched
+        ("cudaMemcpy3DAsync", "loses keys and values"),  # cells are not fetched
         ("cudaMemcpyAsync", "no numbers"),  # answers do not come back
     ],
 )

@@ -177,9 +177,9 @@ def test_a_whole_head_is_written_as_before(tmp_path: Path) -> None:
 def test_it_drafts_and_does_nothing_else(tmp_path: Path) -> None:
     cut = tiny_artifact(tmp_path / "cut", kept=KEPT.tolist(), dialect="opset24")
     assert open_model(cut, drafts=True).vocab_size == 128
-    with pytest.raises(ArtifactError, match="can say only 19 of its tokens"):
+    with pytest.raises(ArtifactError, match="computes logits for only 19 of its tokens"):
         open_model(cut)
-    with pytest.raises(ArtifactError, match="can say only 19 of its tokens"):
+    with pytest.raises(ArtifactError, match="computes logits for only 19 of its tokens"):
         split_artifact(cut.path, tmp_path / "stages", stages=2)
 
 

@@ -181,4 +181,4 @@ def test_a_target_with_a_cut_head_is_none(
     assert export(source, tmp_path / "cut", "--keep-tokens", 40, "--for", text) == 0
     options = ("--keep-tokens", 30, "--for", tmp_path / "cut")
     assert export(source, tmp_path / "out", *options) == 66
-    assert "can say only 40 of its tokens" in capsys.readouterr().err
+    assert "computes logits for only 40 of its tokens" in capsys.readouterr().err

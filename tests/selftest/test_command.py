@@ -97,7 +97,7 @@ def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(tmp_path:
     assert machine["cuda"] == "12.6"
     assert "SOMETHING DIFFERS" in done.stdout
     assert "instead of" in done.stdout
-    assert "lfm2 keeps states" in " ".join(done.stdout.split())
+    assert "lfm2 has recurrent states" in " ".join(done.stdout.split())
     assert "building its engine" in done.stderr
 
 

@@ -154,7 +154,7 @@ def test_trees_of_states_are_not_there_and_say_why(shelf: CheckArtifacts, model:
     assert STAGES not in found
     tree = found.pop("tree")
     assert tree["status"] == "not there"
-    assert "keeps states that follow one chain" in tree["reason"]
+    assert "has recurrent states, which follow one chain" in tree["reason"]
     assert {each["status"] for each in found.values()} == {"passed"}
 
 

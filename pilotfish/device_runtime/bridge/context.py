@@ -28,7 +28,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from pilotfish.engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
+from pilotfish.engines.token_bytes import SPACE_MARK
+from pilotfish.engines.tokenizer import Tokenizer, character_pairs, without_first_space
 from pilotfish.engines.unigram import flatten_steps
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them

@@ -30,7 +30,7 @@ Answers: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Load:
-    """What a backend loads.
+    """A model to load, and how to load it.
 
     Attributes:
         context: least number of positions per slot.

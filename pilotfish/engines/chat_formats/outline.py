@@ -24,7 +24,7 @@ _LEADING_SPACE = f"{_SPACE}{{0,{SPACES}}}"  # optional space before a call
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a turn may contain.
+    """The allowed content of a turn.
 
     thought: begin and end of a thought, which comes first. thinking: the prompt already began it.
     content: grammar of the answer; None: any text. calls: syntax of calls. tools: name and JSON

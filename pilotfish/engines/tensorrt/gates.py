@@ -45,7 +45,7 @@ def tensorrt_version() -> str:
         source = (
             "it comes with JetPack: sudo apt install python3-libnvinfer (for the system's Python)"
             if JETSON.exists()
-            else f"{installing('tensorrt')} beside NVIDIA's driver; on a Jetson: sudo "
+            else f"{installing('tensorrt')} and NVIDIA's driver; on a Jetson: sudo "
             "apt install python3-libnvinfer"
         )
         raise ProviderError(f"TensorRT cannot be imported ({error}): {source}") from None

@@ -15,7 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, wrapping_errors
+from pilotfish.engines.token_bytes import CHARACTER_OF_BYTE
+from pilotfish.engines.tokenizer import wrapping_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.tables import merges_by_score
 

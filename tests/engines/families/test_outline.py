@@ -200,7 +200,7 @@ def test_a_family_whose_calls_are_no_json_is_refused() -> None:
         ("{", "no turn"),
         ('{"x": 1}', "no turn"),
         (json.dumps({"content": [KIND, "{}"]}), "not within a turn"),
-        (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "begin with a trigger"),
+        (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "need a trigger"),
         (json.dumps({"calls": {"trigger": "<", "x": 1}}), "no turn"),
         (json.dumps({"called": True}), "says how"),
         (json.dumps({"calls": {"trigger": "<"}, "tools": [["a", "{}"]] * 129}), "128 is the most"),
