@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def compile_grammar(
-    grammar: Grammar, words: "LLTokenizer", controls: Controls = NO_CONTROLS
+    grammar: Grammar, tokenizer: "LLTokenizer", controls: Controls = NO_CONTROLS
 ) -> "LLMatcher":
     """Compile a grammar over a vocabulary; `GrammarError` says what is wrong with it.
 
@@ -55,10 +55,10 @@ def compile_grammar(
     try:
         if grammar.kind == TURN:
             outline = read_outline(grammar.text)
-            _expect_small_divisors(outline.schemas())
+            _check_divisors(outline.schemas())
             source = turn_source(outline, controls, _plain_source)
         else:
-            _expect_small_divisors([grammar.text] if grammar.kind == "json" else ())
+            _check_divisors([grammar.text] if grammar.kind == "json" else ())
             source = _plain_source(grammar)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"The schema is no JSON: {one_printable_line(error)}.") from error
@@ -71,7 +71,7 @@ def compile_grammar(
         max_grammar_size=50_000,
         verbose_errors=False,
     )
-    matcher = LLMatcher(words, source, log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if matcher.is_error():
         raise GrammarError(f"The grammar cannot be used: {one_printable_line(matcher.get_error())}")
     return matcher
@@ -104,7 +104,7 @@ def _divisor(value: object) -> int:
     return max(1, divisor)
 
 
-def _expect_small_divisors(schemas: Iterable[str]) -> None:
+def _check_divisors(schemas: Iterable[str]) -> None:
     """Raise `GrammarError` if the product of all ``multipleOf`` exceeds `_MOST_DIVISORS`."""
     product, waiting = 1, [json.loads(schema) for schema in schemas]
     while waiting:

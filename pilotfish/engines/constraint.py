@@ -103,13 +103,13 @@ class GrammarConstraint:
         dead_rows = []
         self._check_budget()
         if self._read_answer(answer):
-            for at, (row, path) in enumerate(zip(logits, paths, strict=True)):
+            for index, (row, path) in enumerate(zip(logits, paths, strict=True)):
                 try:
                     if self._read_path(path):
                         np.copyto(row, -np.inf, where=~self._allowed_tokens())
                 except GrammarError as error:
                     self._recover(answer, path, error)
-                    dead_rows.append(at)
+                    dead_rows.append(index)
         return dead_rows
 
     def _recover(
@@ -149,8 +149,8 @@ class GrammarConstraint:
         if not np.array_equal(answer, self._answer):
             self._read_path(())
             shorter = min(len(answer), len(self._answer))
-            differ = np.flatnonzero(answer[:shorter] != self._answer[:shorter])
-            common = int(differ[0]) if len(differ) else shorter
+            differences = np.flatnonzero(answer[:shorter] != self._answer[:shorter])
+            common = int(differences[0]) if len(differences) else shorter
             rest = answer[common:].tolist()
             read = self._consume(rest, back=len(self._answer) - common)
             self._answer = answer[: common + read].copy()
@@ -162,10 +162,12 @@ class GrammarConstraint:
         """Move the parser to the end of answer and path; False if the grammar forbids the path."""
         pairs = enumerate(zip(self._path, path, strict=False))
         shorter = min(len(self._path), len(path))
-        common = next((at for at, (read_token, token) in pairs if read_token != token), shorter)
+        common = next(
+            (index for index, (read_token, token) in pairs if read_token != token), shorter
+        )
         back = len(self._path) - common
         rest = list(path[common:])
-        end = next((at for at, token in enumerate(rest) if token in self._ends), len(rest))
+        end = next((index for index, token in enumerate(rest) if token in self._ends), len(rest))
         read = self._consume(rest[:end], back)
         self._path = list(path[: common + read])
         return read == len(rest)

@@ -100,7 +100,7 @@ class Dialogue:
         plain = self._render(inputs)
         ids = self._tokenizer.encode(plain, special=True, most=most)
         expected = self._template_controls(inputs, most)
-        if self._controls_in(ids) == expected:
+        if self._select_controls(ids) == expected:
             return ids
         substitutes = self._choose_substitutes(plain, inputs)
 
@@ -113,7 +113,7 @@ class Dialogue:
         ids = self._encode_rendering(
             self._render(inputs.map_text(hide_controls)), substitutes, most
         )
-        if self._controls_in(ids) == expected:
+        if self._select_controls(ids) == expected:
             return ids
         return self._encode_rendering(self._render(inputs.map_text(hide)), substitutes, most)
 
@@ -130,7 +130,7 @@ class Dialogue:
             inputs.map_text(lambda text: _replace_characters(text, replacements))
         )
         limit = None if most is None else _BLUNT_GROWTH * most
-        return self._controls_in(self._tokenizer.encode(blunted, special=True, most=limit))
+        return self._select_controls(self._tokenizer.encode(blunted, special=True, most=limit))
 
     def _lookalikes(self, inputs: _TemplateInput) -> set[str]:
         """Find characters in messages that the tokenizer normalizes to signs.
@@ -147,7 +147,7 @@ class Dialogue:
             if signs.intersection(self._tokenizer.normalized(character))
         }
 
-    def _controls_in(self, ids: Iterable[int]) -> list[int]:
+    def _select_controls(self, ids: Iterable[int]) -> list[int]:
         return [id for id in ids if id in self._tokens]
 
     def _choose_substitutes(self, plain: str, inputs: _TemplateInput) -> dict[str, str]:

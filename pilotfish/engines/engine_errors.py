@@ -79,6 +79,6 @@ class CudaError(EngineError):
 
 
 class BuildError(EngineError):
-    """TensorRT cannot build an engine of the artifact; the sentence says why."""
+    """TensorRT cannot build an engine of the artifact; the message says why."""
 
     exit_code = 65  # EX_DATAERR

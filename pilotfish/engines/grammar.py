@@ -64,14 +64,14 @@ class _TokenList:
         Takes the longest token at each place.
         """
         ids: list[int] = []
-        at = 0
-        while at < len(data):
-            ends = range(min(len(data), at + self._longest), at, -1)
-            end = next((end for end in ends if data[at:end] in self._by_bytes), None)
+        index = 0
+        while index < len(data):
+            ends = range(min(len(data), index + self._longest), index, -1)
+            end = next((end for end in ends if data[index:end] in self._by_bytes), None)
             if end is None:
                 break
-            ids.append(self._by_bytes[data[at:end]])
-            at = end
+            ids.append(self._by_bytes[data[index:end]])
+            index = end
         return ids
 
     @cached_property

@@ -234,7 +234,7 @@ def _serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     plain: Any = _Bytes()
-    words = LLTokenizer(plain, n_vocab=257, eos_token=256)
+    tokenizer = LLTokenizer(plain, n_vocab=257, eos_token=256)
     print("ready", flush=True)
     for line in sys.stdin.buffer:
         grammar = Grammar(*json.loads(line))
@@ -243,7 +243,7 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.alarm(_ORPHANED_S)
         try:
-            matcher, _ = on_deep_stack(partial(compile_grammar, grammar, words))
+            matcher, _ = on_deep_stack(partial(compile_grammar, grammar, tokenizer))
             if len(matcher.compute_ff_bytes()) > _MOST_FORCED_BYTES:
                 problem = (
                     f"The grammar begins with a text of more than {_MOST_FORCED_BYTES:,} bytes."

@@ -60,12 +60,12 @@ def _disturbed_widths(times: Mapping[int, float]) -> list[int]:
     """List widths whose pass took clearly longer than wider or narrower ones suggest."""
     known = list(times.items())
     disturbed = []
-    for at, (width, taken_s) in enumerate(known):
-        bounds = [wider_s for _, wider_s in known[at + 1 :]]
-        if at == 1:
+    for index, (width, taken_s) in enumerate(known):
+        bounds = [wider_s for _, wider_s in known[index + 1 :]]
+        if index == 1:
             bounds.append(known[0][1] * width / known[0][0])
-        elif at > 1:  # extrapolate from the two before
-            (first, first_s), (second, second_s) = known[at - 2 : at]
+        elif index > 1:  # extrapolate from the two before
+            (first, first_s), (second, second_s) = known[index - 2 : index]
             slope_s = max(0.0, (second_s - first_s) / (second - first))
             bounds.append(second_s + slope_s * (width - second))
         if taken_s > _DISTURBED_FACTOR * min(bounds, default=math.inf):

@@ -254,13 +254,13 @@ class _Search:
         return True
 
 
-def _same_values(schema: Any, places: list[KeywordPlace], at: int) -> list[KeywordPlace]:
+def _same_values(schema: Any, places: list[KeywordPlace], index: int) -> list[KeywordPlace]:
     """List the place at fault, and places with the same keyword and value elsewhere."""
 
     def value_of(place: KeywordPlace) -> Any:
         return schemas.value_at(schema, (*place.path, place.keyword))
 
-    fault = places[at]
+    fault = places[index]
     value = value_of(fault)
     if isinstance(value, dict | list | bool) or fault.keyword == "$ref":
         return [fault]

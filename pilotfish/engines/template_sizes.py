@@ -27,7 +27,7 @@ _FIELD = re.compile(r"\{([^{}]*)")
 _NESTED_WIDTH = re.compile(r"\{[^{}]*:[^{}]*\{")  # a width that is itself a field
 _NESTED_LOOKUP = re.compile(r"\{[^{}]*:[^{}]*\{[^{}]*[\[.]")  # a width looked up inside an argument
 _NUMBER = re.compile(r"\d+")
-_Seen = dict[int, tuple[int, int]]
+_Extents = dict[int, tuple[int, int]]
 
 
 def printed_size(value: object) -> int:
@@ -95,7 +95,7 @@ def _integers(arguments: Iterable[Any]) -> list[int]:
     return [value for value in arguments if isinstance(value, int)]
 
 
-def _extent(value: object, seen: _Seen) -> tuple[int, int]:
+def _extent(value: object, extents_by_id: _Extents) -> tuple[int, int]:
     """Return the number of characters that a value prints, and the depth of its nested lists."""
     if isinstance(value, str):
         return len(value) + 4, 0
@@ -105,15 +105,15 @@ def _extent(value: object, seen: _Seen) -> tuple[int, int]:
         value = value._Namespace__attrs
     if not isinstance(value, list | tuple | set | Mapping | ItemsView | KeysView | ValuesView):
         return 64, 0
-    known = seen.get(id(value))
+    known = extents_by_id.get(id(value))
     if known is None:
-        seen[id(value)] = 0, 0  # in case it contains itself
+        extents_by_id[id(value)] = 0, 0  # in case it contains itself
         parts: Iterable[object] = value
         if isinstance(value, Mapping):
             parts = [part for pair in value.items() for part in pair]
-        extents = [_extent(part, seen) for part in parts]
+        extents = [_extent(part, extents_by_id) for part in parts]
         size = 4 + sum(size + 2 for size, _ in extents)
-        known = seen[id(value)] = size, 1 + max((depth for _, depth in extents), default=0)
+        known = extents_by_id[id(value)] = size, 1 + max((depth for _, depth in extents), default=0)
     return known
 
 

@@ -26,7 +26,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError, EngineError, TextTooLongError
 from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.token_bytes import byte_scheme
-from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
+from pilotfish.engines.unigram import check_marks, hide_controls, is_unigram
 
 # The calling thread encodes texts one by one: a thread pool would take cores from the drafter. The
 # library reads this at its first encoding.
@@ -60,7 +60,7 @@ class Tokenizer:
         return tokenizer
 
     def _load(self, text: str, name: str) -> None:
-        with wrapping_errors(f"{name} is not a tokenizer.json"):
+        with converting_errors(f"{name} is not a tokenizer.json"):
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
             parsed = json.loads(text)
         if not self._tokenizer.get_vocab_size():
@@ -68,7 +68,7 @@ class Tokenizer:
         self._byte_scheme = byte_scheme(parsed.get("decoder"), name)
         self.is_unigram = is_unigram(parsed)
         if self.is_unigram:
-            expect_marks(parsed, name)
+            check_marks(parsed, name)
         self._bytes: dict[int, bytes] = {}  # cache by token id
         self._special = frozenset(self.special_tokens)
         self._tokenizer.no_truncation()  # some files ask for truncation or padding
@@ -184,7 +184,9 @@ class Tokenizer:
         whole: list[int] = _encode(self._tokenizer, "a", whole=True).ids
         # tokens after the text, such as EOS, are dropped: the text goes on
         starts = range(len(whole) - len(plain) + 1 if plain else 0)
-        return next((whole[:at] for at in starts if whole[at : at + len(plain)] == plain), [])
+        return next(
+            (whole[:index] for index in starts if whole[index : index + len(plain)] == plain), []
+        )
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Decode `ids`; omit special tokens unless `special`."""
@@ -208,7 +210,7 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {id: token for id, token in added.items() if token.special}
 
-    def controls_in(self, texts: Iterable[str]) -> frozenset[int]:
+    def named_controls(self, texts: Iterable[str]) -> frozenset[int]:
         """Return the control tokens that occur in these texts."""
         whole = "\n".join(texts)
         return frozenset(
@@ -265,7 +267,7 @@ def _encode(
     offsets: whether to compute offsets, which adds half the time.
     """
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
-    with wrapping_errors("the tokenizer failed at a text"):
+    with converting_errors("the tokenizer failed at a text"):
         return encode([text], add_special_tokens=whole)[0]
 
 
@@ -276,7 +278,7 @@ def tokenizer_text(path: Path) -> str:
 
 
 @contextmanager
-def wrapping_errors(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
+def converting_errors(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
     """Convert the library's errors to ours: bare `Exception`, and `BaseException` on panic."""
     try:
         yield

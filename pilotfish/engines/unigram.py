@@ -24,7 +24,7 @@ def is_unigram(parsed: dict[str, Any]) -> bool:
     return isinstance(model, dict) and model.get("type") == UNIGRAM
 
 
-def expect_marks(parsed: dict[str, Any], name: str) -> None:
+def check_marks(parsed: dict[str, Any], name: str) -> None:
     """Raise `ArtifactError` for a Unigram vocabulary whose input may contain spaces."""
     steps = chain(
         flatten_steps(parsed.get("normalizer")), flatten_steps(parsed.get("pre_tokenizer"))

@@ -68,7 +68,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         vocabulary.__dict__["fingerprint"] = (
             manifest.tokenizer_fingerprint
         )  # known without the tokenizer
-        vocabulary.__dict__["_place"] = str(path)
+        vocabulary.__dict__["_tokenizer_name"] = str(path)
         return vocabulary
 
     @classmethod
@@ -96,14 +96,14 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         return hashlib.sha256(self.encode()).hexdigest()
 
     @cached_property
-    def _place(self) -> str:
+    def _tokenizer_name(self) -> str:
         """The name of its `tokenizer.json` in errors."""
         return TOKENIZER_NAME
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
-        return Tokenizer.from_json(self.tokenizer_json, self._place)
+        return Tokenizer.from_json(self.tokenizer_json, self._tokenizer_name)
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -58,7 +58,7 @@ class Worst(NamedTuple):
     where: str
 
 
-def worst(compared: Iterable[ComparedRows]) -> Worst:
+def worst_row(compared: Iterable[ComparedRows]) -> Worst:
     """Find the row that differs most; `difference` is inf for numbers that are not finite."""
     result = Worst(0.0, 0.0, "")
     rows = 0

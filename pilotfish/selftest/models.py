@@ -209,7 +209,7 @@ def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
             values *= (sharpness if head else 1.0) / np.sqrt(math.prod(shape[1:]))
         weights[name] = values.astype(np.float32)
     if config.experts is not None:
-        _settle_routes(weights, config.experts.count)
+        _separate_experts(weights, config.experts.count)
     return weights
 
 
@@ -222,7 +222,7 @@ def _typical_value(name: str) -> float:
     return float(name.endswith("layer_scalar") or ("norm" in name and name.endswith("weight")))
 
 
-def _settle_routes(weights: dict[str, Floats], experts: int) -> None:
+def _separate_experts(weights: dict[str, Floats], experts: int) -> None:
     """Make experts depend only on the token's embedding, in channels that nothing else writes.
 
     The scores are far apart, so that no rounding, not even to half precision, selects others:

@@ -70,10 +70,10 @@ def _first_divergence(
     """Find the first token that differs; None stands for the end of an answer."""
     longest = max(len(got), len(wanted))
     pairs = [
-        tuple(answer[at] if at < len(answer) else None for answer in (got, wanted))
-        for at in range(longest)
+        tuple(answer[index] if index < len(answer) else None for answer in (got, wanted))
+        for index in range(longest)
     ]
-    at = next(
+    first = next(
         index for index, (got_token, wanted_token) in enumerate(pairs) if got_token != wanted_token
     )
-    return Divergence(temperature, prompt, at, *pairs[at])
+    return Divergence(temperature, prompt, first, *pairs[first])

@@ -92,8 +92,8 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
 
 def _why_stateless(provider: str, manifest: Manifest) -> str | None:
     if provider not in STATEFUL_PROVIDERS:
-        able = " and ".join(STATEFUL_PROVIDERS)
-        return f"{manifest.model} has recurrent states: it runs on {able}"
+        supported = " and ".join(STATEFUL_PROVIDERS)
+        return f"{manifest.model} has recurrent states: it runs on {supported}"
     if manifest.states and manifest.states.heads and runtime_version() < LINEAR_ATTENTION_SINCE:
         return f"linear attention needs ONNX Runtime {'.'.join(map(str, LINEAR_ATTENTION_SINCE))}"
     return None

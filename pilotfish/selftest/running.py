@@ -81,19 +81,19 @@ class Runner:
             ProviderError: if there is no ONNX Runtime, and so no CPU to compare with.
         """
         with tempfile.TemporaryDirectory(prefix="pilotfish-selftest-") as folder:
-            shelf = CheckArtifacts(Path(folder), self._show)
+            artifacts = CheckArtifacts(Path(folder), self._show)
             runtime_version()  # raises if ONNX Runtime is missing
             for provider in providers:
                 self._look_for(provider)
             for provider in providers:
                 if self.report.providers[provider].there:
-                    self.attempt(provider, shelf.jobs(provider, quick=self._quick))
+                    self.attempt(provider, artifacts.jobs(provider, quick=self._quick))
         if self._quick:
             self.report.left_out.append("the default model: --quick")
-        elif shelf.missing:
-            self.report.left_out.append(f"the default model: {shelf.missing}")
-        bad = [each for each in self.report.findings if each.status in ("differs", "failed")]
-        self.report.passed = not bad
+        elif artifacts.missing:
+            self.report.left_out.append(f"the default model: {artifacts.missing}")
+        failures = [each for each in self.report.findings if each.status in ("differs", "failed")]
+        self.report.passed = not failures
         self.report.seconds = round(time.monotonic() - self._begin, 1)
         return self.report
 
@@ -105,7 +105,7 @@ class Runner:
             jobs = jobs[watch.follow(self._command) :]
 
     @property
-    def out_of_time(self) -> bool:
+    def is_out_of_time(self) -> bool:
         """Whether the time limit has passed."""
         return time.monotonic() - self._begin > self._minutes * 60
 
@@ -116,8 +116,8 @@ class Runner:
     def progress(self, provider: str, job: ProviderJob, check: str, done: int, total: int) -> None:
         """Show the current check."""
         building = check == OPENING and provider in BUILDING
-        doing = ", building its engine" if building else ""
-        self._show(f"{provider}: {job.model}, {job.dialect}, {job.precision}{doing}", done, total)
+        suffix = ", building its engine" if building else ""
+        self._show(f"{provider}: {job.model}, {job.dialect}, {job.precision}{suffix}", done, total)
 
     def _look_for(self, provider: str) -> None:
         """Find out whether a provider is present, in a process of its own."""
@@ -156,7 +156,7 @@ class JobWatch:
                 except TimeoutError:
                     silent_s = time.monotonic() - last_message
                     building = self._check == OPENING and self._provider in BUILDING
-                    if not self._runner.out_of_time and (building or silent_s < MOST_SILENCE_S):
+                    if not self._runner.is_out_of_time and (building or silent_s < MOST_SILENCE_S):
                         continue
                     return self._on_stop(silent_s)
                 if message is None:
@@ -165,7 +165,7 @@ class JobWatch:
                     return self._on_exit(child.process.poll())
                 last_message = time.monotonic()
                 self._handle(message)
-                if self._runner.out_of_time:
+                if self._runner.is_out_of_time:
                     return self._on_stop(0.0)
         finally:
             child.stop(terminate=True)
@@ -188,18 +188,18 @@ class JobWatch:
         """Record how the process ended; return the number of jobs that are finished."""
         if code == 0:
             return len(self._jobs)
-        how = f"with exit code {code}"
+        cause = f"with exit code {code}"
         if code is not None and code < 0:
-            how = f"by {signal.Signals(-code).name}"
+            cause = f"by {signal.Signals(-code).name}"
         after = " after this check" if self._has_result else ""
-        self._add_result(self._job, self._check, "failed", f"the process ended {how}{after}")
+        self._add_result(self._job, self._check, "failed", f"the process ended {cause}{after}")
         return self._job + 1
 
     def _on_stop(self, silent_s: float) -> int:
         """Record why the process was stopped: it was silent too long, or the time is over."""
-        if not self._runner.out_of_time:
-            why = f"no message for {silent_s:.0f} s"
-            self._add_result(self._job, self._check, "failed", why)
+        if not self._runner.is_out_of_time:
+            cause = f"no message for {silent_s:.0f} s"
+            self._add_result(self._job, self._check, "failed", cause)
             return self._job + 1
         if not self._has_result:
             self._add_result(self._job, self._check, "left out", self._runner.describe_left_out())

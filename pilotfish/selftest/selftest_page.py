@@ -109,12 +109,12 @@ def _problems(findings: Sequence[CheckResult]) -> Iterator[str]:
     for each in findings:
         if each.status in ("passed", "not there"):
             continue
-        by = ""
+        size = ""
         if each.difference is not None:
-            by = f" by {each.difference:.2g} of a row's norm ({each.tolerance:g} is allowed)"
-        why = ": ".join(filter(None, (each.where, each.reason)))
+            size = f" by {each.difference:.2g} of a row's norm ({each.tolerance:g} is allowed)"
+        reason = ": ".join(filter(None, (each.where, each.reason)))
         name = f"{each.model} {each.dialect} {each.precision}, {each.check}"
-        yield f"{MARKS[each.status]} {name} {each.status}{by}: {why}"
+        yield f"{MARKS[each.status]} {name} {each.status}{size}: {reason}"
 
 
 def _times(report: SelfTest) -> Table:

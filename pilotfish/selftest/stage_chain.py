@@ -56,9 +56,9 @@ class StageChain:
             stage.keep_path(slot, path)
 
 
-def stage_checks(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
+def stage_checks(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """Run a decoder's checks on stages, except those with long texts."""
     for check in (logits, tree, rollback, keep, slots):
-        empty_slots(runs)
-        for compared in check(runs, plain):
+        empty_slots(runner)
+        for compared in check(runner, plain):
             yield compared._replace(where=f"{check.__name__}, {compared.where}")

@@ -33,7 +33,7 @@ from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import PROVIDERS as STAGED
 from pilotfish.selftest import protocols
-from pilotfish.selftest.check_result import CheckResult, worst
+from pilotfish.selftest.check_result import CheckResult, worst_row
 from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, PlainReference, empty_slots
 from pilotfish.selftest.providers import describe, tolerance, why_absent, why_unable
 from pilotfish.selftest.stage_chain import StageChain, stage_checks
@@ -108,7 +108,7 @@ class Attempt:
         if reason := why_unable(self._provider, artifact.manifest):
             self._report(OPENING, "left out", reason=reason)
             return
-        with ExitStack() as open_now:
+        with ExitStack() as stack:
             decoder = self._run_guarded(OPENING, lambda: self._open(artifact))
             if decoder is None:
                 return
@@ -123,7 +123,7 @@ class Attempt:
                 if job.cut is not None:
                     self._check_stages(job.cut, plain)
             if job.drafter is not None:
-                self._check_protocols(job.artifact, job.drafter, open_now)
+                self._check_protocols(job.artifact, job.drafter, stack)
 
     def _open(self, artifact: Artifact) -> Decoder:
         begin = time.perf_counter()
@@ -141,7 +141,7 @@ class Attempt:
         begin = time.perf_counter()
         empty_slots(decoder)
         try:
-            result = worst((check or CHECKS[name])(decoder, plain))
+            result = worst_row((check or CHECKS[name])(decoder, plain))
         except TreeError as error:
             if plain.trees:
                 raise
@@ -161,8 +161,8 @@ class Attempt:
 
     def _check_stages(self, folder: str, plain: PlainReference) -> None:
         if self._provider not in STAGED:
-            able = " and ".join(STAGED)
-            self._report(STAGES, "left out", reason=f"stages of a model run on {able}")
+            supported = " and ".join(STAGED)
+            self._report(STAGES, "left out", reason=f"stages of a model run on {supported}")
             return
         self._run_guarded(
             STAGES,
@@ -171,10 +171,10 @@ class Attempt:
             ),
         )
 
-    def _check_protocols(self, target: str, drafter: str, open_now: ExitStack) -> None:
+    def _check_protocols(self, target: str, drafter: str, stack: ExitStack) -> None:
         names = list(protocols.LOSSLESS)
         ends = protocols.both_ends(target, drafter, self._provider)
-        device = self._run_guarded(names[0], lambda: open_now.enter_context(ends))
+        device = self._run_guarded(names[0], lambda: stack.enter_context(ends))
         for name in names if device else ():
             self._run_guarded(name, partial(self._compare_protocol, name, device))
 

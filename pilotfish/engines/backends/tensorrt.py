@@ -24,7 +24,7 @@ from pilotfish.engines.backends.backend import (
 from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.engine_errors import ProviderError
-from pilotfish.engines.tensorrt.build import EngineRequest, engine_for, expect_engine
+from pilotfish.engines.tensorrt.build import EngineRequest, check_engine_exists, engine_for
 from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class TensorRTBackend(Backend):
     def __init__(self, load: Load) -> None:
         refuse_states(load.artifact.manifest)
         if not load.build:
-            expect_engine(load.artifact)
+            check_engine_exists(load.artifact)
         tensorrt_version()  # reports the most common fault first
         self._cuda = Cuda()
         manifest = load.artifact.manifest

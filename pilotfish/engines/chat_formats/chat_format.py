@@ -141,11 +141,13 @@ def _tool_instructions(calls: Calls, tools: Sequence[Tool]) -> str:
 def system_into_first_user(messages: Sequence[Message]) -> list[Message]:
     """Move a system message into the first user message, for templates without system messages."""
     system, *rest = messages
-    at = next((at for at, message in enumerate(rest) if message.get("role") == "user"), None)
-    if system.get("role") != "system" or at is None:
+    index = next(
+        (index for index, message in enumerate(rest) if message.get("role") == "user"), None
+    )
+    if system.get("role") != "system" or index is None:
         return [*messages]
-    content = f"{system.get('content')}\n\n{rest[at].get('content')}"
-    return [*rest[:at], {**rest[at], "content": content}, *rest[at + 1 :]]
+    content = f"{system.get('content')}\n\n{rest[index].get('content')}"
+    return [*rest[:index], {**rest[index], "content": content}, *rest[index + 1 :]]
 
 
 def _parse_arguments(message: Message) -> Message:

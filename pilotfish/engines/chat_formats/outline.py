@@ -59,14 +59,16 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"Calls of the chat format {chat_format.name} are not JSON, "
                 "and cannot be constrained."
             )
-        thinks = chat_format.thought[1] in template
-        offered = () if tools is None else tools.callable
+        has_thought = chat_format.thought[1] in template
+        callable_tools = () if tools is None else tools.callable
         return cls(
-            thought=chat_format.thought if thinks else None,
-            thinking=thinks and thinking,
+            thought=chat_format.thought if has_thought else None,
+            thinking=has_thought and thinking,
             content=content,
             calls=chat_format.calls if tools is not None else None,
-            tools=tuple((tool.name, assertions(json.dumps(tool.arguments))) for tool in offered),
+            tools=tuple(
+                (tool.name, assertions(json.dumps(tool.arguments))) for tool in callable_tools
+            ),
             called=tools is not None and (tools.is_named or tools.choice == REQUIRED),
             several=tools is not None
             and tools.parallel
@@ -185,8 +187,8 @@ def _call_rules(
     """Return the expression that starts the calls, and the rules that it needs."""
     literal = controls.literal
     each = [
-        f"{literal(calls.before + name + calls.behind)} @tool{at} {literal(calls.end)}"
-        for at, (name, _) in enumerate(outline.tools)
+        f"{literal(calls.before + name + calls.behind)} @tool{index} {literal(calls.end)}"
+        for index, (name, _) in enumerate(outline.tools)
     ]
     more = f"({literal(calls.between)} call)*" if outline.several else ""
     gap = f"({literal(calls.gap)})?" if calls.gap else ""
@@ -251,7 +253,8 @@ def llguidance_source(
         return {**single, "name": name}
 
     parts = [
-        part(f"tool{at}", Grammar("json", schema)) for at, (_, schema) in enumerate(outline.tools)
+        part(f"tool{index}", Grammar("json", schema))
+        for index, (_, schema) in enumerate(outline.tools)
     ]
     if outline.content is not None and not outline.called:
         parts.append(part("content", outline.content))

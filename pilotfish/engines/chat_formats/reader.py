@@ -68,7 +68,7 @@ class Turn(NamedTuple):
 
 
 class TurnReader:
-    """Reads part turn. call_id: makes the id of a call."""
+    """Reads one turn. call_id: makes the id of a call."""
 
     def __init__(self, outline: Outline, call_id: Callable[[], str]) -> None:
         self._outline = outline
@@ -133,7 +133,7 @@ class TurnReader:
         buffer = self._buffer
         most = len(buffer) if self._outline.called else SPACES
         begin = next(
-            (at for at, character in enumerate(buffer[:most]) if character not in " \n"), most
+            (index for index, character in enumerate(buffer[:most]) if character not in " \n"), most
         )
         rest = buffer[begin:]
         return rest.startswith(mark) or mark.startswith(rest)
@@ -224,16 +224,16 @@ class TurnReader:
 
     def _in_arguments(self) -> bool:
         """Emit a JSON object until it ends."""
-        at = 0
-        while at < len(self._buffer):
+        index = 0
+        while index < len(self._buffer):
             if self._escaped:
                 self._escaped = False
-                at += 1
+                index += 1
                 continue
-            match = _JSON_MARKS.search(self._buffer, at)
+            match = _JSON_MARKS.search(self._buffer, index)
             if match is None:
                 break
-            at = match.end()
+            index = match.end()
             mark = match[0]
             if mark == "\\":
                 self._escaped = self._quoted
@@ -242,8 +242,8 @@ class TurnReader:
             elif not self._quoted:
                 self._depth += 1 if mark in "{[" else -1
                 if self._depth <= 0:
-                    self._emit("arguments", self._buffer[:at])
-                    return self._switch(self._after_call, self._buffer[at:])
+                    self._emit("arguments", self._buffer[:index])
+                    return self._switch(self._after_call, self._buffer[index:])
         self._emit("arguments", self._buffer)
         self._buffer = ""
         return False

@@ -119,16 +119,16 @@ def _is_deeper(value: object, levels: int) -> bool:
         if not layer:
             return False
         layer = [
-            below
+            inner
             for item in layer
-            for below in (
+            for inner in (
                 item.values()
                 if isinstance(item, Mapping)
                 else item
                 if isinstance(item, list)
                 else ()
             )
-            if isinstance(below, Mapping | list)
+            if isinstance(inner, Mapping | list)
         ]
     return bool(layer)
 
@@ -159,8 +159,8 @@ class Tools:
             raise ValueError("tools are a list")
         parsed = tuple(Tool.read(item) for item in tools)
         names = [tool.name for tool in parsed]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"Two tools are named {twice[0]!r}")
+        if duplicates := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"Two tools are named {duplicates[0]!r}")
         choice = choice or AUTO
         if choice not in (AUTO, NONE, REQUIRED, *names):
             raise ValueError(f"tool_choice {choice!r} is no tool: {', '.join(names)}")

@@ -16,7 +16,7 @@ import msgspec
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.engine_errors import ArtifactError
 
-MOST_CONFIG_BYTES = 1 << 20  # of genai_config.json
+MOST_CONFIG_BYTES = 1 << 20
 FLOAT_DTYPES = ("float32", "float16")  # numpy has no bfloat16
 KNOWN_INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
 HIDDEN_STATES = "hidden_states"

@@ -149,7 +149,7 @@ class LlamaDecoder(LanguageModel):
     def _run(self, passes: Sequence[Pass], growths: Sequence[SlotGrowth]) -> list[slice]:
         """Run all tokens; return the rows of the answers that belong to each pass."""
         tokens = np.concatenate([item.tokens for item in passes]).astype(np.int32)
-        positions = np.array([at for growth in growths for at in growth.positions], np.int32)
+        positions = np.array([index for growth in growths for index in growth.positions], np.int32)
         sequences = [ids for growth in growths for ids in growth.sequences]
         wanted: list[int] = []
         places: list[slice] = []
@@ -160,17 +160,19 @@ class LlamaDecoder(LanguageModel):
             wanted += range(end - item.row_count, end)
         self._allocate(len(wanted))
         spare = sorted({*range(end)} - {*wanted})
-        together = bool(wanted) and len(spare) <= MOST_SPARE
-        if not together:
+        one_run = bool(wanted) and len(spare) <= MOST_SPARE
+        if not one_run:
             for part in chunks(spare, MOST_RUN_TOKENS):
-                at = np.array(part)
-                self._cells.run(tokens[at], positions[at], [sequences[i] for i in part], False)
+                index = np.array(part)
+                self._cells.run(
+                    tokens[index], positions[index], [sequences[i] for i in part], False
+                )
         row = 0
-        for part in chunks(range(end) if together else wanted, MOST_ANSWERED):
-            at = np.array(part)
-            self._cells.run(tokens[at], positions[at], [sequences[i] for i in part], True)
+        for part in chunks(range(end) if one_run else wanted, MOST_ANSWERED):
+            index = np.array(part)
+            self._cells.run(tokens[index], positions[index], [sequences[i] for i in part], True)
             logits, hidden = self._cells.answers(len(part))
-            answered = np.isin(at, wanted)
+            answered = np.isin(index, wanted)
             following = row + int(answered.sum())
             self._logits[row:following], self._hidden[row:following] = (
                 logits[answered],
@@ -212,13 +214,13 @@ class LlamaDecoder(LanguageModel):
             raise ProviderError(
                 f"GGUF artifacts run on llama.cpp, not on {provider}: choose {', '.join(PROVIDERS)}"
             )
-        able = bool(load_library().llama_supports_gpu_offload())
-        if provider == "cuda" and not able:
+        can_offload = bool(load_library().llama_supports_gpu_offload())
+        if provider == "cuda" and not can_offload:
             raise ProviderError(
                 "llama-cpp-python finds no GPU: install it with CMAKE_ARGS=-DGGML_CUDA=on, or "
                 "choose --provider cpu"
             )
-        gpu = able and provider != "cpu"
+        gpu = can_offload and provider != "cpu"
         try:
             model = NativeModel(self.artifact.gguf_path, gpu=gpu)
         except ProviderError:

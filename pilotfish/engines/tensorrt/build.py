@@ -275,7 +275,7 @@ def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tu
     return outcome[0]
 
 
-def expect_engine(artifact: Artifact) -> None:
+def check_engine_exists(artifact: Artifact) -> None:
     """Raise ProviderError if there is certainly no engine, before a GPU is touched."""
     if not EngineCache().knows(artifact.manifest.digest):
         raise ProviderError(f"no engine is built here: pilotfish export engine {artifact.path}")

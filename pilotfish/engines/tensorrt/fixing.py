@@ -42,36 +42,36 @@ def _rewrite(
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
     """Yield number, wire type, all bytes and the content of each field."""
-    at = 0
-    while at < len(message):
-        start = at
-        tag, at = _read_varint(message, at)
-        kind, begin = tag & 7, at
+    index = 0
+    while index < len(message):
+        start = index
+        tag, index = _read_varint(message, index)
+        kind, begin = tag & 7, index
         if kind == VARINT:
-            _, at = _read_varint(message, at)
+            _, index = _read_varint(message, index)
         elif kind == BYTES:
-            size, begin = _read_varint(message, at)
-            at = begin + size
+            size, begin = _read_varint(message, index)
+            index = begin + size
         elif kind in {FIXED64, FIXED32}:
-            at += 8 if kind == FIXED64 else 4
+            index += 8 if kind == FIXED64 else 4
         else:
             raise ValueError("this is no ONNX file")
-        if at > len(message):
+        if index > len(message):
             raise ValueError("this ONNX file is truncated")
-        yield tag >> 3, kind, message[start:at], message[begin:at]
+        yield tag >> 3, kind, message[start:index], message[begin:index]
 
 
-def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(message: memoryview, index: int) -> tuple[int, int]:
     """Read the number at `at`; return it and the position after it."""
     value = shift = 0
     while True:
-        if at >= len(message):
+        if index >= len(message):
             raise ValueError("this ONNX file is truncated")
-        byte = message[at]
-        at += 1
+        byte = message[index]
+        index += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, index
         shift += 7
 
 
