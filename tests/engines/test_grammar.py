@@ -350,7 +350,7 @@ def test_an_endless_trial_ends_with_its_parent_or_by_itself() -> None:
         "import os, sys, threading, time\n"
         "from pilotfish.engines.grammar_trial import TRIAL\n"
         "from pilotfish.speculation.logits_options import Grammar\n"
-        "TRIAL.warm()\n"
+        "TRIAL.start()\n"
         "print(TRIAL._process.pid, flush=True)\n"
         "threading.Timer(0.1, os.kill, (os.getpid(), 9)).start()\n"
         f"TRIAL.attempt(Grammar(*{tuple(endless)!r}))\n"

@@ -71,7 +71,7 @@ def test_after_a_crash_the_next_model_is_tried(script: list[str]) -> None:
 def test_a_provider_that_hangs_is_ended_and_the_next_model_is_tried(
     script: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "SILENT_S", 1.5)
+    monkeypatch.setattr(running, "MOST_SILENCE_S", 1.5)
     hung, last = tried(script, "hangs", "works")
     assert (hung.status, hung.check) == ("failed", "tree")
     assert "nothing came" in hung.reason
