@@ -166,7 +166,6 @@ def test_a_device_that_is_just_being_made_follows_the_others(
         moving.join()
 
 
-@pytest.mark.timing
 def test_an_interrupt_ends_a_wait_at_once(long_pair: Pair, relay: Relay, server) -> None:
     with opened(long_pair, relay.endpoint, "wait") as device:
         wanted = device.generate(PROMPT, protocol="dsd", **SAMPLED).tokens
