@@ -341,9 +341,9 @@ def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -
         other.send(*RawSession().begin(PROMPT))
         other.fails("draining")
         port = int(daemon.endpoint.rpartition(":")[2])
-        late = socket.create_connection(("127.0.0.1", port), timeout=30)
-        with late, suppress(ConnectionResetError):
-            while late.recv(100):
+        late = ("127.0.0.1", port)
+        with suppress(ConnectionError), socket.create_connection(late, timeout=30) as connection:
+            while connection.recv(100):
                 pass
         began_s = time.monotonic()
         daemon.signal(signal.SIGTERM)
