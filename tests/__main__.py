@@ -2,12 +2,12 @@
 
     python -m tests [--all | --changed [BASE] | --reference] [-n N] [--record] [options of pytest]
 
-First all that may share the machine, in N processes, file by file (`tests.support.shards`); then,
-one after the other, what is marked `timing`. What fails is named and run once more, alone: on a
-busy machine anything may be late. Tests marked `slow` are left out: `--all` runs all of them, and
-tries properties on all examples; `--changed` runs those of the rooms in which something changed
-since BASE, and `--list` only names these. `--reference` runs what needs torch, and nothing else.
-`--record` writes how long each file took, by which later runs share them out.
+First the tests that compute, in N processes, file by file (`tests.support.shards`); then those
+marked `waits`, beside each other; then, one after the other, those marked `timing`. Tests that fail
+run once more, alone: on a busy machine anything may be late. Tests marked `slow` are left out:
+`--all` runs all of them, and tries properties on all examples; `--changed` runs those of the rooms
+in which something changed since BASE, and `--list` only names these rooms. `--reference` runs what
+needs torch, and nothing else. `--record` writes how long each file took, for the next run's shares.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import ast
 import compileall
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -60,6 +61,12 @@ SLOW_ROOMS = {
 }
 # With these, every room has changed.
 COMMON = ("constraints.txt", "pyproject.toml", "tests/conftest.py", "pilotfish/base/", ".ci/")
+# What a part is called, the markers of its tests, and how many times WORKERS share the machine.
+PARTS = {
+    "computing": ("not waits and not timing", 1.0),
+    "waiting": ("waits", 2.0),
+    "one after the other": ("timing", 0.0),
+}
 WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}
 # Options of pytest that are followed by a value.
 VALUED = ("-k", "-p", "-o", "-c", "-W", "--tb", "--timeout", "--deselect", "--ignore", "--basetemp")
@@ -70,7 +77,7 @@ RUN_NOTHING = ("--co", "--collect-only", "--fixtures", "--markers", "-h", "--hel
 
 @dataclass(frozen=True)
 class Plan:
-    """What both parts share.
+    """What all parts share.
 
     chosen: an expression of markers. words: options of pytest. rooms: those whose slow tests run.
     least_s: of a batch, which is to be longer than what its process imports first.
@@ -86,13 +93,13 @@ class Plan:
         """Whether the first failure ends the run."""
         return any(word.startswith(STOP_EARLY) for word in self.words)
 
-    def shards(self, marker: str, tests: Sequence[str], workers: int) -> Shards:
-        """Return the run of those tests whose marker is, or is not, this."""
+    def shards(self, kind: str, tests: Sequence[str], workers: int) -> Shards:
+        """Return the run of those tests that bear these markers."""
         return Shards(
             tests,
-            ["-m", f"{self.chosen} and {marker}", *self.words],
+            ["-m", f"{self.chosen} and {kind}", *self.words],
             workers,
-            seconds=known_seconds(lambda file: room_of(file) in self.rooms),
+            seconds=known_seconds(kind == "waits", lambda file: room_of(file) in self.rooms),
             least_s=self.least_s,
             verbose=any(word.startswith(SHOWN) for word in self.words),
             stop_early=self.stops_early,
@@ -100,7 +107,7 @@ class Plan:
 
 
 def main() -> int:
-    """Both parts; the exit status is that of the worse one."""
+    """All parts; the exit status is the worst one."""
     options, rest = arguments()
     if options.list:
         print(*sorted(changed_rooms(options.changed)), sep="\n")
@@ -118,13 +125,15 @@ def main() -> int:
     plan = Plan(chosen, words, rooms, LEAST_S["reference" if options.reference else ""])
     files = files or files_of(options)
     workers = options.n or (CORES if options.reference else WORKERS)
-    parts = {"in parallel": twice(plan, "not timing", files, workers)}
-    timed = timed_files(files)
-    if timed and not (plan.stops_early and parts["in parallel"].status == 1):
-        print("\nOne after the other, since they measure time:", flush=True)
-        parts["serially"] = twice(plan, "timing", timed, 1)
+    parts = dict[str, Results]()
+    for part, (kind, share) in PARTS.items():
+        if tests := files if share == 1.0 else marked_files(files, kind):
+            print(f"\n{part}:", flush=True)
+            parts[part] = twice(plan, kind, tests, max(1, int(share * workers)))
+            if plan.stops_early and parts[part].status == 1:
+                break
     if options.record:
-        shards.record(parts["in parallel"])
+        shards.record(parts.values())
     return conclude(parts, time.monotonic() - started)
 
 
@@ -186,14 +195,14 @@ def split_arguments(rest: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, words
 
 
-def twice(plan: Plan, marker: str, tests: Sequence[str], workers: int) -> Results:
+def twice(plan: Plan, kind: str, tests: Sequence[str], workers: int) -> Results:
     """Run a part of the tests, and what failed once more, alone: that decides."""
-    results = plan.shards(marker, tests, workers).run()
+    results = plan.shards(kind, tests, workers).run()
     print_slowest(results)
     if not results.failed or plan.stops_early or results.wrong_use:
         return results
     print("\nOnce more and alone, what failed: what fails again has failed.", flush=True)
-    again = plan.shards(marker, results.failed, 1).run()
+    again = plan.shards(kind, results.failed, 1).run()
     # a file that could not be imported has no tests until it can
     results.outcomes |= dict.fromkeys(results.failed, "skipped") | again.outcomes
     results.wrong_use = again.wrong_use
@@ -218,11 +227,10 @@ def room_of(file: str) -> str:
     return Path(file).parts[1]
 
 
-def timed_files(tests: Sequence[str]) -> list[str]:
-    """Return those in whose files some tests are marked `timing`."""
-    return [
-        test for test in tests if "pytest.mark.timing" in (ROOT / test.split("::")[0]).read_text()
-    ]
+def marked_files(tests: Sequence[str], kind: str) -> list[str]:
+    """Return those in whose files some tests bear a marker."""
+    word = f"pytest.mark.{kind}"
+    return [test for test in tests if word in (ROOT / test.split("::")[0]).read_text()]
 
 
 def changed_rooms(base: str | None) -> set[str]:
@@ -327,6 +335,10 @@ def git(*words: str) -> str:
 if __name__ == "__main__":
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each child would compile all files anew
     reaper = Reaper()  # of this process's own children, pytest's, too
-    status = main()
-    reaper.close()
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    finally:
+        reaper.close()
     sys.exit(status)

@@ -1,7 +1,7 @@
 """A pytest plugin that writes what becomes of each test: ``--outcomes FILE``.
 
 A line of JSON each: ``{"collected": [node ids]}``; ``{"started": node id}``; and, when it has
-ended, ``{"test": node id, "outcome": "passed" | "failed" | "skipped", "seconds": …, "slow": …}``.
+ended, ``{"test": node id, "outcome": "passed", "seconds": 0.1, "markers": ["slow"]}``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+
+from tests.support.shards import KINDS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,13 +54,13 @@ class Outcomes:
                 test=report.nodeid,
                 outcome=self._outcome,
                 seconds=round(self._seconds, 3),
-                slow="slow" in report.keywords,
+                markers=[kind for kind in KINDS if kind in report.keywords],
             )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write of a file that cannot be imported, or skips as a whole."""
         if report.outcome != "passed":
-            self._write(test=report.nodeid, outcome=report.outcome, seconds=0.0, slow=False)
+            self._write(test=report.nodeid, outcome=report.outcome, seconds=0.0, markers=[])
 
     def _write(self, **row: Any) -> None:
         print(json.dumps(row), file=self._file, flush=True)

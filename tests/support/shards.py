@@ -17,14 +17,16 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# Seconds by file, of its quick tests and of its slow ones, as `--record` wrote them.
+# Seconds by file and kind of its tests, as `--record` wrote them. A kind is some of the markers
+# in KINDS, or "" for tests without.
 DURATIONS = ROOT / "tests/durations.json"
+KINDS = ("waits", "timing", "slow")
 # Folders whose files share fixtures that take long to make: they stay together.
 TOGETHER = ("tests/deploy/booted",)
 # Each process's options. The cache is the user's, and `addopts` asks for more than is printed here.
@@ -44,7 +46,7 @@ class Results:
 
     outcomes: dict[str, str] = field(default_factory=dict)  # by node id
     seconds: dict[str, float] = field(default_factory=dict)  # by node id
-    slow: set[str] = field(default_factory=set)  # tests that are marked so
+    kinds: dict[str, str] = field(default_factory=dict)  # by node id
     wrong_use: bool = False  # whether pytest did not understand its arguments
 
     @property
@@ -63,8 +65,7 @@ class Results:
         """Take in what `tests.support.outcomes` wrote of a test."""
         self.outcomes[row["test"]] = row["outcome"]
         self.seconds[row["test"]] = row["seconds"]
-        if row["slow"]:
-            self.slow.add(row["test"])
+        self.kinds[row["test"]] = " ".join(kind for kind in KINDS if kind in row["markers"])
 
     def count(self) -> str:
         """Say how many tests ended how."""
@@ -225,7 +226,7 @@ class Shards:
             died = batch.tests[0]
         print(f"a process ended with status {batch.process.returncode}, in {died}", flush=True)
         if died is not None:
-            self.results.add({"test": died, "outcome": "failed", "seconds": 0.0, "slow": False})
+            self.results.add({"test": died, "outcome": "failed", "seconds": 0.0, "markers": []})
         return True
 
     def _print_progress(self) -> None:
@@ -305,29 +306,31 @@ def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def known_seconds(with_slow: Callable[[str], bool]) -> dict[str, float]:
+def known_seconds(waits: bool, with_slow: Callable[[str], bool]) -> dict[str, float]:
     """Return the seconds of each file in the recorded run.
 
+    waits: of its tests that wait; False: of those that compute.
     with_slow: whether the slow tests of a file run, too.
     """
-    recorded: dict[str, tuple[float, float]] = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    recorded: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    quick, slow = ("waits", "waits slow") if waits else ("", "slow")
     return {
-        file: 0.1 + quick_s + (slow_s if with_slow(file) else 0.0)
-        for file, (quick_s, slow_s) in recorded.items()
+        file: 0.1 + kinds.get(quick, 0.0) + (kinds.get(slow, 0.0) if with_slow(file) else 0.0)
+        for file, kinds in recorded.items()
     }
 
 
-def record(results: Results) -> None:
+def record(parts: Iterable[Results]) -> None:
     """Write the seconds of each file for later runs; those of other files remain as they are."""
-    recorded: dict[str, list[float]] = json.loads(DURATIONS.read_text(encoding="utf-8"))
-    measured: defaultdict[tuple[str, int], float] = defaultdict(float)
-    for test, seconds in results.seconds.items():
-        measured[_file_of(test), int(test in results.slow)] += seconds
-    for (file, kind), seconds in measured.items():
-        recorded.setdefault(file, [0.0, 0.0])[kind] = round(seconds, 1)
-    rows = [
-        f"{json.dumps(file)}: {json.dumps(seconds)}"
-        for file, seconds in sorted(recorded.items())
-        if (ROOT / file).exists()
-    ]
+    recorded: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    measured: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for part in parts:
+        for test, seconds in part.seconds.items():
+            measured[_file_of(test)][part.kinds[test]] += seconds
+    for file, kinds in measured.items():
+        recorded[file] = recorded.get(file, {}) | kinds
+    rows = []
+    for file in sorted(file for file in recorded if (ROOT / file).exists()):
+        seconds = {kind: round(each, 1) for kind, each in sorted(recorded[file].items())}
+        rows.append(f"{json.dumps(file)}: {json.dumps(seconds)}")
     DURATIONS.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -100,12 +97,3 @@ def test_a_log_is_cut_to_what_matters() -> None:
     assert important(log, failed=True).startswith("==== FAILURES")
     assert important(log, failed=False) == "left by the tests, and killed: 7\n"
     assert important("no such option\n", failed=True) == "no such option\n"
-
-
-def test_an_interrupt_ends_all_of_it() -> None:
-    command = [sys.executable, "-m", "tests", "tests/base", "-k", "supervisor"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as started:
-        time.sleep(1.0)
-        started.send_signal(signal.SIGINT)
-        started.communicate(timeout=60)
-    assert started.returncode not in (0, NO_TESTS)

@@ -38,7 +38,7 @@ def turn(listener: Listener) -> Envelope | None:
     """What a serving loop does in a turn."""
     listener.connections.read_events()
     if listener.gate is not None:
-        listener.gate.answer()
+        listener.gate.answer_requests()
     return listener.receive()
 
 
