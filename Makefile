@@ -12,7 +12,8 @@ SHORTLY := | sed -u -nE 's/^ +(Downloading|Using cached) (.*\.whl \(.*)/  \2/p; 
 .PHONY: help venv demo test test-all test-reference lint format bench deb clean
 help:
 	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
-	@echo "make test            the tests, without torch (ARGS goes to pytest)"
+	@echo "make test            the tests, without torch (ARGS='-n 2 -k greedy -x tests/wire': -n"
+	@echo "                     processes; the rest goes to pytest. ARGS=--record: how long files take)"
 	@echo "make test-all        those that take long too, and test-reference"
 	@echo "make test-reference  parity with transformers; installs torch"
 	@echo "make lint            ruff, mypy --strict, import-linter"
