@@ -26,16 +26,16 @@ from pathlib import Path
 from tests.support import shards
 from tests.support.reaper import Reaper
 from tests.support.selection import SLOW_ROOMS, changed_rooms
-from tests.support.shards import NO_TESTS, ROOT, Results, Shards, known_seconds
+from tests.support.shards import KINDS, NO_TESTS, ROOT, Results, Shards, known_seconds
 
 CORES = len(os.sched_getaffinity(0))
 WORKERS = min(8, 2 * CORES)  # more than cores, since most of a test's time is waiting
 LEAST_S = {"": 5.0, "reference": 60.0}  # of a batch; torch takes a while to import
-# What a part is called, the markers of its tests, and how many times WORKERS share the machine.
+# What a part is called, and the markers of its tests.
 PARTS = {
-    "computing": ("not waits and not timing", 1.0),
-    "waiting": ("waits", 2.0),
-    "one after the other": ("timing", 0.0),
+    "computing": "not waits and not timing",
+    "waiting": "waits",
+    "one after the other": "timing",
 }
 WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}
 # Options of pytest that are followed by a value.
@@ -96,10 +96,10 @@ def main() -> int:
     files = files or files_of(options)
     workers = options.n or (CORES if options.reference else WORKERS)
     parts = dict[str, Results]()
-    for part, (kind, share) in PARTS.items():
-        if tests := files if share == 1.0 else marked_files(files, kind):
+    for part, kind in PARTS.items():
+        if tests := marked_files(files, kind) if kind in KINDS else files:
             print(f"\n{part}:", flush=True)
-            parts[part] = twice(plan, kind, tests, max(1, int(share * workers)))
+            parts[part] = twice(plan, kind, tests, 1 if kind == "timing" else workers)
             if plan.stops_early and parts[part].status == 1:
                 break
     if options.record:
