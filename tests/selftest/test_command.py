@@ -83,7 +83,6 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
     assert "cpu: llama" in done.stderr  # what takes long is told
 
 
-@pytest.mark.waits
 @pytest.mark.parametrize(("module", "kinds"), [FEW, WHOLE], ids=["few kinds", "all kinds"])
 def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
     tmp_path: Path, module: str, kinds: tuple[str, ...]
