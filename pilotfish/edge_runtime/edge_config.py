@@ -160,8 +160,8 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     heads: Annotated[
         tuple[str, ...] | None,
         setting(
-            "a decision head for wisv-full and wisv-selective: a path, or the name of a shipped "
-            'one (default: all shipped ones for this target); may be repeated; "none": no head',
+            "the path of a decision head for wisv-full and wisv-selective; may be repeated; "
+            '"none": no head (default: none)',
             flag="head",
             metavar="NAME",
             repeat=True,
@@ -235,12 +235,9 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
         return self.federate or self.pipeline
 
     @property
-    def head_names(self) -> tuple[str, ...] | None:
-        """The decision heads to load; None: the shipped ones that were made for the target."""
-        # a federation's artifact only gives the vocabulary, so no head fits its target
-        if self.heads == ("none",) or (self.heads is None and self.kind == "federated"):
-            return ()
-        return self.heads
+    def head_names(self) -> tuple[str, ...]:
+        """The paths of the decision heads to load."""
+        return () if self.heads in (None, ("none",)) else self.heads or ()
 
 
 class NodeConfig(EngineSettings, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from functools import partial
 import zmq
 
 from pilotfish.base.supervisor import Supervisor, inherited_socket
-from pilotfish.edge_runtime.beside import Beside, open_drafter
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_drafter import Beside, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generations import Send
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
@@ -89,7 +89,7 @@ def serve(
                 resources = resources if target.has_hidden_states else resources.without_heads()
                 passes = _pass_times(target)
                 draft_cost = DraftCost({each.tokens: each.ns * 1e-9 for each in passes})
-                beside = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
+                edge_drafter = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
         except _OrphanedError:
             return 0
         # a pass may be a chunk of a prompt, or a window of every session, on a busier machine
@@ -105,8 +105,10 @@ def serve(
             _sender(listener, metrics),
             passes,
             draft_cost=draft_cost,
-            edge_drafter=beside,
-            drafter_pass_times=_to_messages({} if beside is None else beside.pass_times),
+            edge_drafter=edge_drafter,
+            drafter_pass_times=_to_messages(
+                {} if edge_drafter is None else edge_drafter.pass_times
+            ),
             resources=resources,
             allowed=None if keys is None else keys.allowed,
             metrics=metrics,
@@ -118,14 +120,27 @@ def serve(
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         signals.take_over()
         loop = EdgeLoop(
-            *(listener, scheduler, target, handler, settings, signals, supervisor),
-            artifact.manifest.model,
-            inspection,
-            lifeline,
+            listener=listener,
+            scheduler=scheduler,
+            target=target,
+            handler=handler,
+            settings=settings,
+            signals=signals,
+            supervisor=supervisor,
+            model=artifact.manifest.model,
+            inspection=inspection,
+            lifeline=lifeline,
         )
         if metrics_server is not None:
             metrics_server.set_sources(
-                MetricsSources(artifact.manifest, metrics, listener, handler, target, inspection)
+                MetricsSources(
+                    manifest=artifact.manifest,
+                    metrics=metrics,
+                    listener=listener,
+                    handler=handler,
+                    target=target,
+                    inspection=inspection,
+                )
             )
         announce(listener.endpoint)
         supervisor.ready(loop.status)
@@ -177,11 +192,11 @@ def _start_drafter(
     # its draws are milliseconds of Python; the serving thread would wait for 5 ms of them each time
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
-    beside = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
-    stack.callback(beside.close)
-    beside.start()
+    edge_drafter = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
+    stack.callback(edge_drafter.close)
+    edge_drafter.start()
     _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
-    return beside
+    return edge_drafter
 
 
 class _OrphanedError(Exception):

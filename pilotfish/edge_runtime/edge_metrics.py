@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
-from pilotfish.edge_runtime.hint_sources import Attached
+from pilotfish.edge_runtime.hint_sources import AttachedHints
 from pilotfish.wire.protocols import SpeculationProtocol, counters
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
@@ -89,7 +89,7 @@ class EdgeMetrics:
         """Target passes made."""
         return sum(self.batch_sessions.counts)
 
-    def record_hints(self, attached: Attached, accepted: int) -> None:
+    def record_hints(self, attached: AttachedHints, accepted: int) -> None:
         """Count the drafts of a pass under `ahead`."""
         if attached.budget is not None:
             self.hint_drafts[attached.budget.name] += len(attached.ids)

@@ -10,7 +10,6 @@ All that is cheap to check is checked first. A generation with a grammar then wa
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,15 +21,15 @@ from pilotfish.base.errors import (
     RateLimitedError,
     UnknownSessionError,
 )
-from pilotfish.edge_runtime.beside import Beside, Trail
 from pilotfish.edge_runtime.client_errors import to_client_error
+from pilotfish.edge_runtime.edge_drafter import Beside, Trail
 from pilotfish.edge_runtime.generations import Generations
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.edge_runtime.hint_sources import create_hint_sources
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
 from pilotfish.edge_runtime.resources import EdgeResources
-from pilotfish.edge_runtime.sessions import Sessions, SessionState
+from pilotfish.edge_runtime.sessions import QueuedGeneration, Sessions, SessionState
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
@@ -43,37 +42,9 @@ _MOST_HINTS = 8  # held for one grammar; beside them a device sends one window o
 
 _log = logging.getLogger("pilotfish.edge")
 
-Received = tuple[m.Request, Envelope, int]  # with the time, by the monotonic clock
 Serve = Callable[[m.Request, Envelope, int], None]
 Charge = Callable[[bytes, float], None]
 Refuse = Callable[[Envelope, m.Request, PilotfishError], None]
-
-
-@dataclass(eq=False, slots=True)
-class QueuedGeneration:
-    """A generation that waits for its grammar.
-
-    request: the window, states or pull that waits with it, and when it came; hints: likewise.
-    """
-
-    begin: m.Begin
-    envelope: Envelope
-    new: Ids
-    sampling_params: SamplingParams
-    protocol: SpeculationProtocol[Any] | None
-    compilation: Compilation
-    request: "Received | None" = None
-    hints: "list[Received]" = field(default_factory=list)
-
-    @property
-    def requests(self) -> "list[Received]":
-        """All that waits, in the order in which it is served."""
-        return [*([] if self.request is None else [self.request]), *self.hints]
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return sum(envelope.size for _, envelope, _ in self.requests)
 
 
 class GenerationStarter:

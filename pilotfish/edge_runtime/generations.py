@@ -15,13 +15,13 @@ from pilotfish.base.errors import BadGrammarError, BusyError, InternalError, Pil
 from pilotfish.edge_runtime.client_errors import is_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
-from pilotfish.edge_runtime.hint_sources import NONE_ATTACHED, Attached, HintSources
+from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import SessionState, Stream, WindowState
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor, node_paths
 from pilotfish.speculation.randomness import Purpose
@@ -37,7 +37,8 @@ from pilotfish.wire.protocols import (
 )
 from pilotfish.wire.protocols.protocol import Ids
 
-_SCORED = 48  # rows of a pass over a prompt that tells log-probabilities; wider than a window's
+# Rows of each pass that scores a prompt. Wider than `NARROW`, so that it counts as a prompt's.
+_SCORED_ROWS = 48
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # whether it was taken
 Submit = Callable[[Job], None]
 
@@ -75,8 +76,8 @@ class Generations:
         Of what was told before a pass failed, nothing.
         """
         tokens = prompt.ids[:-1]
-        for begin in range(0, len(tokens), _SCORED):
-            part = tokens[: begin + _SCORED]
+        for begin in range(0, len(tokens), _SCORED_ROWS):
+            part = tokens[: begin + _SCORED_ROWS]
             if prompt.covers(begin, len(part)):
                 continue
 
@@ -150,7 +151,7 @@ class Generations:
         start: int,
         ids: Sequence[int],
         times: m.Times,
-        attached: Attached = NONE_ATTACHED,
+        attached: AttachedHints = NO_HINTS,
         accepted: int = 0,
         logprobs: m.Buffer | None = None,
     ) -> int:
@@ -307,7 +308,7 @@ class Generations:
         stream.remaining = 0 if session.ended else stream.remaining - len(ids)
         self._metrics.streamed += len(ids)
         self._draft_cost.record_tokens(len(ids))
-        taken, accepted = NONE_ATTACHED, min(ruling.accepted, len(ids))
+        taken, accepted = NO_HINTS, min(ruling.accepted, len(ids))
         if session.hints is not None:
             taken = session.hints.record_pass(ids, accepted)
             self._metrics.record_hints(taken, accepted)

@@ -35,16 +35,10 @@ from pilotfish.wire.codecs.hidden import HiddenFormat
 
 _log = logging.getLogger("pilotfish.edge")
 _ALONE = 1 << 18  # multiplications, up to which OpenBLAS starts no second thread
-_SHIPPED = Path(__file__).parent / "heads"
 
 Score = Callable[
     [NDArray[np.floating], NDArray[np.floating], NDArray[np.integer]], NDArray[np.float32]
 ]
-
-
-def list_shipped_heads() -> list[str]:
-    """List the names of the heads that come with Pilotfish."""
-    return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
 def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64]:
@@ -102,20 +96,14 @@ class DecisionHead:
 
     @classmethod
     def load(cls, name: str) -> "DecisionHead":
-        """Load the shipped head of this name, or else that at the path NAME.json or NAME.
+        """Load the head at the path NAME.json or NAME.
 
         Raises:
             HeadError: if there is none, or its files are damaged or too large.
         """
-        known = list_shipped_heads()
-        if name in known:
-            return cls(*read_head(_SHIPPED / f"{name}.json"))
         path = Path(name if name.endswith(".json") else f"{name}.json")
         if not os.path.exists(path):  # Path.exists raises for a name that is too long
-            raise HeadError(
-                f"There is no head {name}: give the path of its .json file"
-                + (f", or one of {', '.join(known)}." if known else ".")
-            )
+            raise HeadError(f"There is no head {name}: give the path of its .json file.")
         return cls(*read_head(path))
 
     def save(self, folder: str | Path) -> Path:

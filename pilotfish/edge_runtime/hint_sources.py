@@ -14,7 +14,7 @@ and by its promises are believed again.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.prompt_lookup import LookupMatch, find_match
@@ -22,9 +22,6 @@ from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import SpeculationProtocol
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
-
-if TYPE_CHECKING:
-    from pilotfish.edge_runtime.beside import Trail
 
 _FIRST, _MOST = 4.0, 8.0  # tokens of a purse
 _ALLOWANCE = 0.01  # for each token that the session commits
@@ -51,6 +48,13 @@ class HintSource(Protocol):
 
     def record_tokens(self, ids: Sequence[int]) -> None:
         """Note what was committed."""
+
+
+class RequestedHints(HintSource, Protocol):
+    """A source that drafts only as far as the device has requested tokens."""
+
+    def set_requested_end(self, last: int) -> None:
+        """Draft tokens before position ``last`` only; 0 stops drafting."""
 
 
 class DeviceHints:
@@ -157,7 +161,7 @@ class SourceBudget:
         self.balance, self._kept, self._promised = before.balance, before._kept, before._promised
 
 
-class Attached(NamedTuple):
+class AttachedHints(NamedTuple):
     """The drafts of a pass: whose, which, their odds along the path, and the price of each."""
 
     budget: SourceBudget | None
@@ -166,7 +170,7 @@ class Attached(NamedTuple):
     cost: float
 
 
-NONE_ATTACHED = Attached(None, (), (), 0.0)
+NO_HINTS = AttachedHints(None, (), (), 0.0)
 
 
 @dataclass
@@ -175,10 +179,10 @@ class HintSources:
 
     budgets: Sequence[SourceBudget]
     chain: HintChain | None  # of the device's; None: it is to send none
-    trail: "Trail | None" = None  # of the edge's own drafter, which is among the accounts
+    trail: RequestedHints | None = None  # the edge drafter's, which is among the budgets
     tokens_per_pass: float = _PACE  # tokens a pass lately
-    attached: Attached = NONE_ATTACHED
-    _best: Attached = NONE_ATTACHED  # of the last offer
+    attached: AttachedHints = NO_HINTS
+    _best: AttachedHints = NO_HINTS  # of the last offer
 
     def set_requested_end(self, last: int) -> None:
         """Note that the tokens before this position are asked for; 0: none any more."""
@@ -196,11 +200,11 @@ class HintSources:
 
         Returns the odds of each, along the path.
         """
-        self.attached = NONE_ATTACHED
+        self.attached = NO_HINTS
         limit = min(limit, MOST_DRAFTS)
         offers = [_propose(budget, limit, cost) for budget in self.budgets]
-        best = max(offers, key=_gain, default=NONE_ATTACHED)
-        self._best = best if _gain(best) > 0.0 else NONE_ATTACHED
+        best = max(offers, key=_gain, default=NO_HINTS)
+        self._best = best if _gain(best) > 0.0 else NO_HINTS
         return self._best.path_acceptance
 
     def attach(self, count: int) -> Sequence[int]:
@@ -211,9 +215,9 @@ class HintSources:
         )
         return self.attached.ids
 
-    def record_pass(self, ids: Sequence[int], accepted: int) -> Attached:
+    def record_pass(self, ids: Sequence[int], accepted: int) -> AttachedHints:
         """Note what the pass committed, and how many of its drafts; returns what it had taken."""
-        attached, self.attached = self.attached, NONE_ATTACHED
+        attached, self.attached = self.attached, NO_HINTS
         self.tokens_per_pass = _FADE * self.tokens_per_pass + (1.0 - _FADE) * len(ids)
         if attached.budget is not None:
             attached.budget.record_pass(
@@ -225,7 +229,7 @@ class HintSources:
         return attached
 
 
-def _gain(attached: Attached) -> float:
+def _gain(attached: AttachedHints) -> float:
     """Return the tokens that drafts are expected to win, less their price."""
     if attached.budget is None:
         return 0.0
@@ -235,12 +239,12 @@ def _gain(attached: Attached) -> float:
     )
 
 
-def _propose(budget: SourceBudget, limit: int, cost: float) -> Attached:
+def _propose(budget: SourceBudget, limit: int, cost: float) -> AttachedHints:
     """Return the drafts of a source that are worth their price, and that its purse can pay."""
     if cost > 0.0:
         limit = int(min(limit, budget.balance / cost))
     if limit <= 0:
-        return NONE_ATTACHED
+        return NO_HINTS
     propose = budget.source.propose(limit)
     path, worth = 1.0, []
     for odds in propose.acceptance:
@@ -248,14 +252,14 @@ def _propose(budget: SourceBudget, limit: int, cost: float) -> Attached:
         if path * budget.reliability < cost:
             break
         worth.append(path)
-    return Attached(budget, propose.ids[: len(worth)], worth, cost)
+    return AttachedHints(budget, propose.ids[: len(worth)], worth, cost)
 
 
 def create_hint_sources(
     protocol: SpeculationProtocol[Any] | None,
     committed: CommittedTokens,
     window: int,
-    make_trail: "Callable[[], Trail] | None" = None,
+    make_trail: Callable[[], RequestedHints] | None = None,
     previous: HintSources | None = None,
 ) -> HintSources | None:
     """Return the sources of a generation; None if it takes no hints.
@@ -266,7 +270,8 @@ def create_hint_sources(
     if not isinstance(protocol, Ahead):
         return None
     budgets: list[SourceBudget] = []
-    chain = trail = None
+    chain: HintChain | None = None
+    trail: RequestedHints | None = None
     if protocol.device_drafts:
         chain = HintChain(committed, window)
         budgets.append(SourceBudget(DeviceHints(chain), DEVICE))

@@ -2,10 +2,11 @@
 
 import logging
 import time
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from pilotfish.base.errors import TargetLostError
 from pilotfish.base.supervisor import Supervisor
-from pilotfish.edge_runtime.attendance import Attendance
 from pilotfish.edge_runtime.live_settings import LiveSettings
 from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
@@ -18,7 +19,9 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LEAVING_S = 5.0  # what stopping takes besides
+_LEAVING_S: Final = 5.0  # time that stopping takes after the drain
+_LOG_PAUSE_S: Final = 1.0  # between two log entries about devices that come or go
+_MOST_NAMES: Final = 10  # devices in one log entry
 
 
 class EdgeLoop(ServingLoop):
@@ -26,6 +29,7 @@ class EdgeLoop(ServingLoop):
 
     def __init__(
         self,
+        *,
         listener: Listener,
         scheduler: Scheduler,
         target: Target,
@@ -39,7 +43,13 @@ class EdgeLoop(ServingLoop):
     ) -> None:
         compiled = {handler.compiler.descriptor: handler.start_compiled}
         super().__init__(
-            *(listener, handler.handle, signals, supervisor, inspection, lifeline), compiled
+            listener=listener,
+            handle=handler.handle,
+            signals=signals,
+            supervisor=supervisor,
+            inspection=inspection,
+            lifeline=lifeline,
+            more=compiled,
         )
         self._scheduler = scheduler
         self._target = target
@@ -52,7 +62,7 @@ class EdgeLoop(ServingLoop):
         )
         self._receiver.start()
         self._watch(target.sources)
-        self._attendance = Attendance()
+        self._device_log = DeviceLog()
         self._leave_s: float | None = None  # when a drain ends; None: no signal asked for an end
 
     def step(self) -> None:
@@ -112,9 +122,8 @@ class EdgeLoop(ServingLoop):
         self._listener.connections.read_events()
         self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
         self._handler.expire()
-        self._attendance.log_changes(
-            self._listener.connections.owners(), self._settings.allowed or {}
-        )
+        owners = self._listener.connections.owners()
+        self._device_log.log_changes(owners, self._settings.allowed or {})
         if self._target.fatal_error:
             _log.error("the target is lost for good: %s", self._target.fatal_error)
             return TargetLostError.exit_code
@@ -145,6 +154,34 @@ class EdgeLoop(ServingLoop):
         self._handler.drain()
         self._supervisor.stopping(self.status)
         self._supervisor.extend(self._settings.config.drain_s + _LEAVING_S)
+
+
+class DeviceLog:
+    """Logs which devices connect and disconnect, by name. Its entries are few, however many do."""
+
+    def __init__(self) -> None:
+        self._present: set[str] = set()
+        self._noted_s = -_LOG_PAUSE_S
+
+    def log_changes(self, owners: Collection[bytes], allowed: Mapping[bytes, str]) -> None:
+        """Log the changes since the last entry, at most once a second.
+
+        owners: keys of the connections. A key off the allow-list is not logged here: whoever
+        removes a key logs that.
+        """
+        if time.monotonic() - self._noted_s < _LOG_PAUSE_S:
+            return
+        self._noted_s = time.monotonic()
+        present = {allowed[owner] for owner in owners if owner in allowed}
+        for event, names in (
+            ("connected", present - self._present),
+            ("no longer connected", self._present - present),
+        ):
+            if names:
+                first = ", ".join(sorted(names)[:_MOST_NAMES])
+                more = len(names) - _MOST_NAMES
+                _log.info("%s: %s%s", event, first, f" and {more} more" if more > 0 else "")
+        self._present = present
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -25,10 +25,10 @@ from pilotfish.base.errors import (
     VersionMismatchError,
 )
 from pilotfish.edge_runtime.admission import Admission
-from pilotfish.edge_runtime.beside import Beside
 from pilotfish.edge_runtime.client_errors import to_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.edge_drafter import Beside
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.generations import Generations, Send, Submit

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pilotfish.base.errors import MalformedError, PairMismatchError, UnsupportedError
-from pilotfish.edge_runtime.head import DecisionHead, HeadJudge, list_shipped_heads
+from pilotfish.base.errors import MalformedError, UnsupportedError
+from pilotfish.edge_runtime.head import DecisionHead, HeadJudge
 from pilotfish.edge_runtime.relaxation_file import read_relaxation
 from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.messages import Begin, DecisionConditions
@@ -37,22 +37,14 @@ class DecisionHeads:
         self.heads = list(heads)
 
     @classmethod
-    def load(cls, target: Manifest, names: Sequence[str] | None) -> "DecisionHeads":
-        """Load the heads of these names, or the shipped ones that were made for the target.
+    def load(cls, target: Manifest, names: Sequence[str]) -> "DecisionHeads":
+        """Load the heads at these paths.
 
-        Raises `HeadError` for unreadable heads, `PairMismatchError` for named heads of another
-        target.
+        Raises `HeadError` for unreadable heads, `PairMismatchError` for heads of another target.
         """
-        heads = []
-        for name in list_shipped_heads() if names is None else names:
-            head = DecisionHead.load(name)
-            try:
-                head.check_target(target)
-            except PairMismatchError:
-                if names is not None:
-                    raise
-                continue
-            heads.append(head)
+        heads = [DecisionHead.load(name) for name in names]
+        for head in heads:
+            head.check_target(target)
         return cls(heads)
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
@@ -92,7 +84,7 @@ class EdgeResources:
     def load(
         cls,
         target: Manifest,
-        heads: Sequence[str] | None,
+        heads: Sequence[str],
         threshold: float | None,
         relaxation: Path | None = None,
     ) -> "EdgeResources":

@@ -347,7 +347,7 @@ class Scheduler:
         self._charge(batch, now_ns, tokens)
         for job, _ in batch.members:
             self._computing.discard(job.slot)
-        narrow = batch.members[0][1].size <= NARROW  # then all are, else it is alone
+        narrow = max(span.size for span in batch.spans) <= NARROW
         if narrow:
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
         # prompts take less a position than drafts do, and are far wider

@@ -50,6 +50,7 @@ class ServingLoop(ABC):
 
     def __init__(
         self,
+        *,
         listener: Listener,
         handle: Callable[[Envelope], None],
         signals: Signals,

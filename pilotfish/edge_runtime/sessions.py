@@ -13,21 +13,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from pilotfish.base.errors import TooManySessionsError, UnknownSessionError
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.grammar_compiler import Compilation
 from pilotfish.edge_runtime.hint_sources import HintSources
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.committed_tokens import CommittedTokens
-from pilotfish.wire.messages import Buffer, StatesRequest, Verdict
+from pilotfish.wire.messages import Begin, Buffer, Request, StatesRequest, Verdict
 from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol, StatesNeeded
+from pilotfish.wire.protocols.protocol import Ids
+from pilotfish.wire.transport import Envelope
 
-if TYPE_CHECKING:
-    from pilotfish.edge_runtime.generation_start import QueuedGeneration
+# a request, its envelope, and when it came (monotonic clock, ns)
+ReceivedRequest = tuple[Request, Envelope, int]
 
 
 @dataclass(slots=True)
@@ -77,6 +80,33 @@ class Stream:
     received_ns: int
 
 
+@dataclass(eq=False, slots=True)
+class QueuedGeneration:
+    """A generation that waits for its grammar, and the messages that wait with it.
+
+    new: tokens behind the kept ones, u32 [n]. request: the latest window, states or pull.
+    """
+
+    begin: Begin
+    envelope: Envelope
+    new: Ids
+    sampling_params: SamplingParams
+    protocol: SpeculationProtocol[Any] | None
+    compilation: Compilation
+    request: ReceivedRequest | None = None
+    hints: list[ReceivedRequest] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[ReceivedRequest]:
+        """All waiting messages, in the order in which they are served."""
+        return self.hints if self.request is None else [self.request, *self.hints]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the waiting messages."""
+        return sum(envelope.size for _, envelope, _ in self.requests)
+
+
 @dataclass
 class SessionState:
     """The edge's state of one session: its committed tokens and the running generation."""
@@ -100,7 +130,7 @@ class SessionState:
     stream: Stream | None = None
     ended: bool = False  # a stream of this generation has come to an end token
     verify_cpu_s: float = 0.0  # of the processor, that its last rule took, or the next may take
-    queued: "QueuedGeneration | None" = None  # it waits for its grammar, and comes next
+    queued: QueuedGeneration | None = None  # it waits for its grammar, and comes next
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 

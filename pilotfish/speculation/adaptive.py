@@ -56,9 +56,8 @@ class Relaxation:
     lambda3: float
 
     def __post_init__(self) -> None:
-        for name, most in (
-            *(("tau", 1.0), ("lambda1", HIGHEST_RATIO), ("lambda2", 1.0), ("lambda3", 1.0)),
-        ):
+        limits = {"tau": 1.0, "lambda1": HIGHEST_RATIO, "lambda2": 1.0, "lambda3": 1.0}
+        for name, most in limits.items():
             value = getattr(self, name)
             if not 0.0 <= value <= most:  # NaN is not either
                 raise ValueError(f"{name} must be within 0 and {most:g}, not {value}")

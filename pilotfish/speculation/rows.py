@@ -45,12 +45,6 @@ class Row:
         shares: NDArray[np.float64] = self.weights / np.float64(self.total)
         return shares
 
-    def dense(self, vocab: int) -> NDArray[np.float64]:
-        """Return the whole distribution, f64 [V]."""
-        full = np.zeros(vocab)
-        full[self.support] = self.probabilities()
-        return full
-
     def token(self, at: int) -> int:
         """Return the token of the weight at index ``at``."""
         return at if self.ids is None else int(self.ids[at])

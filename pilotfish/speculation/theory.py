@@ -40,19 +40,6 @@ def sigma(q: Floats, kept: NDArray[np.integer] | slice) -> float:
     return float(q[outside].sum(dtype=np.float64))
 
 
-def beta_bound(q: Floats, q_hat: Row) -> float:
-    """Bound how much acceptance changes when q̂ is drafted from instead of q: |β̂ − β|.
-
-    σ as in Theorem 3.2 (tslt (20)), plus the TV of the quantisation: between q̂ and q renormalised
-    on the tokens of q̂. TV(q̂, q) itself, a tighter bound, is no more than this sum.
-    """
-    kept = q[q_hat.support]
-    mass = kept.sum(dtype=np.float64)
-    if mass <= 0.0:
-        return 1.0
-    return sigma(q, q_hat.support) + float(tv(kept / mass, q_hat.probabilities()))
-
-
 def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
     """Compute p⁽¹⁾…p⁽ᵏ⁾ [V]: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
     found: list[Values] = [p / p.sum(dtype=np.float64)]
@@ -68,24 +55,6 @@ def betas(p: Floats, q: Floats, k: int) -> Values:
     Where one is 1 the later ones are never reached and mean nothing.
     """
     return np.array([float(beta(rest, q)) for rest in residuals(p, q, k)])
-
-
-def betas_bound(p: Floats, q: Floats, k: int, distance: float) -> Values:
-    """Of each β⁽ʲ⁾, how much it changes at most when q moves by TV = ``distance``; f64 [k].
-
-    Theorem 4.14, tslt (35), where ``distance`` = σ: |β̂⁽ʲ⁾ − β⁽ʲ⁾| is at most
-    (1 + Σ_{i<j} Π_{i<s≤j} 2/Z⁽ˢ⁾)·σ. Here Z⁽ˢ⁾ = TV(p⁽ˢ⁻¹⁾, q), the mass of the residual that p⁽ˢ⁾
-    was normalised by; with TV(p⁽ˢ⁾, q), as (56) prints, it would not hold. An
-    acceptance cannot change by more than 1, which the bound soon exceeds.
-    """
-    moved = 0.0  # of TV(p̂⁽ʲ⁾, p⁽ʲ⁾), (33): each step doubles it and divides it by Z
-    bounds = []
-    for rest in residuals(p, q, k):
-        bounds.append(moved + distance)
-        z = float(tv(rest, q))
-        if moved + distance > 0.0:
-            moved = 2.0 * (moved + distance) / z if z > 0.0 else math.inf
-    return np.array(bounds)
 
 
 def theta(betas: Floats) -> Values:

@@ -27,7 +27,7 @@ from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Output
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire import messages as m

@@ -32,6 +32,7 @@ from pilotfish.speculation.truncation import truncate
 from tests.support.enumeration import (
     Ended,
     Model,
+    distribution_of,
     draw,
     kinds,
     law_of,
@@ -124,7 +125,7 @@ def test_acceptance_rises_by_the_deviation_and_never_falls(pair, relaxation):
     accepted = seen.accepted(relaxation)
     assert (accepted >= seen.strict()).all()
     assert (accepted <= seen.drafter).all()
-    strict = float(beta(p / p.sum(dtype=np.float64), q.dense(len(p))))
+    strict = float(beta(p / p.sum(dtype=np.float64), distribution_of(q, len(p))))
     assert accepted.sum() == pytest.approx(strict + seen.deviation(accepted), abs=EXACT)
     assert 0.0 <= seen.deviation(accepted) <= 1.0 - strict + EXACT
 

@@ -70,7 +70,15 @@ def serve_node(
         announce(listener.endpoint)
         _log.info("%s on %s", work.ready.model, listener.endpoint)
         loop = NodeLoop(
-            listener, service, work, signals, supervisor, config, lifeline, inspection, keys
+            listener=listener,
+            service=service,
+            work=work,
+            signals=signals,
+            supervisor=supervisor,
+            config=config,
+            lifeline=lifeline,
+            inspection=inspection,
+            keys=keys,
         )
         supervisor.ready(loop.status)
         inspection.start()
@@ -101,6 +109,7 @@ class NodeLoop(ServingLoop):
 
     def __init__(
         self,
+        *,
         listener: Listener,
         service: NodeService,
         work: NodeWork,
@@ -111,7 +120,14 @@ class NodeLoop(ServingLoop):
         inspection: Inspection | None = None,
         keys: EdgeKeys | None = None,
     ) -> None:
-        super().__init__(listener, service.handle, signals, supervisor, inspection, lifeline)
+        super().__init__(
+            listener=listener,
+            handle=service.handle,
+            signals=signals,
+            supervisor=supervisor,
+            inspection=inspection,
+            lifeline=lifeline,
+        )
         self._service = service
         self._work = work
         self._config = config

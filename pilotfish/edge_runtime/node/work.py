@@ -3,15 +3,12 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
+import zmq
 
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Step
-
-if TYPE_CHECKING:
-    import zmq
 
 
 class NodeWork(ABC):

@@ -78,7 +78,9 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             if member.ready is not None and member.ready.context < self.context:
                 _log.warning(
                     "%s has room for %d tokens a slot: so has this federation, instead of %d",
-                    *(member.name, member.ready.context, self.context),
+                    member.name,
+                    member.ready.context,
+                    self.context,
                 )
                 self.context = member.ready.context
         for member in self._workers:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, MalformedError, TargetLostError
 from pilotfish.edge_runtime.step_slots import CHUNK, StageSlots
-from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Pipeline, read_addresses, read_node_list
@@ -60,6 +59,33 @@ class _SentStep(NamedTuple):
     rows: int
     sent_s: float
     alone: bool
+
+
+class PipelineDepth:
+    """How many passes the stages should work on at once, as ``passes``.
+
+    As many as the slowest stage computes while one pass crosses all stages: fewer leave stages
+    idle, more only wait before the slowest one. At least the number of stages, at most that of
+    slots.
+    """
+
+    def __init__(self, stages: int, slots: int) -> None:
+        self._least, self._most = min(stages, slots), slots
+        self._hops_s = 0.0  # duration of a step without the computing
+        self.passes = self._least
+
+    def update(self, step_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
+        """Learn from a step's duration, stage 1 to its answer, and from its computing times.
+
+        A step that was not alone may have waited for others: its duration is an upper bound.
+        """
+        computed_s = sum(compute_ns) * 1e-9
+        hops_s = max(0.0, step_s - sum(compute_ns[1:]) * 1e-9)
+        self._hops_s = hops_s if alone else min(hops_s, self._hops_s)
+        slowest_s = max(compute_ns, default=0) * 1e-9
+        if slowest_s > 0.0:
+            fitting = round((self._hops_s + computed_s) / slowest_s)
+            self.passes = min(max(self._least, fitting), self._most)
 
 
 class PipelineTarget(RemoteTarget[_PipelinePass]):
@@ -224,7 +250,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
         self._news_s = now_s
         if step.pass_number is not None:
-            self._depth.learn(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
+            self._depth.update(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
             self._set_depth()
             if (one := self._passes.get(step.pass_number)) is not None:
                 self._bring_in(one, hidden)

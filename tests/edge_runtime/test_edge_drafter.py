@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.edge_runtime.beside import Beside, Trail, open_drafter
 from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_daemon import _start_drafter
+from pilotfish.edge_runtime.edge_drafter import Beside, Trail, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
@@ -294,7 +294,7 @@ def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -
         looked.append(len(b))
         return common_prefix(a, b)
 
-    monkeypatch.setattr("pilotfish.edge_runtime.beside.common_prefix", counting)
+    monkeypatch.setattr("pilotfish.edge_runtime.edge_drafter.common_prefix", counting)
     with drafting(pair.draft) as beside:
         trails = [beside.follow(bytes([at]), at, PROMPT, GREEDY) for at in range(4)]
         for slot in beside._slots:

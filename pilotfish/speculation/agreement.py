@@ -1,18 +1,34 @@
-"""Verification with a decision head that forgives mismatches (wisv §III-A, §V).
+"""Compare the tokens of a window with the target's own choices.
 
-In: the window's ids, the target's own choices after the draft's prefixes, and the head's decision
-on each mismatch. Out: how many tokens are accepted, the token after them, how many were forgiven.
+Where both ends choose by argmax(log p + g) with the same Gumbel noise g (none at temperature 0), a
+draft token is right if it equals the target's choice. That needs no distribution, and the output is
+the target's own sequence, whatever the draft (`greedy`, `coupled`, `stream`).
 
-A *mismatch* is a draft token that is not the target's argmax after the draft's own prefix, so one
-pass of the target finds them all, and a forgiven one changes no later one. A mismatch
-that is not rejected is *forgiven*. With all rejected this is `speculation.coupling`'s rule for
-`greedy`; with none the window is accepted whole.
+A *mismatch* is a draft token that is not the target's argmax after the draft's own prefix. One pass
+of the target finds them all, and forgiving one changes no later one. A decision head may *forgive*
+some (wisv §III-A, §V): with none forgiven that is the rule of `greedy`, with all the window is
+accepted whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def count_agreed(
+    window: Sequence[int] | NDArray[np.uint32], choose: Callable[[int], int]
+) -> tuple[int, int]:
+    """Count the tokens [γ] that agree with ``choose(0)``, ``choose(1)``, …; return the next, too.
+
+    ``choose`` is called only as often as needed: the last choice is the token that differs, or the
+    one after the window.
+    """
+    for index, token in enumerate(window):
+        choice = choose(index)
+        if choice != token:
+            return index, choice
+    return len(window), choose(len(window))
 
 
 def mismatches(
