@@ -16,13 +16,13 @@ from pilotfish.base.errors import RateLimitedError
 
 _CLIENTS = 1024  # most clients; beyond these the one silent longest is forgotten
 _SHARE = 0.5  # of the serving thread's time, for all costly clients together beside others
-_AT_ONCE_S = 0.1  # of its time that a client may use in a burst
-_COSTLY = 0.1  # of its time, with which a client is one of the costly
-_REPLIES_AT_ONCE = 16 << 20  # bytes of replies without a pass, in a burst
-_REPLIES_BPS = 4 << 20  # and a second
-_SPARE = 0.5  # of a second's messages, which hints leave to requests
-_WANTED_S = 1.0  # after its last message, during which another client counts as present
-_COUNTED_S = 0.1  # how often those are counted
+_BURST_S = 0.1  # of its time that a client may use in a burst
+_COSTLY_SHARE = 0.1  # of its time, with which a client is one of the costly
+_REPLY_BURST = 16 << 20  # bytes of replies without a pass, in a burst
+_REPLY_BYTES_PER_S = 4 << 20  # and a second
+_RESERVED_SHARE = 0.5  # of a second's messages, which hints leave to requests
+_PRESENT_S = 1.0  # after its last message, during which another client counts as present
+_COUNT_EVERY_S = 0.1  # how often those are counted
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class _Buckets:
     messages: float
     seconds: float
     bytes: float
-    at_s: float  # when they were looked at
+    updated_s: float  # when they were looked at
     present_s: float  # likewise, by a clock that stops while messages and rules are worked on
-    beside: int = 0  # other clients that sent messages then
+    others: int = 0  # other clients that sent messages then
     used_s: float = 0.0  # of the serving thread's time lately: what is older counts for less
 
 
@@ -44,31 +44,31 @@ class Admission:
         self._buckets: OrderedDict[bytes, _Buckets] = OrderedDict()  # the last to speak is last
         self._present: set[bytes] = set()  # the clients that have sent messages lately
         self._costly: set[bytes] = set()  # those of them whose messages cost much
-        self._count_s = -inf  # when they are counted again
+        self._next_count_s = -inf  # when they are counted again
         self._spent_s = 0.0  # on all clients: meanwhile nobody was heard
 
-    def admit(self, owner: bytes, now_s: float, *, spared: bool = False) -> None:
+    def admit(self, owner: bytes, now_s: float, *, optional: bool = False) -> None:
         """Count one message of ``owner``; `RateLimitedError` if it came too soon.
 
         spared: it can be done without, and so must not use up what others of the owner's need.
         """
         present_s = now_s - self._spent_s
-        self._look(now_s, present_s)
+        self._count_clients(now_s, present_s)
         self._present.add(owner)
         others = len(self._present) - 1
         most = max(1.0, self.rate)
         buckets = self._buckets.pop(owner, None) or _Buckets(
-            most, _AT_ONCE_S, _REPLIES_AT_ONCE, now_s, present_s
+            most, _BURST_S, _REPLY_BURST, now_s, present_s
         )
         self._buckets[owner] = buckets
         if len(self._buckets) > _CLIENTS:
             self._forget(now_s)
-        gone_s = now_s - buckets.at_s
-        buckets.at_s, buckets.present_s, buckets.beside = now_s, present_s, others
+        gone_s = now_s - buckets.updated_s
+        buckets.updated_s, buckets.present_s, buckets.others = now_s, present_s, others
         buckets.messages = min(most, buckets.messages + gone_s * self.rate)
-        buckets.bytes = min(_REPLIES_AT_ONCE, buckets.bytes + gone_s * _REPLIES_BPS)
-        buckets.seconds = min(_AT_ONCE_S, buckets.seconds + self._paid_s(gone_s))
-        if buckets.messages < 1.0 + (_SPARE * most if spared else 0.0):
+        buckets.bytes = min(_REPLY_BURST, buckets.bytes + gone_s * _REPLY_BYTES_PER_S)
+        buckets.seconds = min(_BURST_S, buckets.seconds + self._repaid_s(gone_s))
+        if buckets.messages < 1.0 + (_RESERVED_SHARE * most if optional else 0.0):
             raise RateLimitedError("Too many messages in this second; slow down.")
         if buckets.seconds < 0.0 and others:
             raise RateLimitedError(
@@ -86,7 +86,7 @@ class Admission:
         if buckets is not None:
             buckets.used_s += spent_s
             left_s = buckets.seconds - spent_s
-            if not buckets.beside:
+            if not buckets.others:
                 left_s = max(left_s, min(buckets.seconds, -spent_s))
             buckets.seconds = left_s
 
@@ -95,12 +95,12 @@ class Admission:
         buckets = self._buckets.get(owner)
         if buckets is None or buckets.seconds >= 0.0:
             return False
-        self._look(now_s, now_s - self._spent_s)
-        if buckets.seconds + self._paid_s(now_s - buckets.at_s) >= 0.0:
+        self._count_clients(now_s, now_s - self._spent_s)
+        if buckets.seconds + self._repaid_s(now_s - buckets.updated_s) >= 0.0:
             return False
         return not self._present <= {owner}
 
-    def _paid_s(self, gone_s: float) -> float:
+    def _repaid_s(self, gone_s: float) -> float:
         """Return what a client's debt is less by, after so many seconds."""
         share = _SHARE if len(self._present) > len(self._costly) else 1.0
         return gone_s * share / max(1, len(self._costly))
@@ -116,26 +116,26 @@ class Admission:
         if buckets is not None:
             buckets.bytes -= size
 
-    def _look(self, now_s: float, present_s: float) -> None:
+    def _count_clients(self, now_s: float, present_s: float) -> None:
         """Look now and then who has sent messages lately, and whose cost much."""
-        if now_s >= self._count_s:
-            kept = exp((self._count_s - _COUNTED_S - now_s) / _WANTED_S)
-            self._count_s = now_s + _COUNTED_S
+        if now_s >= self._next_count_s:
+            decay = exp((self._next_count_s - _COUNT_EVERY_S - now_s) / _PRESENT_S)
+            self._next_count_s = now_s + _COUNT_EVERY_S
             self._present.clear()
             self._costly.clear()
             for client, buckets in self._buckets.items():
-                if present_s - buckets.present_s < _WANTED_S:
+                if present_s - buckets.present_s < _PRESENT_S:
                     self._present.add(client)
-                    if buckets.used_s > _COSTLY * _WANTED_S or buckets.seconds < 0.0:
+                    if buckets.used_s > _COSTLY_SHARE * _PRESENT_S or buckets.seconds < 0.0:
                         self._costly.add(client)
-                buckets.used_s *= kept
+                buckets.used_s *= decay
 
     def _forget(self, now_s: float) -> None:
         """Forget the client that is silent longest, of those that owe nothing if there are some."""
         clients = (
             client
             for client, buckets in self._buckets.items()
-            if buckets.seconds + (now_s - buckets.at_s) * _SHARE / _CLIENTS >= 0.0
+            if buckets.seconds + (now_s - buckets.updated_s) * _SHARE / _CLIENTS >= 0.0
         )
         client = next(clients, next(iter(self._buckets)))
         del self._buckets[client]

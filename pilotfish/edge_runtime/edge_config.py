@@ -210,12 +210,12 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
     @property
     def _kinds(self) -> list[str]:
-        asked = {
+        options = {
             "federated": self.federate,
             "pipeline": self.pipeline,
             "cluster": self.cluster.runner,
         }
-        return [kind for kind, given in asked.items() if given]
+        return [kind for kind, value in options.items() if value]
 
     @property
     def kind(self) -> str:

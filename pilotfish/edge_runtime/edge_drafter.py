@@ -51,8 +51,8 @@ _WIDTHS = (1, 2, 4)  # tokens of the passes whose times are measured at start
 _CHUNK = 128  # tokens of a prompt read in one pass
 _NARROW = 32  # sessions that lack at most so many tokens share a pass
 _MOST = 2 * MOST_DRAFTS  # of a session: those under way, and as many behind them
-_LESSONS = 1024  # that wait for the drafter at most
-_FULL = 1.0  # price of a draft at which the edge is full
+_MOST_COMPARISONS = 1024  # that wait for the drafter at most
+_FULL_EDGE_COST = 1.0  # price of a draft at which the edge is full
 
 
 class Trail:
@@ -63,49 +63,55 @@ class Trail:
 
     def __init__(
         self,
-        beside: "Beside",
+        drafter: "Beside",
         session: bytes,
         slot: int,
         committed: Ids,
         sampling_params: SamplingParams,
         logits_processor: LogitsProcessor | None = None,
     ) -> None:
-        self._beside = beside
+        self._drafter = drafter
         self.session, self.slot, self.sampling_params, self.logits_processor = (
             session,
             slot,
             sampling_params,
             logits_processor,
         )
-        self.lead = DraftAhead()
-        self.lead.start(committed)
-        self.last = 0  # the answer's tokens end before this position; 0: none is asked for yet
-        self.served = 0  # number of its last pass
+        self.draft_ahead = DraftAhead()
+        self.draft_ahead.start(committed)
+        self.requested_end = (
+            0  # the answer's tokens end before this position; 0: none is asked for yet
+        )
+        self.last_pass = 0  # number of its last pass
         # tokens of its text that its slot holds after the pass under way; None: not compared yet
-        self.held: int | None = None
+        self.cached: int | None = None
 
     def set_requested_end(self, last: int) -> None:
         """Note that tokens before this position are asked for."""
-        with self._beside.news:
-            self.last = last
-            self._beside.news.notify()
+        with self._drafter.changed:
+            self.requested_end = last
+            self._drafter.changed.notify()
 
     def propose(self, limit: int) -> Proposal:
         """Return the first drafts behind the committed tokens."""
-        with self._beside.news:
-            return Proposal(self.lead.drafts[:limit].tolist(), self.lead.acceptances[:limit])
+        with self._drafter.changed:
+            return Proposal(
+                self.draft_ahead.drafts[:limit].tolist(), self.draft_ahead.acceptances[:limit]
+            )
 
     def record_tokens(self, ids: Sequence[int]) -> None:
         """Note what was committed."""
-        with self._beside.news:
-            met = self.lead.compare(ids)
-            if self.held is not None and met.compared > met.agreed:
-                self.held = min(self.held, self.lead.committed - len(ids) + met.agreed)
-            if ids[-1] in self._beside.ends:
-                self.last = 0
-            if met.compared:
-                self._beside.lessons.append((self.sampling_params.sampling.greedy, met))
-            self._beside.news.notify()
+        with self._drafter.changed:
+            comparison = self.draft_ahead.compare(ids)
+            if self.cached is not None and comparison.compared > comparison.agreed:
+                self.cached = min(
+                    self.cached, self.draft_ahead.committed - len(ids) + comparison.agreed
+                )
+            if ids[-1] in self._drafter.ends:
+                self.requested_end = 0
+            if comparison.compared:
+                self._drafter.comparisons.append((self.sampling_params.sampling.greedy, comparison))
+            self._drafter.changed.notify()
 
 
 @dataclass(slots=True)
@@ -116,7 +122,7 @@ class _Slot:
     session: bytes = b""
     length: int = 0
 
-    def common(self, session: bytes, text: Ids) -> int:
+    def common_length(self, session: bytes, text: Ids) -> int:
         """Count the tokens of a session's text that it holds."""
         return common_prefix(self.ids[: self.length], text) if session == self.session else 0
 
@@ -129,15 +135,15 @@ class _Task(NamedTuple):
     """
 
     trail: Trail
-    held: int
+    cached: int
     part: Ids
     length: int
     hash: bytes
 
     @property
-    def drafts(self) -> bool:
+    def completes_text(self) -> bool:
         """Whether it reads all of the text."""
-        return self.held + len(self.part) == self.length
+        return self.cached + len(self.part) == self.length
 
 
 def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
@@ -181,14 +187,16 @@ class Beside(threading.Thread):
     ) -> None:
         super().__init__(name="drafter", daemon=True)
         self._decoder, self._draft_cost = decoder, draft_cost
-        kept = decoder.artifact.kept
-        self._projection = None if kept is None else Projection(kept, decoder.vocab_size)
+        head_tokens = decoder.artifact.kept
+        self._projection = (
+            None if head_tokens is None else Projection(head_tokens, decoder.vocab_size)
+        )
         self.pass_times = pass_times(decoder, _WIDTHS)  # seconds by tokens, while the target rests
         self.ends = frozenset(ends)
         self._metrics = metrics or EdgeMetrics()
-        self.news = threading.Condition()
-        self.lessons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_LESSONS)
-        self._odds = {
+        self.changed = threading.Condition()
+        self.comparisons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_MOST_COMPARISONS)
+        self._estimators = {
             True: AcceptanceEstimator(),
             False: AcceptanceEstimator(),
         }  # of the pair, by whether drafts are greedy
@@ -210,16 +218,16 @@ class Beside(threading.Thread):
         shaper: of the drafter's logits; the drafter's thread alone uses it.
         """
         trail = Trail(self, session, slot, committed, sampling_params, logits_processor)
-        with self.news:
+        with self.changed:
             self._trails[slot] = trail
-            self.news.notify()
+            self.changed.notify()
         return trail
 
     def close(self) -> None:
         """End the thread; waits for its pass."""
-        with self.news:
+        with self.changed:
             self._closing = True
-            self.news.notify()
+            self.changed.notify()
         if self.is_alive():
             self.join()
 
@@ -227,122 +235,129 @@ class Beside(threading.Thread):
         """Make passes while there is something to draft, until closed."""
         while not self._closing:
             try:
-                tasks = self._await()
+                tasks = self._wait_for_tasks()
             except Exception:
                 _log.exception("the drafter cannot tell what to draft; all sessions go on without")
-                with self.news:
+                with self.changed:
                     self._trails.clear()
                 continue
             if tasks:
-                self._pass(tasks)
+                self._run_pass(tasks)
             del tasks  # a trail that ended meanwhile is gone now
 
-    def _pass(self, tasks: Sequence[_Task]) -> None:
+    def _run_pass(self, tasks: Sequence[_Task]) -> None:
         """Make a pass; if it fails, nothing is drafted for its sessions any more."""
         started_s = time.monotonic()
         try:
             self._forward(tasks)
         except Exception:
             _log.exception("a pass of the drafter failed; its sessions go on without")
-            with self.news:
+            with self.changed:
                 for task in tasks:
                     if self._trails.get(task.trail.slot) is task.trail:
                         del self._trails[task.trail.slot]
         self._metrics.drafter_passes += 1
         self._metrics.drafter_s += time.monotonic() - started_s
 
-    def _await(self) -> list[_Task]:
+    def _wait_for_tasks(self) -> list[_Task]:
         """Wait for the tasks of the next pass; none once it is closing."""
-        with self.news:
+        with self.changed:
             while not self._closing:
-                self._learn()
+                self._update_estimators()
                 # without trails nothing is asked, so that what fails cannot fail for ever
-                if self._trails and (tasks := self._next()):
+                if self._trails and (tasks := self._next_tasks()):
                     return tasks
-                self.news.wait()
+                self.changed.wait()
             return []
 
-    def _learn(self) -> None:
-        lessons = list(self.lessons)
-        self.lessons.clear()
-        for greedy, met in lessons:
-            for at, margin in enumerate(met.margins):
+    def _update_estimators(self) -> None:
+        comparisons = list(self.comparisons)
+        self.comparisons.clear()
+        for greedy, comparison in comparisons:
+            for at, margin in enumerate(comparison.margins):
                 if margin is not None:
-                    self._odds[greedy].update(margin, at < met.agreed)
+                    self._estimators[greedy].update(margin, at < comparison.agreed)
 
-    def _next(self) -> list[_Task]:
+    def _next_tasks(self) -> list[_Task]:
         """Choose the trails of the next pass: that which waits longest, and those beside it.
 
         The serving thread waits meanwhile: no text is looked through but at its trail's first time.
         """
         draft_cost = self._draft_cost()
-        if draft_cost >= _FULL:
+        if draft_cost >= _FULL_EDGE_COST:
             return []
-        trails = [trail for trail in self._trails.values() if self._wanted(trail, draft_cost)]
-        tasks = [self._task(trail) for trail in sorted(trails, key=lambda each: each.served)]
+        trails = [trail for trail in self._trails.values() if self._wants_pass(trail, draft_cost)]
+        tasks = [
+            self._make_task(trail) for trail in sorted(trails, key=lambda each: each.last_pass)
+        ]
         if tasks and len(tasks[0].part) > _NARROW:
             tasks = tasks[:1]
         else:
             tasks = [each for each in tasks if len(each.part) <= _NARROW]
         for each in tasks:
-            each.trail.held = each.held + len(each.part)
+            each.trail.cached = each.cached + len(each.part)
         return tasks
 
-    def _wanted(self, trail: Trail, draft_cost: float) -> bool:
+    def _wants_pass(self, trail: Trail, draft_cost: float) -> bool:
         """Whether a further draft is worth a pass, and has room."""
-        lead = trail.lead
-        if len(lead.text) > self._decoder.context:
+        draft_ahead = trail.draft_ahead
+        if len(draft_ahead.text) > self._decoder.context:
             return False
-        if not trail.last:
-            return self._held(trail) < len(lead.text) - 1  # to read the prompt
+        if not trail.requested_end:
+            return self._cached_length(trail) < len(draft_ahead.text) - 1  # to read the prompt
         # the target makes the last token itself, if all before it come true
-        if len(lead) >= min(_MOST, trail.last - lead.committed - 1):
+        if len(draft_ahead) >= min(_MOST, trail.requested_end - draft_ahead.committed - 1):
             return False
-        if not len(lead):
+        if not len(draft_ahead):
             return True
         return (
-            lead.joint_acceptance >= max(FLOOR, draft_cost)
-            and int(lead.drafts[-1]) not in self.ends
+            draft_ahead.joint_acceptance >= max(FLOOR, draft_cost)
+            and int(draft_ahead.drafts[-1]) not in self.ends
         )
 
-    def _held(self, trail: Trail) -> int:
+    def _cached_length(self, trail: Trail) -> int:
         """Count the tokens of a trail that its slot holds."""
-        if trail.held is None:
+        if trail.cached is None:
             # all but the last: what reads that drafts
-            trail.held = self._slots[trail.slot].common(trail.session, trail.lead.text.ids[:-1])
-        return trail.held
+            trail.cached = self._slots[trail.slot].common_length(
+                trail.session, trail.draft_ahead.text.ids[:-1]
+            )
+        return trail.cached
 
-    def _task(self, trail: Trail) -> _Task:
-        text = trail.lead.text
-        held = self._held(trail)
-        end = min(held + _CHUNK, len(text) if trail.last else len(text) - 1)
-        return _Task(trail, held, text.ids[held:end].copy(), len(text), text.hash)
+    def _make_task(self, trail: Trail) -> _Task:
+        text = trail.draft_ahead.text
+        cached = self._cached_length(trail)
+        end = min(cached + _CHUNK, len(text) if trail.requested_end else len(text) - 1)
+        return _Task(trail, cached, text.ids[cached:end].copy(), len(text), text.hash)
 
     def _forward(self, tasks: Sequence[_Task]) -> None:
         """Read the parts, and draft behind texts that have been read wholly."""
         for task in tasks:
-            held = self._slots[task.trail.slot]
-            self._decoder.rollback(task.trail.slot, task.held)
-            held.session, held.length = task.trail.session, task.held
+            slot = self._slots[task.trail.slot]
+            self._decoder.rollback(task.trail.slot, task.cached)
+            slot.session, slot.length = task.trail.session, task.cached
         outputs = self._decoder.forward(
-            [Pass(each.trail.slot, each.part.astype(np.int64), int(each.drafts)) for each in tasks]
+            [
+                Pass(each.trail.slot, each.part.astype(np.int64), int(each.completes_text))
+                for each in tasks
+            ]
         )
         self._passes += 1
         for task, output in zip(tasks, outputs, strict=True):
-            held = self._slots[task.trail.slot]
-            held.length = task.held + len(task.part)
-            held.ids[task.held : held.length] = task.part
-            task.trail.served = self._passes
-            text = held.ids[: held.length]
+            slot = self._slots[task.trail.slot]
+            slot.length = task.cached + len(task.part)
+            slot.ids[task.cached : slot.length] = task.part
+            task.trail.last_pass = self._passes
+            text = slot.ids[: slot.length]
             logits = output.logits
-            if task.drafts and self._projection is not None:
+            if task.completes_text and self._projection is not None:
                 logits = self._projection(logits)
-            if task.drafts and self._shaped(task.trail, logits, text):
+            if task.completes_text and self._process_logits(task.trail, logits, text):
                 self._extend(
                     task, *draft_with_margin(logits[0], task.trail.sampling_params, task.length)
                 )
 
-    def _shaped(self, trail: Trail, logits: Floats, text: Ids) -> bool:
+    def _process_logits(self, trail: Trail, logits: Floats, text: Ids) -> bool:
         """Shape a trail's row; returns whether there is something to draft."""
         if trail.logits_processor is None:
             return True
@@ -350,7 +365,7 @@ class Beside(threading.Thread):
             trail.logits_processor.process(logits, text, [()])
         except GrammarError as error:  # the request's own affair: no more drafts for it
             _log.debug("a trail ends: %s", error)
-            with self.news:
+            with self.changed:
                 if self._trails.get(trail.slot) is trail:
                     del self._trails[trail.slot]
             return False
@@ -358,9 +373,11 @@ class Beside(threading.Thread):
 
     def _extend(self, task: _Task, token: int, margin: float) -> None:
         """Add a draft to a trail, unless the text has taken another way meanwhile."""
-        lead = task.trail.lead
-        with self.news:
-            if lead.text.hash == task.hash:
-                odds = self._odds[task.trail.sampling_params.sampling.greedy].estimate(margin)
-                lead.append(token, odds, margin)
+        draft_ahead = task.trail.draft_ahead
+        with self.changed:
+            if draft_ahead.text.hash == task.hash:
+                acceptance = self._estimators[task.trail.sampling_params.sampling.greedy].estimate(
+                    margin
+                )
+                draft_ahead.append(token, acceptance, margin)
                 self._metrics.drafter_tokens += 1

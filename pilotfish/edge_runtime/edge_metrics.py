@@ -41,7 +41,7 @@ class EdgeMetrics:
     windows: Counter[str] = counter("windows", "Windows decided on.", "protocol")
     drafted: Counter[str] = counter("drafted_tokens", "Tokens of these windows.", "protocol")
     accepted: Counter[str] = counter("accepted_tokens", "Of these, accepted.", "protocol")
-    notes: dict[tuple[str, str], float] = notes(counters, lambda one: one.metric)
+    notes: dict[tuple[str, str], float] = notes(counters, lambda each: each.metric)
     streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
     # "kept"; "stale": behind other tokens than those here; "unknown": of no generation that runs;
     # "malformed"; "refused": beyond the rate, or of a key that is not allowed

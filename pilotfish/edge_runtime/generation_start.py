@@ -94,9 +94,9 @@ class GenerationStarter:
             )
         new = decode_ids(frame, self._vocab)
         protocol = None if begin.protocol == STREAM else get_protocol(begin.protocol)
-        shaping = begin.logits_options(envelope.frames[1] if constrained else None)
+        logits_options = begin.logits_options(envelope.frames[1] if constrained else None)
         sampling_params = SamplingParams(
-            sampling=begin.sampling, seed=begin.seed, logits_options=shaping
+            sampling=begin.sampling, seed=begin.seed, logits_options=logits_options
         )
         if protocol is not None:
             protocol.check(sampling_params.sampling)
@@ -107,7 +107,7 @@ class GenerationStarter:
             self._logits_processors.expect_model_logits()
             expect_sendable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
         self._logits_processors.check(begin, sampling_params, length)
-        session = self._session_for(begin, envelope.owner)
+        session = self._open_session(begin, envelope.owner)
         self.cancel(session)
         if sampling_params.logits_options.grammar is None:
             self._start(session, begin, new, sampling_params, protocol)
@@ -115,8 +115,8 @@ class GenerationStarter:
         compilation = Compilation(
             envelope.owner,
             sampling_params.logits_options.grammar,
-            2 if self._drafts_beside(protocol) else 1,
-            partial(self._compiled, session),
+            2 if self._uses_edge_drafter(protocol) else 1,
+            partial(self._on_compiled, session),
         )
         session.queued = QueuedGeneration(
             begin, envelope, new, sampling_params, protocol, compilation
@@ -141,9 +141,9 @@ class GenerationStarter:
             return False
         if queued.begin.generation != request.generation:
             return False
-        kept = (request, envelope, received_ns)
+        received = (request, envelope, received_ns)
         if isinstance(request, m.Hint):
-            queued.hints = [*queued.hints, kept][-_MOST_HINTS:]
+            queued.hints = [*queued.hints, received][-_MOST_HINTS:]
             return True
         others = (each.queued for each in self._sessions if each.owner == envelope.owner)
         size = sum(each.size for each in others if each is not None and each is not queued)
@@ -151,7 +151,7 @@ class GenerationStarter:
             raise RateLimitedError(
                 "Too many bytes of this key wait for grammars already; slow down."
             )
-        queued.request = kept
+        queued.request = received
         return True
 
     def cancel(self, session: SessionState, error: PilotfishError | None = None) -> None:
@@ -172,7 +172,7 @@ class GenerationStarter:
         if session.generation < 0:
             self._sessions.close(session)
 
-    def _compiled(self, session: SessionState, compilation: Compilation) -> None:
+    def _on_compiled(self, session: SessionState, compilation: Compilation) -> None:
         """Go on with a generation whose grammar has been compiled, or refuse it."""
         queued = session.queued
         if queued is None or queued.compilation is not compilation:
@@ -195,7 +195,7 @@ class GenerationStarter:
         """Start a generation that has waited; returns what is wrong with it."""
         begin, constraints = queued.begin, queued.compilation.constraints
         try:
-            self._expect_kept(begin, session.committed)
+            self._expect_prefix(begin, session.committed)
             self._start(
                 session, begin, queued.new, queued.sampling_params, queued.protocol, constraints
             )
@@ -240,13 +240,13 @@ class GenerationStarter:
             if begin.prompt_logprobs is None
             else PromptLogprobs(committed.ids, begin.prompt_logprobs)
         )
-        follow = None
-        if self._drafts_beside(protocol):
-            follow = self._following(
+        make_trail = None
+        if self._uses_edge_drafter(protocol):
+            make_trail = self._trail_factory(
                 session, begin, sampling_params, constraints[1] if constraints else None
             )
         session.hints = create_hint_sources(
-            protocol, committed, self._limits.window, follow, session.hints
+            protocol, committed, self._limits.window, make_trail, session.hints
         )
         session.window_state = session.stream = None
         session.awaits_pending = session.ended = False
@@ -255,11 +255,11 @@ class GenerationStarter:
         elif len(new) > 1:  # read the prompt while the device drafts
             self._generations.queue_prefill(session)
 
-    def _drafts_beside(self, protocol: SpeculationProtocol[Any] | None) -> bool:
+    def _uses_edge_drafter(self, protocol: SpeculationProtocol[Any] | None) -> bool:
         """Whether the drafter beside the target may follow such a generation."""
         return self._edge_drafter is not None and protocol is not None and protocol.streams
 
-    def _following(
+    def _trail_factory(
         self,
         session: SessionState,
         begin: m.Begin,
@@ -280,13 +280,13 @@ class GenerationStarter:
             logits_processor,
         )
 
-    def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
+    def _open_session(self, begin: m.Begin, owner: bytes) -> SessionState:
         try:
             session = self._sessions.use(begin.session, owner)
         except UnknownSessionError:
             if begin.keep:
                 raise
-            self._expect_kept(begin, CommittedTokens())
+            self._expect_prefix(begin, CommittedTokens())
             return self._sessions.open(begin.session, owner)
         latest = session.generation
         if session.queued is not None:
@@ -296,11 +296,11 @@ class GenerationStarter:
                 f"The edge is at generation {latest} of this session already, and "
                 f"generation {begin.generation} does not come after it."
             )
-        self._expect_kept(begin, session.committed)
+        self._expect_prefix(begin, session.committed)
         return session
 
     @staticmethod
-    def _expect_kept(begin: m.Begin, committed: CommittedTokens) -> None:
+    def _expect_prefix(begin: m.Begin, committed: CommittedTokens) -> None:
         if begin.keep > len(committed) or committed.hash_at(begin.keep) != begin.hash:
             raise DivergedError(
                 f"The edge holds {len(committed)} tokens of this session, and the first "

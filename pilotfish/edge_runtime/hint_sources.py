@@ -23,14 +23,14 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import SpeculationProtocol
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
 
-_FIRST, _MOST = 4.0, 8.0  # tokens of a purse
+_FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # tokens of a purse
 _ALLOWANCE = 0.01  # for each token that the session commits
 _FADE = 0.95  # a pass with drafts of the source
-_KEPT = 3.0  # promised tokens that are taken as kept at first
-_TRUST = 1.5  # the most that a promise counts for
+_PRIOR_TOKENS = 3.0  # promised tokens that are taken as kept at first
+_MOST_RELIABILITY = 1.5  # the most that a promise counts for
 _FORGET = 0.01  # of what promises were worth, for each token that the session commits
-_REST = 4  # passes: the longest between two searches for repeats
-_PACE = 2.0  # tokens a pass that are expected at first
+_MOST_REST = 4  # passes: the longest between two searches for repeats
+_FIRST_TOKENS_PER_PASS = 2.0  # tokens a pass that are expected at first
 
 
 class Proposal(NamedTuple):
@@ -80,52 +80,52 @@ class TextHints:
 
     def __init__(self, committed: CommittedTokens) -> None:
         self._committed = committed
-        self._odds = AcceptanceEstimator(REPEAT_PRIOR)
-        self._repeat: LookupMatch | None = None
+        self._estimator = AcceptanceEstimator(REPEAT_PRIOR)
+        self._match: LookupMatch | None = None
         self._expected: list[int] = []
-        self._missed = self._resting = 0
+        self._missed = self._rest = 0
 
     def propose(self, limit: int) -> Proposal:
         """Return what is expected to be repeated."""
-        self._look()
+        self._update_match()
         ids = self._expected[:limit]
         return Proposal(
-            ids, self._odds.estimate_each([self._matched + at for at in range(len(ids))])
+            ids, self._estimator.estimate_each([self._match_length + at for at in range(len(ids))])
         )
 
     @property
-    def _matched(self) -> int:
-        return self._repeat.length if self._repeat is not None else 0
+    def _match_length(self) -> int:
+        return self._match.length if self._match is not None else 0
 
-    def _look(self) -> None:
+    def _update_match(self) -> None:
         """Find the place in the text that may be repeated, unless it is found already."""
         ids = self._committed.ids
-        if self._repeat is not None and self._repeat.end == len(ids):
+        if self._match is not None and self._match.end == len(ids):
             return
-        going = self._repeat.extend(ids) if self._repeat is not None else None
+        continued = self._match.extend(ids) if self._match is not None else None
         self._expected = []
-        if going is None and self._resting > 0:
-            self._repeat = None
+        if continued is None and self._rest > 0:
+            self._match = None
             return
-        self._repeat = going or find_match(ids)
-        if self._repeat is not None:
-            self._expected = self._repeat.continuation(ids, MOST_DRAFTS).tolist()
+        self._match = continued or find_match(ids)
+        if self._match is not None:
+            self._expected = self._match.continuation(ids, MOST_DRAFTS).tolist()
 
     def record_tokens(self, ids: Sequence[int]) -> None:
         """Learn by what was committed, whether these drafts were taken or not."""
         agreed = 0
         for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
-            self._odds.update(self._matched + at, expected == id)
+            self._estimator.update(self._match_length + at, expected == id)
             if expected != id:
                 break
             agreed += 1
         # where nothing repeats, not every pass is worth a search
-        self._resting -= 1
+        self._rest -= 1
         if agreed:
             self._missed = 0
-        elif self._resting < 0:
+        elif self._rest < 0:
             self._missed += 1
-            self._resting = min(self._missed, _REST)
+            self._rest = min(self._missed, _MOST_REST)
         self._expected = []
 
 
@@ -135,30 +135,34 @@ class SourceBudget:
 
     source: HintSource
     name: str
-    balance: float = _FIRST
-    _kept: float = _KEPT
-    _promised: float = _KEPT
+    balance: float = _FIRST_BALANCE
+    _accepted: float = _PRIOR_TOKENS
+    _promised: float = _PRIOR_TOKENS
 
     @property
     def reliability(self) -> float:
         """Tokens won for each that the odds promised."""
-        return min(_TRUST, self._kept / self._promised)
+        return min(_MOST_RELIABILITY, self._accepted / self._promised)
 
     def record_pass(self, drafted: int, accepted: int, promised: float, cost: float) -> None:
         """Settle a pass with drafts of this source."""
-        self.balance = min(_MOST, self.balance + accepted - drafted * cost)
-        self._kept = _FADE * self._kept + (1.0 - _FADE) * accepted
+        self.balance = min(_MOST_BALANCE, self.balance + accepted - drafted * cost)
+        self._accepted = _FADE * self._accepted + (1.0 - _FADE) * accepted
         self._promised = _FADE * self._promised + (1.0 - _FADE) * promised
 
     def record_tokens(self, tokens: int) -> None:
         """Note that the session committed so many tokens."""
-        self.balance = min(_MOST, self.balance + _ALLOWANCE * tokens)
-        self._kept += _FORGET * tokens * (_KEPT - self._kept)
-        self._promised += _FORGET * tokens * (_KEPT - self._promised)
+        self.balance = min(_MOST_BALANCE, self.balance + _ALLOWANCE * tokens)
+        self._accepted += _FORGET * tokens * (_PRIOR_TOKENS - self._accepted)
+        self._promised += _FORGET * tokens * (_PRIOR_TOKENS - self._promised)
 
-    def copy_from(self, before: "SourceBudget") -> None:
+    def copy_from(self, previous: "SourceBudget") -> None:
         """Go on as in the session's last generation."""
-        self.balance, self._kept, self._promised = before.balance, before._kept, before._promised
+        self.balance, self._accepted, self._promised = (
+            previous.balance,
+            previous._accepted,
+            previous._promised,
+        )
 
 
 class AttachedHints(NamedTuple):
@@ -180,7 +184,7 @@ class HintSources:
     budgets: Sequence[SourceBudget]
     chain: HintChain | None  # of the device's; None: it is to send none
     trail: RequestedHints | None = None  # the edge drafter's, which is among the budgets
-    tokens_per_pass: float = _PACE  # tokens a pass lately
+    tokens_per_pass: float = _FIRST_TOKENS_PER_PASS  # tokens a pass lately
     attached: AttachedHints = NO_HINTS
     _best: AttachedHints = NO_HINTS  # of the last offer
 
@@ -202,8 +206,8 @@ class HintSources:
         """
         self.attached = NO_HINTS
         limit = min(limit, MOST_DRAFTS)
-        offers = [_propose(budget, limit, cost) for budget in self.budgets]
-        best = max(offers, key=_gain, default=NO_HINTS)
+        proposals = [_propose(budget, limit, cost) for budget in self.budgets]
+        best = max(proposals, key=_gain, default=NO_HINTS)
         self._best = best if _gain(best) > 0.0 else NO_HINTS
         return self._best.path_acceptance
 
@@ -245,14 +249,14 @@ def _propose(budget: SourceBudget, limit: int, cost: float) -> AttachedHints:
         limit = int(min(limit, budget.balance / cost))
     if limit <= 0:
         return NO_HINTS
-    propose = budget.source.propose(limit)
-    path, worth = 1.0, []
-    for odds in propose.acceptance:
-        path *= odds
-        if path * budget.reliability < cost:
+    proposal = budget.source.propose(limit)
+    product, path_acceptance = 1.0, []
+    for acceptance in proposal.acceptance:
+        product *= acceptance
+        if product * budget.reliability < cost:
             break
-        worth.append(path)
-    return AttachedHints(budget, propose.ids[: len(worth)], worth, cost)
+        path_acceptance.append(product)
+    return AttachedHints(budget, proposal.ids[: len(path_acceptance)], path_acceptance, cost)
 
 
 def create_hint_sources(
@@ -281,7 +285,7 @@ def create_hint_sources(
             trail = make_trail()
             budgets.append(SourceBudget(trail, EDGE))
     for budget in budgets:
-        for last in previous.budgets if previous is not None else ():
-            if last.name == budget.name:
-                budget.copy_from(last)
+        for former in previous.budgets if previous is not None else ():
+            if former.name == budget.name:
+                budget.copy_from(former)
     return HintSources(budgets, chain, trail)

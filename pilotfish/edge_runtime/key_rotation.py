@@ -32,10 +32,10 @@ class KeyRotation:
         """Answer to both keys if the daemon starts within a rotation; returns its faults."""
         if self.former is not None:
             try:
-                self._overlap(listener, self.secret, self.former)
+                self._use_both(listener, self.secret, self.former)
             except ListenError as error:
                 self.former = None
-                return [_one_key(error)]
+                return [_one_key_message(error)]
         return [self._fault] if self._fault else []
 
     def reload(self, folder: Path, listener: Listener, allowed: Mapping[bytes, str]) -> list[str]:
@@ -52,11 +52,11 @@ class KeyRotation:
                 former = reread_secret(folder, FORMER)
                 # also where it could not be read before
                 if former not in (None, secret) and self.secret in (secret, former):
-                    self._overlap(listener, secret, former)
+                    self._use_both(listener, secret, former)
         except KeysError as error:
             return [str(error)]
         except ListenError as error:
-            return [_one_key(error)]
+            return [_one_key_message(error)]
         if secret is None and rotates(folder) and self.former is None:
             return [
                 f"This service may not read {folder}/{EDGE}.key, so it knows nothing of the "
@@ -69,7 +69,7 @@ class KeyRotation:
             ]
         return []
 
-    def _overlap(self, listener: Listener, secret: bytes, former: bytes) -> None:
+    def _use_both(self, listener: Listener, secret: bytes, former: bytes) -> None:
         listener.answer_to(secret, former)
         self.secret, self.former = secret, former
         _log.info(
@@ -80,8 +80,8 @@ class KeyRotation:
     def _finish(self, listener: Listener, allowed: Mapping[bytes, str]) -> None:
         if self.former is None:
             return
-        behind = listener.gate.clients_of_former_key if listener.gate is not None else set()
-        names = sorted(name for key, name in allowed.items() if key in behind)
+        keys = listener.gate.clients_of_former_key if listener.gate is not None else set()
+        names = sorted(name for key, name in allowed.items() if key in keys)
         listener.answer_to(self.secret, None)
         self.former = None
         _log.info("the former edge.key is answered to no longer")
@@ -89,5 +89,5 @@ class KeyRotation:
             _log.warning("devices that came by the former edge.pub last: %s", ", ".join(names))
 
 
-def _one_key(error: ListenError) -> str:
+def _one_key_message(error: ListenError) -> str:
     return f"Only one edge.key is answered to. {error} docs/keys.md says what to do."

@@ -21,11 +21,11 @@ class LogitsProcessors:
     def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
         self._vocab = vocabulary.vocab_size
         self._grammars = vocabulary.grammars
-        self._shapes = model_logits
+        self._model_logits = model_logits
 
     def expect_model_logits(self) -> None:
         """Raise `UnsupportedError` if the target's logits are not the model's own."""
-        if not self._shapes:
+        if not self._model_logits:
             raise UnsupportedError(
                 "This edge averages what its workers tell of their likeliest tokens; it does not "
                 "know the log-probabilities of a prompt."
@@ -36,15 +36,15 @@ class LogitsProcessors:
 
         A grammar is not tried for that.
         """
-        if (told := begin.shape) is None:
+        if (shape := begin.shape) is None:
             return
-        if not self._shapes:
+        if not self._model_logits:
             raise UnsupportedError(
                 "This edge averages what its workers tell of their likeliest tokens; it takes no "
                 "penalties and no logit_bias, and no grammar."
             )
-        if told.since > length:
-            raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
+        if shape.since > length:
+            raise MalformedError(f"A prompt of {shape.since} tokens is no part of {length}.")
         if (token := max(sampling_params.logits_options.logit_bias, default=0)) >= self._vocab:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {token}; the target has {self._vocab}."

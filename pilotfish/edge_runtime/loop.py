@@ -90,22 +90,22 @@ class EdgeLoop(ServingLoop):
         devices, sessions = self._listener.connections.devices, len(self._handler.sessions)
         doing = "serving" if self._leave_s is None else "draining"
         problem = self._settings.problem
-        lacking = self._target.problem
+        target_problem = self._target.problem
         return (
             f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
-            f"{f'; {lacking}' if lacking else ''}{self._overlap}"
-            f"{f'; not in force: {problem}' if problem else ''}{self._room}"
+            f"{f'; {target_problem}' if target_problem else ''}{self._rotation_status}"
+            f"{f'; not in force: {problem}' if problem else ''}{self._crowd_status}"
         )
 
     @property
-    def _overlap(self) -> str:
+    def _rotation_status(self) -> str:
         """What the status line says of a rotation of the edge's key."""
         listener = self._listener
         if listener.gate is None or listener.rollover is None or not listener.rollover.overlaps:
             return ""
-        behind = _count(len(listener.gate.clients_of_former_key), "device")
-        return f"; two keys are answered to, {behind} came by the former one"
+        devices = _count(len(listener.gate.clients_of_former_key), "device")
+        return f"; two keys are answered to, {devices} came by the former one"
 
     @property
     def linger_s(self) -> float:
@@ -184,5 +184,5 @@ class DeviceLog:
         self._present = present
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

@@ -152,7 +152,7 @@ class MessageHandler:
         """Refuse new work, and finish only the windows under way."""
         self._draining = True
         for session in self.sessions:
-            self._starter.cancel(session, _draining())
+            self._starter.cancel(session, _draining_error())
             if not session.undecided:
                 self._generations.stop(session)
 
@@ -180,8 +180,8 @@ class MessageHandler:
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
-            spared = m.is_hint(envelope.header)
-            self._admission.admit(envelope.owner, now_ns * 1e-9, spared=spared)
+            optional = m.is_hint(envelope.header)
+            self._admission.admit(envelope.owner, now_ns * 1e-9, optional=optional)
             admitted = True
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
@@ -207,9 +207,9 @@ class MessageHandler:
             self._refuse(envelope, request, to_client_error(error, "a message could not be served"))
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
-        heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
-        if self._draining and not isinstance(request, heeded):
-            raise _draining()
+        while_draining = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
+        if self._draining and not isinstance(request, while_draining):
+            raise _draining_error()
         if self._starter.queue_request(request, envelope, received_ns):
             return
         match request:
@@ -415,23 +415,25 @@ class MessageHandler:
         session = self._generation(pull, envelope.owner)
         if session.protocol is not None and not session.protocol.streams:
             raise MalformedError("This generation speculates; it does not stream.")
-        held = len(session.committed)
-        if pull.start > held or session.committed.hash_at(pull.start) != pull.hash:
-            raise DivergedError(f"The edge holds {held} other tokens of this session.")
-        if pull.start < held:
+        length = len(session.committed)
+        if pull.start > length or session.committed.hash_at(pull.start) != pull.hash:
+            raise DivergedError(f"The edge holds {length} other tokens of this session.")
+        if pull.start < length:
             self._expect_room_for_replies(envelope)
-        ahead = session.committed.ids[pull.start :]
-        remaining = pull.count - len(ahead)
+        missed = session.committed.ids[pull.start :]
+        remaining = pull.count - len(missed)
         running = session.stream is not None
         session.stream = Stream(envelope.client, remaining, received_ns)
         if session.hints is not None:
             session.hints.set_requested_end(pull.start + pull.count)
-        if len(ahead):  # a retry: what the device has missed
+        if len(missed):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
-            missed = ahead.tolist()
+            missed_ids = missed.tolist()
             log = session.logprobs
-            told = None if log is None else log.frame_of(pull.start, len(missed))
-            size = self._generations.send_tokens(session, pull.start, missed, times, logprobs=told)
+            frame = None if log is None else log.frame_of(pull.start, len(missed_ids))
+            size = self._generations.send_tokens(
+                session, pull.start, missed_ids, times, logprobs=frame
+            )
             self._charge_reply(envelope, size)
         if not running and not session.ended:
             self._generations.queue_stream_token(session)
@@ -442,14 +444,14 @@ class MessageHandler:
             session = self.sessions.find(hint.session, envelope.owner)
             if session.generation != hint.generation or session.hints is None:
                 return "unknown"
-            kept = session.hints.add_device_hint(
+            accepted = session.hints.add_device_hint(
                 hint.start, hint.hash, envelope.frames, self._vocab
             )
         except UnknownSessionError:
             return "unknown"
         except PilotfishError:
             return "malformed"
-        return "kept" if kept else "stale"
+        return "kept" if accepted else "stale"
 
     def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> SessionState:
         session = self.sessions.use(request.session, owner)
@@ -462,11 +464,11 @@ class MessageHandler:
 
     @staticmethod
     def _expect_position(session: SessionState, start: int, digest: bytes) -> None:
-        held = len(session.committed)
-        if start != held or digest != session.committed.hash:
+        length = len(session.committed)
+        if start != length or digest != session.committed.hash:
             raise DivergedError(
-                f"The round starts at {start}, but the edge holds {held} tokens"
-                f"{'' if start != held else ' that differ from the device’s'}: begin again."
+                f"The round starts at {start}, but the edge holds {length} tokens"
+                f"{'' if start != length else ' that differ from the device’s'}: begin again."
             )
 
     def _expect_room(self, session: SessionState, pending: int, drafted: int) -> None:
@@ -519,5 +521,5 @@ class MessageHandler:
         self._reply(envelope, failure)
 
 
-def _draining() -> DrainingError:
+def _draining_error() -> DrainingError:
     return DrainingError("This edge is about to stop; go on at another, or when it is back.")

@@ -63,8 +63,8 @@ class MetricsServer:
         self._devices = devices
         registry.register(self)
         try:
-            own = _for_own_hosts(make_wsgi_app(registry), (host, *hosts))
-            self._server = Exposition(own, host, port)
+            application = _for_own_hosts(make_wsgi_app(registry), (host, *hosts))
+            self._server = Exposition(application, host, port)
         except (OSError, OverflowError) as error:
             raise ListenError(f"Metrics cannot be served on {host}:{port}: {error}.") from error
         self.address = f"{host}:{self._server.port}"
@@ -91,12 +91,14 @@ def _for_own_hosts(answered: Application, hosts: Sequence[str]) -> Application:
     names = frozenset(host.lower() for host in hosts)
 
     def application(environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        asked = environment.get("HTTP_HOST", "")
-        if is_own_host(asked, names):
+        host = environment.get("HTTP_HOST", "")
+        if is_own_host(host, names):
             return answered(environment, start)
         start("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
-        told = f"{asked[:100]!r} is not known here: ask by an address, or name it by --metrics-host"
-        return [f"{told}.\n".encode()]
+        message = (
+            f"{host[:100]!r} is not known here: ask by an address, or name it by --metrics-host"
+        )
+        return [f"{message}.\n".encode()]
 
     return application
 
@@ -116,8 +118,8 @@ def _families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
         shut_out = "Handshakes refused to a device that was taken off the list."
         yield _counter("device_handshakes_refused", shut_out, gate.refused.by_name, "device")
     if gate is not None:
-        behind = "Devices that came by the edge's former key when they came last."
-        yield _gauge("former_key_devices", behind, len(gate.clients_of_former_key))
+        former = "Devices that came by the edge's former key when they came last."
+        yield _gauge("former_key_devices", former, len(gate.clients_of_former_key))
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))
     crowded = "1 while connections are turned away, since there are too many."

@@ -68,7 +68,7 @@ class EdgeServer:
         if self._cores is not None:  # before it starts threads, which inherit them
             os.sched_setaffinity(child.process.pid, self._cores)
         try:
-            said = child.receive()
+            report = child.receive()
         except TimeoutError as error:
             self.stop()
             raise EdgeLostError(
@@ -78,11 +78,11 @@ class EdgeServer:
         except BaseException:
             self.stop()
             raise
-        if said is None:
+        if report is None:
             code = child.process.wait()
             self.stop()
             raise EdgeLostError(f"The edge ended with exit code {code} before it could serve.")
-        self.endpoint = said["endpoint"]
+        self.endpoint = report["endpoint"]
         return self
 
     def stop(self) -> None:

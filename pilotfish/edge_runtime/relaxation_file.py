@@ -94,10 +94,10 @@ def read_relaxation(path: Path) -> RelaxationCard:
     """
     data = without_bom(read_bounded(path, CARD_BYTES, RelaxationError))
     with reading_file(partial(_invalid, path)):
-        found = msgspec.json.decode(data, type=FormatNumber).format
-        if found != FORMAT:
+        file_format = msgspec.json.decode(data, type=FormatNumber).format
+        if file_format != FORMAT:
             raise RelaxationError(
-                f"{path} has format {found}, and this version reads {FORMAT}: calibrate again, or "
+                f"{path} has format {file_format}, and this version reads {FORMAT}: calibrate again, or "
                 "install the version that made it."
             )
         return msgspec.json.decode(data, type=RelaxationCard)

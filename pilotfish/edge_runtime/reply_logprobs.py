@@ -22,53 +22,53 @@ class Logprobs:
 
     def __init__(self, most: int, start: int) -> None:
         self._most, self._start = most, start
-        self._kept = bytearray()  # entries, from ``start`` on
+        self._committed = bytearray()  # entries, from ``start`` on
         self._latest = np.zeros(0, entry_type(most))  # of the last decision
         self._sampled: Floats | None = None  # the row that a pending token is sampled by
         # of each node, and of the likeliest token behind each row, until a window is decided on
         self._nodes = self._best = self._latest
 
-    def record(self, draft: Draft, logits: Floats, decided: Decision | StatesNeeded) -> None:
+    def record(self, draft: Draft, logits: Floats, decision: Decision | StatesNeeded) -> None:
         """Take in the logits [n + 1, V] of a window, and what came of it."""
         ids = draft.ids.tolist()
-        before = np.zeros(0, entry_type(self._most))
+        pending = np.zeros(0, entry_type(self._most))
         if self._sampled is not None and len(draft.pending):
-            before = make_entries(self._sampled[None], draft.pending.tolist(), self._most)
+            pending = make_entries(self._sampled[None], draft.pending.tolist(), self._most)
         self._sampled = None
-        if isinstance(decided, StatesNeeded):
-            told = row_logprobs(logits, self._most)
-            self._nodes = told.select(ids, logits)
-            self._best = told.select(decided.choices.tolist(), logits)
+        if isinstance(decision, StatesNeeded):
+            rows_by_token = row_logprobs(logits, self._most)
+            self._nodes = rows_by_token.select(ids, logits)
+            self._best = rows_by_token.select(decision.choices.tolist(), logits)
             return
-        path = [*draft.path(decided.accepted)]
+        path = [*draft.path(decision.accepted)]
         rows, tokens = [0, *path], [ids[node - 1] for node in path]
-        if decided.token is None:
+        if decision.token is None:
             self._sampled = logits[rows.pop()].copy()
         else:
-            tokens.append(decided.token)
+            tokens.append(decision.token)
         latest = make_entries([logits[row] for row in rows], tokens, self._most)
-        self._latest = np.concatenate([before, latest])
+        self._latest = np.concatenate([pending, latest])
 
-    def record_decision(self, ruling: Decision) -> None:
+    def record_decision(self, decision: Decision) -> None:
         """Take in the late decision on a window, a chain."""
-        accepted = ruling.accepted
+        accepted = decision.accepted
         self._latest = np.concatenate([self._nodes[:accepted], self._best[accepted : accepted + 1]])
 
-    def record_stream(self, drafts: Sequence[int], logits: Floats, ruling: Decision) -> None:
+    def record_stream(self, drafts: Sequence[int], logits: Floats, decision: Decision) -> None:
         """Take in a pass of a stream: logits [n + 1, V] behind the drafts."""
-        self.record(Draft(np.array(drafts, np.uint32)), logits, ruling)
+        self.record(Draft(np.array(drafts, np.uint32)), logits, decision)
 
     def commit(self, count: int | None = None) -> Buffer:
         """Keep the last decision's, the first ``count`` if not all; returns their frame."""
         frame = self._latest[:count].tobytes()
-        self._kept += frame  # which grows in place
+        self._committed += frame  # which grows in place
         return frame
 
     def frame_of(self, start: int, count: int) -> Buffer:
         """Return the frame of committed tokens once more, from this position on."""
         size = entry_type(self._most).itemsize
         begin = (start - self._start) * size
-        return bytes(memoryview(self._kept)[begin : begin + count * size])
+        return bytes(memoryview(self._committed)[begin : begin + count * size])
 
 
 def expect_sendable(length: int, most: int, most_bytes: int) -> None:
@@ -92,8 +92,8 @@ class PromptLogprobs:
         self.sent_to = b""  # the connection that took their frame
         self.ids, self._most = ids.copy(), most
         # of what no pass has told yet, pages that take no memory yet, either
-        self._found = np.zeros(len(ids) - 1, entry_type(most))
-        self._told = np.zeros(len(ids) - 1, np.bool_)
+        self._entries = np.zeros(len(ids) - 1, entry_type(most))
+        self._computed = np.zeros(len(ids) - 1, np.bool_)
 
     def record(self, end: int, logits: Floats) -> None:
         """Take in the logits [rows, V] of the tokens before ``end``, each of which tells the next.
@@ -102,18 +102,18 @@ class PromptLogprobs:
         """
         begin = end - len(logits)
         following = self.ids[begin + 1 : end + 1].tolist()
-        self._found[begin:end] = make_entries(logits, following, self._most)
-        self._told[begin:end] = True
+        self._entries[begin:end] = make_entries(logits, following, self._most)
+        self._computed[begin:end] = True
 
     def covers(self, begin: int, end: int) -> bool:
         """Whether passes have told all of the tokens before these positions."""
-        return bool(self._told[begin:end].all())
+        return bool(self._computed[begin:end].all())
 
     @property
     def frame(self) -> Buffer:
         """Their frame, which must not be changed: it is no copy."""
-        if not self._told.all():
-            self._found["own"][~self._told] = np.nan  # as of `unknown` ones
-            self._found["values"][~self._told] = -np.inf
-            self._told[:] = True
-        return self._found.view(np.uint8).data
+        if not self._computed.all():
+            self._entries["own"][~self._computed] = np.nan  # as of `unknown` ones
+            self._entries["values"][~self._computed] = -np.inf
+            self._computed[:] = True
+        return self._entries.view(np.uint8).data

@@ -49,7 +49,7 @@ class DecisionHeads:
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
         """Whether a head was made for this drafter."""
-        return any(one.supports(drafter, hidden_size) for one in self.heads)
+        return any(head.supports(drafter, hidden_size) for head in self.heads)
 
     def find(self, conditions: DecisionConditions, options: JudgingOptions) -> HeadJudge:
         """Return the drafter's head, bound to the link and the threshold."""
@@ -77,7 +77,7 @@ class EdgeResources:
     ) -> None:
         self._chained = chained
         self._heads = heads or DecisionHeads()
-        self._by_need: dict[str, ResourceProvider] = {JudgedProtocol.requires: self._heads}
+        self._providers: dict[str, ResourceProvider] = {JudgedProtocol.requires: self._heads}
         self._options = {type(each): each for each in options}
 
     @classmethod
@@ -93,12 +93,12 @@ class EdgeResources:
         Raises `RelaxationError` for an unreadable file, `PairMismatchError` if it was calibrated
         for another target.
         """
-        own: list[ProtocolOptions] = [JudgingOptions(threshold=threshold)]
+        defaults: list[ProtocolOptions] = [JudgingOptions(threshold=threshold)]
         if relaxation is not None:
             card = read_relaxation(relaxation)
             card.check_target(target, relaxation)
-            own.append(RelaxationOptions.from_relaxation(card.relaxation))
-        resources = cls(DecisionHeads.load(target, heads), own, chained=target.chained)
+            defaults.append(RelaxationOptions.from_relaxation(card.relaxation))
+        resources = cls(DecisionHeads.load(target, heads), defaults, chained=target.chained)
         return resources if target.hidden_states else resources.without_heads()
 
     @property
@@ -120,12 +120,16 @@ class EdgeResources:
 
     def protocols(self, drafter: str, hidden_size: int) -> list[str]:
         """List the drafting protocols for a drafter of this origin."""
-        there = {need for need, one in self._by_need.items() if one.supports(drafter, hidden_size)}
+        available = {
+            name
+            for name, provider in self._providers.items()
+            if provider.supports(drafter, hidden_size)
+        }
         return [
             name
-            for name, one in PROTOCOL_REGISTRY.items()
-            if (not one.requires or one.requires in there)
-            and not (self._chained and one.allows_trees)
+            for name, protocol in PROTOCOL_REGISTRY.items()
+            if (not protocol.requires or protocol.requires in available)
+            and not (self._chained and protocol.allows_trees)
         ]
 
     def configure(
@@ -149,8 +153,8 @@ class EdgeResources:
             return protocol
         if begin.conditions is None:
             raise MalformedError(f"Protocol {protocol.name} needs to know drafter and link.")
-        if protocol.requires not in self._by_need:
+        if protocol.requires not in self._providers:
             raise UnsupportedError(f"This edge has no {protocol.requires}.")
         return protocol.with_resource(
-            self._by_need[protocol.requires].find(begin.conditions, options)
+            self._providers[protocol.requires].find(begin.conditions, options)
         )

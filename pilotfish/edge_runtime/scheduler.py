@@ -47,12 +47,12 @@ from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 _log = logging.getLogger("pilotfish.edge")
 
 _COSTLY_S = 0.01  # of the processor: a rule that may take more is the only such one of its pass
-_PUT_OFF_S = 0.02  # until it is looked again whether an owner still owes something
+_POSTPONED_S = 0.02  # until it is looked again whether an owner still owes something
 CHUNK = 128  # tokens of a prompt per pass
 NARROW = 32  # a pass of at most so many tokens a session is a window's, not a prompt's
 _PATIENCE = 0.125  # of a pass, for which jobs wait for devices that are due
 _OWNERS = 1024  # most owners whose passes are noted
-_EVEN = 0.25  # of the longest pass of late, by which owners may differ and count as equal
+_EQUAL_SHARE = 0.25  # of the longest pass of late, by which owners may differ and count as equal
 _FADE = 0.99  # of the longest pass of late, a pass
 _LATE = 1.25  # times its last turnaround, after which a device is no longer waited for
 
@@ -134,7 +134,7 @@ class Scheduler:
         self._clock = clock
         self._metrics = metrics or EdgeMetrics()
         self.over_budget: Callable[[bytes], bool] = lambda owner: False
-        self._put_off = False  # jobs wait until their owner owes nothing
+        self._postponed = False  # jobs wait until their owner owes nothing
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # by slot; the first may be in a batch
         self._numbers = count()
@@ -165,13 +165,13 @@ class Scheduler:
         self._take_in()
         heads = self._heads()
         if not heads:
-            return _PUT_OFF_S if self._put_off else None
+            return _POSTPONED_S if self._postponed else None
         return self._next(heads)[0]
 
     def _next(self, heads: Mapping[int, Sequence[Job]]) -> tuple[float, int]:
         """Return how long the jobs that go next should wait, and their lane."""
         wait_s, _, lane = min(
-            (self._lane_wait_s(lane, jobs[0]), self._turn(jobs[0]), lane)
+            (self._lane_wait_s(lane, jobs[0]), self._priority(jobs[0]), lane)
             for lane, jobs in heads.items()
         )
         return wait_s, lane
@@ -236,7 +236,7 @@ class Scheduler:
         A lane without room for a pass has none.
         """
         heads: dict[int, list[Job]] = {}
-        self._put_off = False
+        self._postponed = False
         for slot, queue in list(self._waiting.items()):
             if slot in self._computing:
                 continue
@@ -245,13 +245,13 @@ class Scheduler:
             if not queue:
                 del self._waiting[slot]
             elif queue[0].verify is not None and self.over_budget(queue[0].owner):
-                self._put_off = True
+                self._postponed = True
             elif self._under_way[lane := slot % self.target.lanes] < self.target.depth:
                 heads.setdefault(lane, []).append(queue[0])
         used_ns = [self._used_ns.get(job.owner, 0) for jobs in heads.values() for job in jobs]
         self._least_ns = max(self._least_ns, min(used_ns, default=0))
         for jobs in heads.values():
-            jobs.sort(key=self._turn)
+            jobs.sort(key=self._priority)
         return heads
 
     def _choose(self, lane: int, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
@@ -262,31 +262,33 @@ class Scheduler:
         batch = [(job, self._span(job)) for job in heads]
         if batch[0][1].size > NARROW:
             return batch[:1]
-        windows = _within_shares([(job, span) for job, span in batch if span.size <= NARROW])
-        windows = _one_costly(windows)
+        windows = _limit_owner_tokens([(job, span) for job, span in batch if span.size <= NARROW])
+        windows = _limit_costly(windows)
         passes = max(1, self.target.concurrent_passes - self._under_way[lane])
         return self._attach_hints(windows[: -(-len(windows) // passes)])
 
     def _attach_hints(self, members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
         """Let drafts ride along, as far as they are worth their positions to all."""
-        offers = [() if job.hints is None else job.hints.propose() for job, _ in members]
-        if not any(offers):
+        proposals = [() if job.hints is None else job.hints.propose() for job, _ in members]
+        if not any(proposals):
             return members
-        paces = [1.0 if job.hints is None else job.hints.tokens_per_pass for job, _ in members]
+        tokens_per_pass = [
+            1.0 if job.hints is None else job.hints.tokens_per_pass for job, _ in members
+        ]
         positions = sum(span.size for _, span in members)
-        taken = self.draft_cost.allocate(positions, offers, paces)
-        for (job, _), drafts in zip(members, taken, strict=True):
+        counts = self.draft_cost.allocate(positions, proposals, tokens_per_pass)
+        for (job, _), drafts in zip(members, counts, strict=True):
             if job.hints is not None and drafts:
                 job.hints.attach(job, drafts)
         return [(job, self._span(job)) for job, _ in members]
 
-    def _turn(self, job: Job) -> tuple[int, int, int]:
+    def _priority(self, job: Job) -> tuple[int, int, int]:
         """Return a job's precedence.
 
         By the time that its owner has had, by the start of the owner's last pass, by its own age.
         """
         used_ns = self._used_ns.get(job.owner, 0)
-        if used_ns <= self._least_ns + _EVEN * self._longest_ns:
+        if used_ns <= self._least_ns + _EQUAL_SHARE * self._longest_ns:
             used_ns = 0
         return used_ns, self._served_ns.get(job.owner, 0), job.queued_ns
 
@@ -296,9 +298,9 @@ class Scheduler:
         Tokens of the same session and sequence that the slot holds are not run again. The job's
         rows are computed in one pass, whatever their number.
         """
-        whose, held = self._held.get(job.slot, (b"", job.tokens[:0]))
+        session, held = self._held.get(job.slot, (b"", job.tokens[:0]))
         base = 0
-        if whose == job.session:
+        if session == job.session:
             base = common_prefix(held, job.tokens[: len(job.tokens) - max(job.rows, 1)])
         left, most = len(job.tokens) - base, CHUNK * self.target.chunks_per_pass
         size = left if left <= max(most, job.rows) else min(most, left - job.rows)
@@ -317,7 +319,7 @@ class Scheduler:
         batch = self._batches.pop(scores.number)
         done = []
         if scores.error is not None:
-            error = _told(scores.error, "a target pass failed")
+            error = _log_failure(scores.error, "a target pass failed")
             self._metrics.failed_passes += 1
             for job, _ in batch.members:
                 job.error = error
@@ -332,13 +334,13 @@ class Scheduler:
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
         now_ns = self._clock()
-        self._note(batch, now_ns)
+        self._record_pass(batch, now_ns)
         for job in done:
             job.done_ns = now_ns
-            self._hand_back(job)
+            self._finish_job(job)
         return done
 
-    def _note(self, batch: Batch, now_ns: int) -> None:
+    def _record_pass(self, batch: Batch, now_ns: int) -> None:
         """Note a finished pass: its duration, and that its slots and lane are free."""
         self.passes += 1
         self._free_ns[batch.lane] = now_ns
@@ -374,21 +376,21 @@ class Scheduler:
             if span.nodes and isinstance(job.decision, Decision):
                 self._keep_path(job, span, job.decision)
         except Exception as error:
-            job.error = error if is_client_error(error) else _told(error, "a rule failed")
+            job.error = error if is_client_error(error) else _log_failure(error, "a rule failed")
             if span.nodes:
                 self.target.keep_path(job.slot, [])
         finally:
             job.verify_cpu_s = time.thread_time() - begun_s
 
-    def _keep_path(self, job: Job, span: Span, ruling: Decision) -> None:
+    def _keep_path(self, job: Job, span: Span, decision: Decision) -> None:
         """Keep a tree's accepted path in the slot."""
         assert job.draft is not None
-        path = [node - 1 for node in job.draft.path(ruling.accepted)]
+        path = [node - 1 for node in job.draft.path(decision.accepted)]
         self.target.keep_path(job.slot, path)
         chain, nodes = np.split(span.tokens, [len(span.tokens) - span.nodes])
         self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
 
-    def _hand_back(self, job: Job) -> None:
+    def _finish_job(self, job: Job) -> None:
         queue = self._waiting[job.slot]
         queue.popleft()
         if not queue:
@@ -396,7 +398,7 @@ class Scheduler:
             self._answered_ns[job.slot] = job.done_ns
 
 
-def _told(error: Exception, what: str) -> Exception:
+def _log_failure(error: Exception, what: str) -> Exception:
     """Log an error that no request is to blame for; returns what the request is told."""
     if (short := shortage(error)) is None:
         _log.error(what, exc_info=error)
@@ -405,20 +407,20 @@ def _told(error: Exception, what: str) -> Exception:
     return BusyError(f"The edge's machine has no {short} left for it now: try again later.")
 
 
-def _one_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+def _limit_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
     """Leave out all jobs with costly rules but the first: the verdicts of all wait for them."""
     costly = [job for job, _ in members if job.expected_cpu_s > _COSTLY_S]
     return [(job, span) for job, span in members if job not in costly[1:]]
 
 
-def _within_shares(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+def _limit_owner_tokens(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
     """Return a pass's windows, in order; if of several owners, up to `CHUNK` tokens of each."""
     if len({job.owner for job, _ in windows}) == 1:
         return windows
-    taken: Counter[bytes] = Counter()
-    found = []
+    tokens: Counter[bytes] = Counter()
+    chosen = []
     for job, span in windows:
-        if taken[job.owner] + span.size <= CHUNK:
-            taken[job.owner] += span.size
-            found.append((job, span))
-    return found
+        if tokens[job.owner] + span.size <= CHUNK:
+            tokens[job.owner] += span.size
+            chosen.append((job, span))
+    return chosen

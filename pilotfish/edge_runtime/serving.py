@@ -134,7 +134,7 @@ class ServingLoop(ABC):
                 _log.warning("there is room for connections again")
 
     @property
-    def _room(self) -> str:
+    def _crowd_status(self) -> str:
         """What the status line says of it."""
         return "; no room for more connections" if self._crowded else ""
 

@@ -46,7 +46,7 @@ class WindowState:
     reply_frames: Sequence[Buffer] = ()  # the verdict's frames, or before it the inquiry's
     states_request: StatesRequest | None = None  # sent to the device
     states_needed: StatesNeeded | None = None  # the states that the edge needs to decide
-    _trace: Sequence[tuple[int, int]] = ()  # of the frames, after the answer
+    _checksums: Sequence[tuple[int, int]] = ()  # of the frames, after the answer
 
     @property
     def committed_before(self) -> int:
@@ -55,18 +55,18 @@ class WindowState:
 
     def set_verdict(self, verdict: Verdict, answer: Sequence[Buffer]) -> None:
         """Store the verdict, and drop the distributions, which may take megabytes."""
-        self._trace = _trace_of(self.frames)
+        self._checksums = _checksums(self.frames)
         self.verdict, self.reply_frames, self.frames = verdict, answer, ()
         self.draft = Draft(self.draft.ids, pending=self.draft.pending)
 
     def matches(self, frames: Sequence[Buffer]) -> bool:
         """Whether the window came with these frames: then this is a retry."""
         if self.verdict is not None:
-            return _trace_of(frames) == self._trace
+            return _checksums(frames) == self._checksums
         return [*map(bytes, frames)] == [*map(bytes, self.frames)]
 
 
-def _trace_of(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
+def _checksums(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
     """Return checksums to recognise frames; a forged retry would harm its sender only."""
     return [(len(frame), crc32(frame)) for frame in frames]
 

@@ -28,15 +28,15 @@ States = NDArray[np.float32]
 class StepSlots:
     """Converts the items of a step to passes of a decoder or a stage, and rolls slots back."""
 
-    def __init__(self, held: Slots | LanguageModel) -> None:
-        self._held = held
+    def __init__(self, engine: Slots | LanguageModel) -> None:
+        self._engine = engine
         self.forget()
 
     def forget(self) -> None:
         """Empty all slots."""
-        for slot in range(self._held.slots):
-            self._held.rollback(slot, 0)
-        self._chains = [0] * self._held.slots  # tokens of a slot's last pass before its tree
+        for slot in range(self._engine.slots):
+            self._engine.rollback(slot, 0)
+        self._chains = [0] * self._engine.slots  # tokens of a slot's last pass before its tree
 
     def passes(
         self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
@@ -46,21 +46,21 @@ class StepSlots:
         tokens: i64 [Σ size]. Raises `MalformedError` for items and frames that contradict each
         other or what the slots hold, `TooLargeError` for more tokens than a slot has room for.
         """
-        trees = numbers(parents, "<i2")
-        check_items(items, len(tokens), trees, self._held.slots, self._held.context)
+        trees = read_numbers(parents, "<i2")
+        check_items(items, len(tokens), trees, self._engine.slots, self._engine.context)
         passes = []
-        begin = grown = 0
+        begin = tree_begin = 0
         for item in items:
-            end, behind = begin + item.size, grown + item.nodes
+            end, tree_end = begin + item.size, tree_begin + item.nodes
             try:
-                self._go_back(item)
+                self._roll_back(item)
             except ValueError as error:
                 raise MalformedError(f"A step does not fit: {error}.") from error
-            passes.append(self._of(item, tokens[begin:end], trees[grown:behind]))
-            begin, grown = end, behind
+            passes.append(self._split(item, tokens[begin:end], trees[tree_begin:tree_end]))
+            begin, tree_begin = end, tree_end
         return passes
 
-    def _of(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
+    def _split(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
         """Split an item into passes of at most `CHUNK` tokens."""
         # a decoder takes the chain before a tree as part of it, at quadratic cost: keep it short
         far = item.nodes and item.size > CHUNK
@@ -72,12 +72,12 @@ class StepSlots:
         passes.append(Pass(item.slot, tokens[head:], item.rows, parents))
         return [piece for each in passes for piece in each.pieces(CHUNK)]
 
-    def _go_back(self, item: Item) -> None:
+    def _roll_back(self, item: Item) -> None:
         if item.kept is not None:
             chain = self._chains[item.slot]
             path = [*range(chain), *(chain + node for node in item.kept)]
-            self._held.keep_path(item.slot, path)
-        self._held.rollback(item.slot, item.start)
+            self._engine.keep_path(item.slot, path)
+        self._engine.rollback(item.slot, item.start)
 
 
 class ModelSlots:
@@ -104,8 +104,8 @@ class ModelSlots:
         passes = self._slots.passes(items, tokens, parents)
         try:
             if all(len(each) == 1 for each in passes):
-                return self.decoder.forward([one for (one,) in passes])
-            return [_joined([self._piece(piece) for piece in each]) for each in passes]
+                return self.decoder.forward([single for (single,) in passes])
+            return [_concatenate([self._piece(piece) for piece in each]) for each in passes]
         except ValueError as error:
             raise MalformedError(f"A step does not fit: {error}.") from error
 
@@ -116,7 +116,7 @@ class ModelSlots:
         return Output(output.logits.copy(), output.hidden.copy())
 
 
-def _joined(pieces: Sequence[Output]) -> Output:
+def _concatenate(pieces: Sequence[Output]) -> Output:
     return Output(
         np.concatenate([piece.logits for piece in pieces]),
         np.concatenate([piece.hidden for piece in pieces]),
@@ -146,23 +146,25 @@ class StageSlots:
         """
         tokens = states if self.stage.first else np.zeros(len(states), np.int64)
         passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
-        fed = None if self.stage.first else states.astype(np.float32, copy=False)
+        inputs = None if self.stage.first else states.astype(np.float32, copy=False)
         try:
             if all(len(each) == 1 for each in passes):
-                return self.stage.forward([one for (one,) in passes], fed)
-            found, end = [], 0
+                return self.stage.forward([single for (single,) in passes], inputs)
+            outputs, end = [], 0
             for each in passes:
                 for piece in each:
                     self._feed_watchdog()
                     start, end = end, end + len(piece.tokens)
-                    made = self.stage.forward([piece], None if fed is None else fed[start:end])
-                    found.append(made.copy())
-            return np.concatenate(found)
+                    output = self.stage.forward(
+                        [piece], None if inputs is None else inputs[start:end]
+                    )
+                    outputs.append(output.copy())
+            return np.concatenate(outputs)
         except ValueError as error:
             raise MalformedError(f"A step does not fit: {error}.") from error
 
 
-def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
+def read_numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
     """Read the numbers of a frame, i64 [n]."""
     if len(frame) % np.dtype(dtype).itemsize:
         raise MalformedError(f"A frame of {len(frame)} bytes does not hold numbers of {dtype}.")

@@ -32,7 +32,7 @@ _FIRST_BYTES: Final = 16 << 10  # of a reply, with its announcement
 _CLIENTS: Final = 4096  # whose connections' limits are known, the newest
 
 
-class _Kept(Protocol):
+class _Transfer(Protocol):
     """A transfer in a `_Store`."""
 
     touched_s: float
@@ -41,10 +41,10 @@ class _Kept(Protocol):
     def size(self) -> int: ...
 
     @property
-    def over(self) -> bool: ...
+    def finished(self) -> bool: ...
 
 
-K = TypeVar("K", bound=_Kept)
+K = TypeVar("K", bound=_Transfer)
 _Key = tuple[bytes, bytes]  # owner and transfer
 
 
@@ -71,22 +71,22 @@ class _Store(Generic[K]):
         self._all.move_to_end(key)
         self._all[key].touched_s = self.clock()
 
-    def add(self, key: _Key, kept: K) -> None:
+    def add(self, key: _Key, transfer: K) -> None:
         """Keep another transfer."""
-        self._all[key] = kept
+        self._all[key] = transfer
         self._numbers[key[0]] += 1
-        self.grew(key, kept.size)
+        self.add_bytes(key, transfer.size)
 
-    def grew(self, key: _Key, size: int) -> None:
+    def add_bytes(self, key: _Key, size: int) -> None:
         """Note that a transfer has so many bytes more, or fewer."""
         self._bytes[key[0]] += size
         self.held += size
 
     def drop(self, key: _Key) -> None:
         """Forget a transfer."""
-        owner, kept = key[0], self._all.pop(key)
-        self._bytes[owner] -= kept.size
-        self.held -= kept.size
+        owner, transfer = key[0], self._all.pop(key)
+        self._bytes[owner] -= transfer.size
+        self.held -= transfer.size
         self._numbers[owner] -= 1
         if not self._numbers[owner]:
             del self._bytes[owner], self._numbers[owner]
@@ -98,37 +98,37 @@ class _Store(Generic[K]):
         """
         owner = key[0]
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
-            if not self._forget_one(key, owner):
+            if not self._drop_idle(key, owner):
                 return False
         while self.held + size > _TIMES * self._each_bytes:
-            if not self._forget_any(key, self._bytes, size, insist=insist):
+            if not self._drop_any(key, self._bytes, size, insist=insist):
                 return False
         while len(self) + new > _IN_ALL:
-            if not self._forget_any(key, self._numbers, int(new), insist=insist):
+            if not self._drop_any(key, self._numbers, int(new), insist=insist):
                 return False
         return True
 
-    def _forget_one(self, but: _Key, owner: bytes | None) -> bool:
+    def _drop_idle(self, but: _Key, owner: bytes | None) -> bool:
         """Forget a transfer, of this owner or of any; False where all are in use."""
         idle_s = self.clock() - _IDLE_S
         mine = [
-            (not kept.over, at, key)
-            for at, (key, kept) in enumerate(self._all.items())
+            (not transfer.finished, at, key)
+            for at, (key, transfer) in enumerate(self._all.items())
             if key != but
             and (owner is None or key[0] == owner)
-            and (kept.over or kept.touched_s <= idle_s)
+            and (transfer.finished or transfer.touched_s <= idle_s)
         ]
         if mine:
             self.drop(min(mine)[2])
         return bool(mine)
 
-    def _forget_any(self, but: _Key, has: Counter[bytes], more: int, *, insist: bool) -> bool:
+    def _drop_any(self, but: _Key, has: Counter[bytes], more: int, *, insist: bool) -> bool:
         """Forget a transfer of any owner to make room for ``more``; has: what each owner has."""
-        if self._forget_one(but, None):
+        if self._drop_idle(but, None):
             return True
-        return insist and self._forget_of_most(has, but[0], more)
+        return insist and self._drop_largest_owners(has, but[0], more)
 
-    def _forget_of_most(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
+    def _drop_largest_owners(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
         """Forget a transfer of who has most; False where that is not more than ``owner`` will."""
         most = max(has, key=lambda each: has[each])
         if has[most] <= has[owner] + more:
@@ -140,8 +140,8 @@ class _Store(Generic[K]):
         """Forget what has been idle for too long."""
         before_s = self.clock() - _EXPIRE_S
         while self._all:
-            key, kept = next(iter(self._all.items()))
-            if kept.touched_s > before_s:
+            key, transfer = next(iter(self._all.items()))
+            if transfer.touched_s > before_s:
                 return
             self.drop(key)
 
@@ -153,7 +153,7 @@ class _Upload:
     total: int
     touched_s: float
     body: bytearray = field(default_factory=bytearray)
-    over: bool = False  # it is complete, and was served
+    finished: bool = False  # it is complete, and was served
 
     @property
     def size(self) -> int:
@@ -173,7 +173,7 @@ class _Download:
         return len(self.body)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return self.sent == len(self.body)
 
 
@@ -207,7 +207,7 @@ class Uploads:
         then misses its reply. Raises `MalformedError` or `TooLargeError` for what cannot be, and
         `BusyError` where there is no room now.
         """
-        self._expect_possible(chunk, len(data))
+        self._expect_valid(chunk, len(data))
         key = owner, chunk.transfer
         upload = self._store.get(key)
         if upload is None:
@@ -218,8 +218,8 @@ class Uploads:
             self._store.add(key, upload)
         if upload.total != chunk.total:
             raise MalformedError("Two chunks of a message disagree about its length.")
-        if upload.over:
-            return self._served_already(key, upload, asked=not data)
+        if upload.finished:
+            return self._answer_again(key, upload, query=not data)
         return self._append(key, upload, chunk.offset, data)
 
     def mark_served(self, owner: bytes, transfer: bytes, *, keep: bool) -> None:
@@ -227,7 +227,7 @@ class Uploads:
         key = owner, transfer
         upload = self._store.get(key)
         if upload is not None and not keep:
-            self._store.grew(key, -upload.size)
+            self._store.add_bytes(key, -upload.size)
             upload.body = bytearray()
 
     def _append(self, key: _Key, upload: _Upload, offset: int, data: m.Buffer) -> Progress:
@@ -236,19 +236,19 @@ class Uploads:
         if new:
             self._expect_room(key, len(new), new=False)
             upload.body += new
-            self._store.grew(key, len(new))
+            self._store.add_bytes(key, len(new))
             self._store.touch(key)
         if upload.size < upload.total:
             return Progress(upload.size)
-        upload.over = True
+        upload.finished = True
         return Progress(upload.total, memoryview(upload.body).toreadonly())
 
-    def _served_already(self, key: _Key, upload: _Upload, *, asked: bool) -> Progress:
-        if asked and upload.body:
+    def _answer_again(self, key: _Key, upload: _Upload, *, query: bool) -> Progress:
+        if query and upload.body:
             return Progress(upload.total, memoryview(upload.body).toreadonly())
         return Progress(upload.total)
 
-    def _expect_possible(self, chunk: m.Chunk, size: int) -> None:
+    def _expect_valid(self, chunk: m.Chunk, size: int) -> None:
         if chunk.total > self._most:
             raise TooLargeError(
                 f"The message has {chunk.total} bytes; this edge takes {self._most}. "
@@ -318,8 +318,8 @@ class Downloads:
         key = owner, more.transfer
         reply = self._store.get(key)
         if reply is None:
-            gone = m.Slice(transfer=more.transfer, offset=more.offset, total=0)
-            self._send(client, gone, (b"",))
+            reply_gone = m.Slice(transfer=more.transfer, offset=more.offset, total=0)
+            self._send(client, reply_gone, (b"",))
             return 0
         self._store.touch(key)
         again = min(more.bytes, max(0, reply.sent - more.offset))

@@ -81,8 +81,8 @@ class DistributionComparison:
     @cached_property
     def target(self) -> NDArray[np.float64]:
         """p of the same tokens, f64 [K]: divided by the float64 sum of all."""
-        found: NDArray[np.float64] = self.p[self.row.support] / self.p.sum(dtype=np.float64)
-        return found
+        shares: NDArray[np.float64] = self.p[self.row.support] / self.p.sum(dtype=np.float64)
+        return shares
 
     @cached_property
     def entropy_ratio(self) -> float:
@@ -104,13 +104,13 @@ class DistributionComparison:
     @cached_property
     def gap(self) -> NDArray[np.float64]:
         """|p − q̂| of each token, f64 [K]."""
-        found: NDArray[np.float64] = np.abs(self.target - self.drafter)
-        return found
+        gaps: NDArray[np.float64] = np.abs(self.target - self.drafter)
+        return gaps
 
     def strict(self) -> NDArray[np.float64]:
         """Accepted mass of each token against p: min(q̂, p), f64 [K]."""
-        found: NDArray[np.float64] = np.minimum(self.drafter, self.target)
-        return found
+        mass: NDArray[np.float64] = np.minimum(self.drafter, self.target)
+        return mass
 
     def softened(self, tau: float) -> NDArray[np.float64]:
         """Accepted mass of each token against p̃, f64 [K]: min(q̂, p̃), at least `strict`.
@@ -123,14 +123,14 @@ class DistributionComparison:
         if not weights.any():  # the two have no token in common
             return self.strict()
         weights *= self.target.sum() ** (1.0 - tau) / weights.sum()
-        found: NDArray[np.float64] = np.minimum(self.drafter, np.maximum(self.target, weights))
-        return found
+        mass: NDArray[np.float64] = np.minimum(self.drafter, np.maximum(self.target, weights))
+        return mass
 
     def critical(self, relaxation: Relaxation) -> NDArray[np.bool_]:
         """Mark the key tokens, bool [K] (decentralized-dsd (7))."""
         everywhere = self.entropy_ratio > relaxation.lambda1 or self.norm_match < relaxation.lambda3
-        found: NDArray[np.bool_] = (self.gap > relaxation.lambda2) | everywhere
-        return found
+        marks: NDArray[np.bool_] = (self.gap > relaxation.lambda2) | everywhere
+        return marks
 
     def accepted(self, relaxation: Relaxation) -> NDArray[np.float64]:
         """Accepted mass of each token, f64 [K]; divided by q̂ it is the probability."""
@@ -157,13 +157,13 @@ def verify(
     """
     deviation = 0.0
     for index, token in enumerate(ids):
-        seen = DistributionComparison(p(index), q(index))
-        accepted = seen.accepted(relaxation)
-        deviation += seen.deviation(accepted)
-        at = seen.row.index(int(token))
+        comparison = DistributionComparison(p(index), q(index))
+        accepted = comparison.accepted(relaxation)
+        deviation += comparison.deviation(accepted)
+        at = comparison.row.index(int(token))
         assert at is not None  # it was drawn from this row
-        if not coin(index, float(accepted[at]) / float(seen.drafter[at])):
-            rest = residual(seen.p / seen.p.sum(dtype=np.float64), seen.row)
+        if not coin(index, float(accepted[at]) / float(comparison.drafter[at])):
+            rest = residual(comparison.p / comparison.p.sum(dtype=np.float64), comparison.row)
             return Walk(index, rest, rejected=True), deviation
     return Walk(len(ids), p(len(ids)), rejected=False), deviation
 

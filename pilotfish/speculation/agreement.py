@@ -58,11 +58,13 @@ def accept_forgiven(
     decisions have no effect. Without a rejected one the whole window is accepted, and the target's
     choice after it follows. Raises ValueError where the counts do not fit.
     """
-    found = mismatches(window, choices)
+    positions = mismatches(window, choices)
     verdicts = np.asarray(rejected, dtype=np.bool_)
-    if verdicts.shape != found.shape:
-        raise ValueError(f"{len(found)} mismatches need as many verdicts, not {verdicts.shape}.")
+    if verdicts.shape != positions.shape:
+        raise ValueError(
+            f"{len(positions)} mismatches need as many verdicts, not {verdicts.shape}."
+        )
     ending = np.flatnonzero(verdicts)
-    forgiven = int(ending[0]) if len(ending) else len(found)
-    accepted = int(found[forgiven]) if len(ending) else len(window)
+    forgiven = int(ending[0]) if len(ending) else len(positions)
+    accepted = int(positions[forgiven]) if len(ending) else len(window)
     return accepted, int(choices[accepted]), forgiven

@@ -64,7 +64,7 @@ def token_costs(
     rtt_s: float,
     draft_s: float,
     pass_s: Sequence[float],
-    lead: int = MOST_AHEAD,
+    most_ahead: int = MOST_AHEAD,
     price: float = 0.0,
 ) -> TokenCosts:
     """Compute what a token costs.
@@ -83,7 +83,7 @@ def token_costs(
     beyond = tokens - float(run.sum())
     total = np.zeros(4)
     for phase in _PHASES:
-        schedule = _schedule(worth, rtt_s, draft_s, pass_s, lead, phase)  # [passes, 5]
+        schedule = _schedule(worth, rtt_s, draft_s, pass_s, most_ahead, phase)  # [passes, 5]
         late = schedule[schedule[:, 0] >= 2 * len(run) // 3]
         late = late if len(late) else schedule[-1:]
         pace = late[:, 1:].sum(0) / late[:, 3].sum()  # a position is a token where all are right
@@ -97,7 +97,7 @@ def _schedule(
     rtt_s: float,
     draft_s: float,
     pass_s: Sequence[float],
-    lead: int,
+    most_ahead: int,
     phase: float,
 ) -> NDArray[np.float64]:
     """List the passes of a run that is never corrected, f64 [passes, 5].
@@ -115,7 +115,7 @@ def _schedule(
     oldest = 0
     while committed < depths:
         while head < committed + width:
-            while oldest < len(known) and known[oldest][1] < head + 1 - lead:
+            while oldest < len(known) and known[oldest][1] < head + 1 - most_ahead:
                 oldest += 1
             if oldest == len(known):
                 break  # the device waits for a commit that is yet to come
@@ -127,7 +127,7 @@ def _schedule(
         now_s += pass_s[taken]
         # all that is drafted before this pass's outcome is heard of
         more = (now_s + rtt_s - arrived_s) / draft_s if draft_s else MOST_AHEAD
-        drafted = max(head, before, min(head + more, committed + lead))
+        drafted = max(head, before, min(head + more, committed + most_ahead))
         rows.append((committed, pass_s[taken], 1, 1 + taken, drafted - before))
         before = drafted
         committed += taken + 1

@@ -46,10 +46,10 @@ class CorpusSnapshot:
             return np.empty(0, np.int64)
         key = np.uint64((int(text[-2]) << 32) | int(text[-1]))
         first, last = self.keys.searchsorted(key, "left"), self.keys.searchsorted(key, "right")
-        found = self.order[max(first, last - most) : last].astype(np.int64)
+        places = self.order[max(first, last - most) : last].astype(np.int64)
         begin = max(0, self.sorted - _PAIR)
         new = find_places(self.ids[begin:], text, _PAIR, most) + begin
-        return np.concatenate([found, new])[-most:] if len(new) else found
+        return np.concatenate([places, new])[-most:] if len(new) else places
 
 
 EMPTY_SNAPSHOT = CorpusSnapshot(
@@ -68,54 +68,54 @@ class Corpus:
         self._lock = threading.Lock()
         # with room behind what is used
         self._ids = np.empty(0, np.uint32) if begin is None else begin[-most:].copy()
-        self._now = _sorted(self._ids) if len(self._ids) else EMPTY_SNAPSHOT
+        self._snapshot = _sort(self._ids) if len(self._ids) else EMPTY_SNAPSHOT
 
     def snapshot(self) -> CorpusSnapshot:
         """Return all texts as they are now."""
-        return self._now
+        return self._snapshot
 
     def add(self, text: Ids) -> None:
         """Add a text u32 [m]; of a very long one the end."""
         with self._lock:
             text = text[-(self._most // 2) :]
-            end = self._room(len(text) + 1)
+            end = self._reserve(len(text) + 1)
             self._ids[end : end + len(text)] = text
             self._ids[end + len(text)] = BREAK
-            self._show(end + len(text) + 1)
+            self._publish(end + len(text) + 1)
 
     def drop_oldest(self) -> None:
         """Forget the oldest quarter."""
         with self._lock:
-            kept = self._now.ids[-(-len(self._now.ids) // 4) :]
-            self._ids = kept.copy()
-            self._now = _sorted(self._ids)
+            rest = self._snapshot.ids[-(-len(self._snapshot.ids) // 4) :]
+            self._ids = rest.copy()
+            self._snapshot = _sort(self._ids)
 
-    def _room(self, more: int) -> int:
+    def _reserve(self, more: int) -> int:
         """Make room for so many tokens; returns where they begin.
 
         What was shown is not written to again: others read it.
         """
-        used = len(self._now.ids)
+        used = len(self._snapshot.ids)
         if used + more > self._most:
-            kept = self._now.ids[max(used // 4, used + more - self._most) :]
-            self._ids = kept.copy()
-            self._now = _sorted(self._ids)
-            used = len(kept)
+            rest = self._snapshot.ids[max(used // 4, used + more - self._most) :]
+            self._ids = rest.copy()
+            self._snapshot = _sort(self._ids)
+            used = len(rest)
         if used + more > len(self._ids):
             grown = np.empty(min(2 * (used + more), self._most + 1), np.uint32)
-            grown[:used] = self._now.ids
+            grown[:used] = self._snapshot.ids
             self._ids = grown
         return used
 
-    def _show(self, length: int) -> None:
-        now, ids = self._now, self._ids[:length]
+    def _publish(self, length: int) -> None:
+        now, ids = self._snapshot, self._ids[:length]
         if length - now.sorted > _UNSORTED:
-            self._now = _sorted(ids)
+            self._snapshot = _sort(ids)
         else:
-            self._now = CorpusSnapshot(ids, now.keys, now.order, now.sorted)
+            self._snapshot = CorpusSnapshot(ids, now.keys, now.order, now.sorted)
 
 
-def _sorted(ids: Ids) -> CorpusSnapshot:
+def _sort(ids: Ids) -> CorpusSnapshot:
     """Return texts with all of their places sorted."""
     if len(ids) <= _PAIR:
         return CorpusSnapshot(ids, EMPTY_SNAPSHOT.keys, EMPTY_SNAPSHOT.order, 0)

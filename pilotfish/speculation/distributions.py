@@ -81,11 +81,11 @@ def mix_logits(logits: Floats, other: Floats) -> Floats:
     """
     out: Floats = logits.copy()
     for at in np.flatnonzero(np.isfinite(other.max(axis=1))):
-        out[at] = np.logaddexp(_normalised(logits[at]), _normalised(other[at]))
+        out[at] = np.logaddexp(_log_probabilities(logits[at]), _log_probabilities(other[at]))
     return out
 
 
-def _normalised(logits: Floats) -> Floats:
+def _log_probabilities(logits: Floats) -> Floats:
     """Return the logarithms of a row's probabilities, [V]."""
     above: Floats = logits - logits.max()
     above -= np.log(np.exp(above).sum())
@@ -119,7 +119,7 @@ def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
     if not len(values):
         return np.zeros(len(weights), np.bool_)
     count = min(int(np.searchsorted(running, wanted)) + 1, len(values))
-    kept: NDArray[np.bool_] = weights > values[count - 1]
+    marks: NDArray[np.bool_] = weights > values[count - 1]
     ties = np.flatnonzero(weights == values[count - 1])
-    kept[ties[: count - np.count_nonzero(kept)]] = True
-    return kept
+    marks[ties[: count - np.count_nonzero(marks)]] = True
+    return marks

@@ -48,8 +48,8 @@ class TopRows:
     @property
     def k(self) -> int:
         """K, of every row."""
-        kept: int = self.ids.shape[1]
-        return kept
+        columns: int = self.ids.shape[1]
+        return columns
 
     @property
     def retained_mass(self) -> Values:
@@ -75,17 +75,17 @@ def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
     if k >= vocab:
         return TopRows(np.broadcast_to(np.arange(vocab, dtype=np.uint32), (rows, vocab)), p)
     # [n, K]; by logits, for at low temperatures most probabilities are 0
-    ids = np.array([_exactly(row, k) for row in logits], np.int64).reshape(rows, k)
+    ids = np.array([_largest_exactly(row, k) for row in logits], np.int64).reshape(rows, k)
     return TopRows(ids.astype(np.uint32), np.take_along_axis(p, ids, axis=1))
 
 
-def _exactly(values: Floats, count: int) -> NDArray[np.integer]:
+def _largest_exactly(values: Floats, count: int) -> NDArray[np.integer]:
     """Return ids of the ``count`` largest ``values`` [V], ascending; of equal ones the lowest."""
     ids = largest(values, count)
     surplus = len(ids) - count
     if surplus:
-        found = values[ids]
-        ids = np.delete(ids, np.flatnonzero(found == found.min())[-surplus:])
+        chosen = values[ids]
+        ids = np.delete(ids, np.flatnonzero(chosen == chosen.min())[-surplus:])
     return ids
 
 
@@ -107,7 +107,7 @@ def aggregate(
     dtype = np.result_type(*(rows.values for rows in answers))
     count = len(answers[0])
     # of each worker: what its values are multiplied by, and its other tokens' share, f64 [n]
-    scales, fills = zip(*(_rebuilding(rows, vocab, scheme) for rows in answers), strict=True)
+    scales, fills = zip(*(_rebuild_factors(rows, vocab, scheme) for rows in answers), strict=True)
     total = np.empty((count, vocab), dtype)
     total[:] = (shares @ np.stack(fills))[:, None]
     flat = total.reshape(-1)
@@ -126,7 +126,7 @@ def aggregate(
     return total
 
 
-def _rebuilding(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
+def _rebuild_factors(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
     """Return the factor of p on the kept tokens, and p̃ of each other one; both f64 [n]."""
     retained, others = rows.retained_mass, vocab - rows.k
     if not others:

@@ -65,7 +65,7 @@ class Recall:
         self._path: list[int] = []
         self._echoes: list[Echo | None] = [None]  # behind the committed tokens and each of the path
         self._odds = AcceptanceEstimator(REPEAT_PRIOR)
-        self._told: dict[int, float] = {}  # odds by length
+        self._odds_by_length: dict[int, float] = {}  # odds by length
 
     def set_corpus(self, earlier: CorpusSnapshot) -> None:
         """Search these earlier texts from now on."""
@@ -75,7 +75,7 @@ class Recall:
     def set_estimator(self, odds: AcceptanceEstimator) -> None:
         """Tell, and learn, the odds by these from now on."""
         self._odds = odds
-        self._told.clear()
+        self._odds_by_length.clear()
 
     def update(self, committed: Ids) -> None:
         """Take in the committed tokens u32 [n], of which most are known."""
@@ -104,7 +104,7 @@ class Recall:
         echo = self._echoes[0]
         if echo is not None:
             self._odds.update(min(echo.length, _LENGTHS), echo.likeliest == token)
-            self._told.clear()
+            self._odds_by_length.clear()
         if self._path and self._path[0] == token:  # as drafted: what is known behind it still holds
             del self._path[0], self._echoes[0]
             self._end += 1
@@ -112,7 +112,7 @@ class Recall:
         self._path.clear()
         self._text[self._end] = token
         self._end += 1
-        self._echoes = [self._followed(echo, token, self._end)]
+        self._echoes = [self._extend(echo, token, self._end)]
 
     def predict(self, path: Sequence[int]) -> Echo | None:
         """Return what may follow the committed tokens and a path of drafts; None: nothing known."""
@@ -126,15 +126,15 @@ class Recall:
                 end = self._end + len(self._path)
                 self._text[end] = token
                 self._path.append(token)
-                self._echoes.append(self._followed(self._echoes[-1], token, end + 1))
+                self._echoes.append(self._extend(self._echoes[-1], token, end + 1))
         return self._echoes[len(path)]
 
     def acceptance(self, echo: Echo) -> float:
         """Return the odds in (0, 1) that the likeliest token is the one that follows."""
         length = min(echo.length, _LENGTHS)
-        if length not in self._told:
-            self._told[length] = self._odds.estimate(length)
-        return self._told[length]
+        if length not in self._odds_by_length:
+            self._odds_by_length[length] = self._odds.estimate(length)
+        return self._odds_by_length[length]
 
     # Places
 
@@ -143,14 +143,14 @@ class Recall:
         if length > len(self._text):
             self._text = np.concatenate([self._text, np.empty(length, np.uint32)])
 
-    def _followed(self, echo: Echo | None, token: int, end: int) -> Echo | None:
+    def _extend(self, echo: Echo | None, token: int, end: int) -> Echo | None:
         """Go on to the first ``end`` tokens, of which ``token`` is the last; or search anew."""
         # of one token there are fewer places than of the two that they now are
         if echo is not None and echo.length > 1:
-            earlier = _that_had(self._earlier.ids, echo.earlier, token)
-            here = _that_had(self._text, echo.here, token)
-            if found := self._echo(earlier, here, echo.length + 1, end):
-                return found
+            earlier = _advance(self._earlier.ids, echo.earlier, token)
+            here = _advance(self._text, echo.here, token)
+            if extended := self._echo(earlier, here, echo.length + 1, end):
+                return extended
         return self._search(end)
 
     def _search(self, end: int) -> Echo | None:
@@ -185,26 +185,26 @@ class Recall:
             following = np.concatenate([following, self._text.take(here)])
         if not len(following):
             return None
-        tokens, weights = _counted(following)
+        tokens, weights = _count_tokens(following)
         return Echo(earlier, here, length, tokens, weights)
 
 
-def _common(one: Ids, other: Ids) -> int:
+def _common(first: Ids, second: Ids) -> int:
     """Count the first tokens that are the same."""
-    length = min(len(one), len(other))
-    differ = one[:length] != other[:length]
+    length = min(len(first), len(second))
+    differ = first[:length] != second[:length]
     return int(differ.argmax()) if differ.any() else length
 
 
-def _that_had(ids: Ids, starts: NDArray[np.int64], token: int) -> NDArray[np.int64]:
+def _advance(ids: Ids, starts: NDArray[np.int64], token: int) -> NDArray[np.int64]:
     """Return the places behind those at which the token followed."""
     if not len(starts):
         return _NOWHERE
-    found: NDArray[np.int64] = starts[ids.take(starts) == token] + 1
-    return found
+    places: NDArray[np.int64] = starts[ids.take(starts) == token] + 1
+    return places
 
 
-def _counted(following: Ids) -> tuple[Ids, NDArray[np.float64]]:
+def _count_tokens(following: Ids) -> tuple[Ids, NDArray[np.float64]]:
     """Count equal tokens; the last one counts for half a time more."""
     last = following[-1:]
     if len(following) == 1 or (following == last).all():

@@ -51,7 +51,7 @@ def hinted_token_s(
         rtt_s=rtt_s,
         draft_s=draft_s,
         pass_s=pass_s,
-        lead=draft_length(run),
+        most_ahead=draft_length(run),
         price=price(pass_s),
     )
     return costs.token_s

@@ -33,20 +33,20 @@ def beta(p: Floats, q: Floats) -> Values:
     return accepted
 
 
-def sigma(q: Floats, kept: NDArray[np.integer] | slice) -> float:
+def sigma(q: Floats, ids: NDArray[np.integer] | slice) -> float:
     """Compute σ, the mass of q [V] outside the ``kept`` ids [K]; TV(q̂, q) = σ (tslt (21))."""
     outside = np.ones(len(q), dtype=np.bool_)
-    outside[kept] = False
+    outside[ids] = False
     return float(q[outside].sum(dtype=np.float64))
 
 
 def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
     """Compute p⁽¹⁾…p⁽ᵏ⁾ [V]: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
-    found: list[Values] = [p / p.sum(dtype=np.float64)]
+    chain: list[Values] = [p / p.sum(dtype=np.float64)]
     row = Row(q)
-    while len(found) < k:
-        found.append(residual(found[-1], row))
-    return found
+    while len(chain) < k:
+        chain.append(residual(chain[-1], row))
+    return chain
 
 
 def betas(p: Floats, q: Floats, k: int) -> Values:

@@ -54,12 +54,12 @@ class Tree:
     @property
     def expansion(self) -> Expansion:
         """⟨k₁…k_L⟩ of what has grown."""
-        found = []
+        counts = []
         node = 0
         while node < len(self.candidates):
-            found.append(len(self.candidates[node]))
+            counts.append(len(self.candidates[node]))
             node = min(self.candidates[node])
-        return tuple(found)
+        return tuple(counts)
 
     def tokens(self, nodes: Sequence[int]) -> list[int]:
         """Return the tokens of these nodes."""
@@ -80,11 +80,11 @@ class Tree:
 
     def path(self, node: int) -> list[int]:
         """Return the nodes from the root's child down to ``node``; empty for the root."""
-        found: list[int] = []
+        nodes: list[int] = []
         while node:
-            found.append(node)
+            nodes.append(node)
             node = self._parents[node - 1]
-        return found[::-1]
+        return nodes[::-1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,8 +61,8 @@ class SparseRows:
         # i64 [N], ascending, for a row's ids are
         held = (inner << 32) + self.ids
         at = held.searchsorted(wanted)
-        found: NDArray[np.bool_] = held.take(at, mode="clip") == wanted
-        return found
+        present: NDArray[np.bool_] = held.take(at, mode="clip") == wanted
+        return present
 
     @staticmethod
     def join(parts: Sequence["SparseRows"]) -> "SparseRows":
@@ -82,7 +82,7 @@ def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> Spa
 
     most: tokens that it may have; the likeliest are kept, of equal ones those of lower id.
     """
-    ids = _kept(logits, sampling)
+    ids = _truncated_ids(logits, sampling)
     if most is not None and len(ids) > most:
         ids = np.sort(ids[np.argsort(-logits[ids], kind="stable")[:most]])
     if sampling.greedy:
@@ -97,7 +97,7 @@ def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> Spa
     return SparseRows(ids.astype(np.uint32), levels, np.array([len(ids)]))
 
 
-def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
+def _truncated_ids(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
     """Return the ids that truncation keeps, ascending."""
     if sampling.greedy:
         return np.array([logits.argmax()])
@@ -151,14 +151,14 @@ def _candidates(values: Floats, count: int) -> NDArray[np.integer]:
         return np.flatnonzero((values >= bound) & (values > -math.inf))
     inner = (np.arange(0, whole, _PARTS)[:, None] + places).ravel()
     ids = np.concatenate([inner, np.arange(whole, size)])
-    found = values[ids]
-    kept: NDArray[np.integer] = ids[(found >= bound) & (found > -math.inf)]
-    return kept
+    candidates = values[ids]
+    chosen: NDArray[np.integer] = ids[(candidates >= bound) & (candidates > -math.inf)]
+    return chosen
 
 
 def _above_last(values: Floats, ids: NDArray[np.integer], count: int) -> NDArray[np.integer]:
     """Return those of ``ids``, at least ``count``, whose values are no less than the count-th."""
-    found = values[ids]
-    last = np.partition(found, len(ids) - count)[len(ids) - count]
-    kept: NDArray[np.integer] = ids[found >= last]
-    return kept
+    candidates = values[ids]
+    last = np.partition(candidates, len(ids) - count)[len(ids) - count]
+    chosen: NDArray[np.integer] = ids[candidates >= last]
+    return chosen

@@ -63,7 +63,7 @@ def test_the_model_is_the_simulation(cell: tuple[float, ...]) -> None:
         rtt_s=rtt_ms * 1e-3,
         draft_s=draft_ms * 1e-3,
         pass_s=passes(a_ms, b_ms),
-        lead=24,
+        most_ahead=24,
     )
     token_ms, *counts = SIMULATED[cell]
     assert found.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
@@ -73,7 +73,7 @@ def test_the_model_is_the_simulation(cell: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("rtt_ms", PAIR_SIMULATED)
 def test_the_model_takes_how_a_pair_agrees_not_how_often(rtt_ms: int) -> None:
     found = token_costs(
-        np.array(PAIR), rtt_s=rtt_ms * 1e-3, draft_s=0.006, pass_s=passes(40, 0.3), lead=24
+        np.array(PAIR), rtt_s=rtt_ms * 1e-3, draft_s=0.006, pass_s=passes(40, 0.3), most_ahead=24
     )
     token_ms, *counts = PAIR_SIMULATED[rtt_ms]
     assert found.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
@@ -99,7 +99,7 @@ def test_at_its_price_no_draft_makes_a_token_dearer(
     pass_s = [token_s * (1 + steepness * taken) for taken in range(WIDTH + 1)]
     run = survival(alphas)
     found = token_costs(
-        run, rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s, lead=ahead, price=price(pass_s)
+        run, rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s, most_ahead=ahead, price=price(pass_s)
     )
     assert found.token_s <= token_s * (1 + ROUNDING)
     assert 1 / (WIDTH + 1) - ROUNDING <= found.passes <= 1 + ROUNDING

@@ -154,7 +154,7 @@ def _drafted(
         rtt_s=rtt_s,
         draft_s=draft_s,
         pass_s=[one + between_s for one in passes],
-        lead=draft_length(run),
+        most_ahead=draft_length(run),
         price=price(passes),
     )
     edge_s = costs.token_s - between_s * costs.passes

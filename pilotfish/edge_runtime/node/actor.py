@@ -51,9 +51,11 @@ class NodeActor:
         self._digest = artifact.manifest.digest
         self._incarnation: bytes | None = None
         opened = open_model if artifact.manifest.stage is None else Stage
-        held = opened(artifact, slots=slots, context=context, threads=threads, provider=provider)
-        self._context = held.context
-        self._slots = ModelSlots(held) if isinstance(held, LanguageModel) else StageSlots(held)
+        engine = opened(artifact, slots=slots, context=context, threads=threads, provider=provider)
+        self._context = engine.context
+        self._slots = (
+            ModelSlots(engine) if isinstance(engine, LanguageModel) else StageSlots(engine)
+        )
 
     def hold(self, incarnation: bytes) -> ActorInfo:
         """Empty all slots, under a new incarnation."""
@@ -65,7 +67,7 @@ class NodeActor:
         self,
         incarnation: bytes,
         items: list[Item],
-        given: "NDArray[np.int64] | StageResult",
+        inputs: "NDArray[np.int64] | StageResult",
         parents: bytes,
     ) -> StageResult:
         """Run a step on tokens i64 [Σ size], or on the result of the stage before.
@@ -75,13 +77,13 @@ class NodeActor:
         if incarnation != self._incarnation:
             raise TargetLostError("An actor of the target has lost its slots.")
         begun_ns = time.monotonic_ns()
-        before = given.compute_ns if isinstance(given, StageResult) else ()
+        before = inputs.compute_ns if isinstance(inputs, StageResult) else ()
         if isinstance(self._slots, StageSlots):
-            fed = given.states if isinstance(given, StageResult) else given
-            states, logits = self._slots.run(items, fed, parents), None
+            values = inputs.states if isinstance(inputs, StageResult) else inputs
+            states, logits = self._slots.run(items, values, parents), None
         else:
-            assert not isinstance(given, StageResult)
-            answers = self._slots.run(items, given, parents)
-            states = np.concatenate([answer.hidden for answer in answers])
-            logits = np.concatenate([answer.logits for answer in answers])
+            assert not isinstance(inputs, StageResult)
+            outputs = self._slots.run(items, inputs, parents)
+            states = np.concatenate([answer.hidden for answer in outputs])
+            logits = np.concatenate([answer.logits for answer in outputs])
         return StageResult(states, (*before, time.monotonic_ns() - begun_ns), logits)

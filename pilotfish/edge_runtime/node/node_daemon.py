@@ -133,10 +133,10 @@ class NodeLoop(ServingLoop):
         self._config = config
         self._rotation = None if keys is None else KeyRotation(keys)
         if keys is not None and self._rotation is not None:
-            self._note([*keys.listed.broken, *self._rotation.start(listener)])
+            self._set_problems([*keys.listed.broken, *self._rotation.start(listener)])
             _log.info("%s; %d keys are allowed", self._rotation, len(keys.allowed))
         else:
-            self._note(())
+            self._set_problems(())
 
     def step(self) -> None:
         """Run the steps that have come, and update the attachment."""
@@ -149,9 +149,7 @@ class NodeLoop(ServingLoop):
         """The status line for systemd."""
         doing = "attached" if self._service.attached else "waiting for an edge"
         problem = f"; not in force: {self._problem}" if self._problem else ""
-        return (
-            f"{self._work.ready.model}: {doing}, {self._service.steps} steps{problem}{self._room}"
-        )
+        return f"{self._work.ready.model}: {doing}, {self._service.steps} steps{problem}{self._crowd_status}"
 
     def _tick(self) -> None:
         gate = self._listener.gate
@@ -169,14 +167,14 @@ class NodeLoop(ServingLoop):
         try:
             listed = AllowList.load(self._config.keys)
         except KeysError as error:  # not known whether keys were removed: keep them
-            self._note([str(error)])
+            self._set_problems([str(error)])
         else:
             self._listener.gate.allowed = listed.names
             rotated = self._rotation.reload(self._config.keys, self._listener, listed.names)
-            self._note([*listed.broken, *rotated])
+            self._set_problems([*listed.broken, *rotated])
         return self._problem
 
-    def _note(self, problems: Sequence[str]) -> None:
+    def _set_problems(self, problems: Sequence[str]) -> None:
         for problem in problems:
             _log.error("not in force: %s", problem)
         self._problem = summarize(problems)

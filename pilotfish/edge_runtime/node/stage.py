@@ -85,9 +85,9 @@ class StageWork(NodeWork):
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
         total = sum(item.size for item in step.items)
         states = decode_hidden(frames[0], total, self._width, self._form)
-        made = self._slots.run(step.items, states, frames[1])
+        outputs = self._slots.run(step.items, states, frames[1])
         try:
-            frame = encode_hidden(made, self._form) if len(made) else b""
+            frame = encode_hidden(outputs, self._form) if len(outputs) else b""
         except ValueError as error:
             raise UnsupportedError(f"{error} Have states sent in another format.") from error
         if self._next is None:
@@ -123,8 +123,8 @@ class StageWork(NodeWork):
     def _read_next(self, following: EdgeChannel) -> None:
         """Read the next stage's messages; it only sends refusals, which raise."""
         following.read_events()
-        while (taken := following.take(0.0)) is not None:
-            report = decode_report(taken[0])
+        while (message := following.take(0.0)) is not None:
+            report = decode_report(message[0])
             if isinstance(report, Refused):
                 raise TargetLostError(f"The stage after {self._cut} refuses: {report.message}")
 

@@ -32,11 +32,11 @@ from pilotfish.edge_runtime.node.actor import ActorInfo, StageResult
 from pilotfish.edge_runtime.step_slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.ray_cluster import (
-    actors_for,
-    error_of,
+    cause_of,
     is_permanent,
     leave,
     restart,
+    start_actors,
 )
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes
@@ -66,22 +66,22 @@ class _Replica:
     holding: Holding
     incarnation: bytes = b""  # that its actors have, or are asked to take
     joining: int = 0  # actors that have not confirmed it yet
-    standing: bool = False
+    ready: bool = False
     retry_s: float | None = 0.0  # when to join them
     joined_s: float = 0.0  # when joining began
     loading_s: float | None = None  # the longest that joining may take, once known
-    news_s: float = 0.0  # when the last pass came in
-    held: dict[int, ActorInfo] = field(default_factory=dict)
+    answered_s: float = 0.0  # when the last pass came in
+    actor_infos: dict[int, ActorInfo] = field(default_factory=dict)
 
 
-class _News(NamedTuple):
+class _CallResult(NamedTuple):
     """The result of a call: of ``hold``, with the actor's index, or of a step, with its number."""
 
     lane: int
     incarnation: bytes
     actor: int | None
     number: int | None
-    made: "ActorInfo | StageResult | None"
+    result: "ActorInfo | StageResult | None"
     error: BaseException | None
 
 
@@ -100,8 +100,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self._plan = plan
         self._head = head
         self._metrics = options.metrics
-        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-        self._over = ""
+        self._results: queue.SimpleQueue[_CallResult] = queue.SimpleQueue()
+        self._fatal_error = ""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ringing = threading.Lock()  # guards writing to the bell, and closing it
         self._closed = False
@@ -117,17 +117,19 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     @property
     def attached(self) -> int:
         """Replicas that can compute."""
-        return sum(replica.standing for replica in self._replicas)
+        return sum(replica.ready for replica in self._replicas)
 
     # A target's
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Send the pass to its replica, as soon as that can compute."""
         lane = spans[0].slot % self.lanes
-        own = [span._replace(slot=span.slot // self.lanes) for span in spans]
-        one = self._passes[number] = _ReplicaPass(number, own, self._clock.now_s, lane=lane)
-        if self._replicas[lane].standing:
-            self._send(one)
+        local_spans = [span._replace(slot=span.slot // self.lanes) for span in spans]
+        pending = self._passes[number] = _ReplicaPass(
+            number, local_spans, self._clock.now_s, lane=lane
+        )
+        if self._replicas[lane].ready:
+            self._send(pending)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; the replica gets it with the slot's next step."""
@@ -137,15 +139,15 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         """Take the actors' results, join replicas, and handle overdue passes."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        while not self._news.empty():
-            news = self._news.get()
-            replica = self._replicas[news.lane]
-            if news.incarnation == replica.incarnation:
-                self._receive(replica, news)
+        while not self._results.empty():
+            call = self._results.get()
+            replica = self._replicas[call.lane]
+            if call.incarnation == replica.incarnation:
+                self._receive(replica, call)
         for lane, replica in enumerate(self._replicas):
             self._attach_if_ready(lane, replica)
-        for one in list(self._passes.values()):
-            self._reattach_if_overdue(one, now_s)
+        for pending in list(self._passes.values()):
+            self._reattach_if_overdue(pending, now_s)
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
@@ -155,25 +157,29 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     def _deadlines(self) -> list[float]:
         """The times at which a replica is to be joined, or a pass is overdue."""
         ends_s = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
-        ends_s += [self._overdue_at(one) for one in self._passes.values() if one.sent_s is not None]
+        ends_s += [
+            self._overdue_at(pending)
+            for pending in self._passes.values()
+            if pending.sent_s is not None
+        ]
         ends_s += [r.joined_s + (r.loading_s or _LOADING_S) for r in self._replicas if r.joining]
         return ends_s
 
     @property
     def problem(self) -> str:
         """The replicas that cannot compute."""
-        away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.standing]
+        away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.ready]
         return f"replica {', '.join(away)} being started" if away else ""
 
     @property
     def nodes(self) -> Mapping[str, bool]:
         """The replicas by name, and whether each can compute."""
-        return {_named(lane): replica.standing for lane, replica in enumerate(self._replicas)}
+        return {_replica_name(lane): replica.ready for lane, replica in enumerate(self._replicas)}
 
     @property
     def fatal_error(self) -> str:
         """Why no pass can be computed any more: Ray will not restart an actor."""
-        return self._over
+        return self._fatal_error
 
     def close(self) -> None:
         """Leave the cluster; a private one ends."""
@@ -185,20 +191,20 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     # Passes
 
-    def _send(self, one: _ReplicaPass) -> None:
-        replica = self._replicas[one.lane]
-        items, tokens = zip(*map(replica.holding.item, one.spans), strict=True)
-        fed = np.concatenate(tokens).astype(np.int64)
-        one.sent_s, one.size = self._clock.now_s, len(fed)
-        parents = parents_of(one.spans)
-        made: Any = fed
+    def _send(self, pending: _ReplicaPass) -> None:
+        replica = self._replicas[pending.lane]
+        items, tokens = zip(*map(replica.holding.item, pending.spans), strict=True)
+        inputs = np.concatenate(tokens).astype(np.int64)
+        pending.sent_s, pending.size = self._clock.now_s, len(inputs)
+        parents = parents_of(pending.spans)
+        result: Any = inputs
         try:
             for actor in replica.actors:
-                made = actor.step.remote(replica.incarnation, list(items), made, parents)
-            self._await(made, one.lane, replica, number=one.number)
+                result = actor.step.remote(replica.incarnation, list(items), result, parents)
+            self._await(result, pending.lane, replica, number=pending.number)
         except Exception as error:  # Ray could not take the call
-            self._fail(one, error)
-            self._lost(one.lane, error)
+            self._fail(pending, error)
+            self._lose_actor(pending.lane, error)
 
     def _await(
         self,
@@ -217,96 +223,102 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self, lane: int, incarnation: bytes, actor: int | None, number: int | None, future: Any
     ) -> None:
         error = future.exception()
-        made = None if error is not None else future.result()
-        self._news.put(_News(lane, incarnation, actor, number, made, error))
+        result = None if error is not None else future.result()
+        self._results.put(_CallResult(lane, incarnation, actor, number, result, error))
         with self._ringing:
             if not self._closed:
                 os.eventfd_write(self._bell, 1)
 
-    def _receive(self, replica: _Replica, news: _News) -> None:
-        one = None if news.number is None else self._passes.get(news.number)
-        if isinstance(news.made, ActorInfo) and news.actor is not None:
-            replica.held[news.actor] = news.made
+    def _receive(self, replica: _Replica, call: _CallResult) -> None:
+        pending = None if call.number is None else self._passes.get(call.number)
+        if isinstance(call.result, ActorInfo) and call.actor is not None:
+            replica.actor_infos[call.actor] = call.result
             replica.joining -= 1
-        elif isinstance(news.made, StageResult) and one is not None:
-            replica.news_s = self._clock.now_s
-            self._bring_in(one, news.made)
-        elif news.error is not None:
-            own = error_of(news.error)
-            if own is not None and not isinstance(own, TargetLostError):
-                if one is not None:
-                    self._fail(one, own)
+        elif isinstance(call.result, StageResult) and pending is not None:
+            replica.answered_s = self._clock.now_s
+            self._complete(pending, call.result)
+        elif call.error is not None:
+            cause = cause_of(call.error)
+            if cause is not None and not isinstance(cause, TargetLostError):
+                if pending is not None:
+                    self._fail(pending, cause)
                     return
-                if news.number is not None:
+                if call.number is not None:
                     return  # the pass was given up
-            if is_permanent(news.error):
-                self._over = f"An actor of {_named(news.lane)} is gone for good: {news.error}"
-            self._lost(news.lane, news.error)
+            if is_permanent(call.error):
+                self._fatal_error = (
+                    f"An actor of {_replica_name(call.lane)} is gone for good: {call.error}"
+                )
+            self._lose_actor(call.lane, call.error)
 
-    def _lost(self, lane: int, error: BaseException) -> None:
+    def _lose_actor(self, lane: int, error: BaseException) -> None:
         """Note that an actor of a replica is lost."""
         replica = self._replicas[lane]
-        if replica.standing:
+        if replica.ready:
             self._note(lane, "gone")
-        _log.warning("%s has lost an actor: %s", _named(lane), _first_line(error))
-        self._break_up(replica)
+        _log.warning("%s has lost an actor: %s", _replica_name(lane), _first_line(error))
+        self._reset(replica)
 
-    def _bring_in(self, one: _ReplicaPass, made: StageResult) -> None:
-        for index, ns in enumerate(made.compute_ns, 1):
-            self._metrics.node_compute_s[f"{_named(one.lane)}, stage {index}"] += ns * 1e-9
-        logits = made.logits
+    def _complete(self, pending: _ReplicaPass, result: StageResult) -> None:
+        for index, ns in enumerate(result.compute_ns, 1):
+            self._metrics.node_compute_s[f"{_replica_name(pending.lane)}, stage {index}"] += (
+                ns * 1e-9
+            )
+        logits = result.logits
         if logits is None:
             assert self._head is not None
             try:
-                logits = self._head.logits(made.states)
+                logits = self._head.logits(result.states)
             except Exception as error:
-                self._fail(one, error)
+                self._fail(pending, error)
                 return
-        self._finish(one, split_outputs(one.spans, logits, made.states))
+        self._finish(pending, split_outputs(pending.spans, logits, result.states))
 
-    def _forget(self, one: _ReplicaPass) -> None:
-        for span in one.spans:
-            self._replicas[one.lane].holding.forget(span.slot)
+    def _forget(self, pending: _ReplicaPass) -> None:
+        for span in pending.spans:
+            self._replicas[pending.lane].holding.forget(span.slot)
 
-    def _overdue_at(self, one: _ReplicaPass) -> float:
+    def _overdue_at(self, pending: _ReplicaPass) -> float:
         """Return when a pass is overdue: ``late_s`` for each chunk of tokens that it brings."""
-        assert one.sent_s is not None
-        since_s = max(one.sent_s, self._replicas[one.lane].news_s)
-        return since_s + self._plan.late_s * max(1, -(-one.size // CHUNK))
+        assert pending.sent_s is not None
+        since_s = max(pending.sent_s, self._replicas[pending.lane].answered_s)
+        return since_s + self._plan.late_s * max(1, -(-pending.size // CHUNK))
 
-    def _timeout_at(self, one: _ReplicaPass) -> float:
-        return max(one.started_s, self._replicas[one.lane].news_s) + self._plan.give_up_s
-
-    def _timeout_message(self, one: _ReplicaPass, now_s: float) -> str:
+    def _timeout_at(self, pending: _ReplicaPass) -> float:
         return (
-            f"Of this edge's target {_named(one.lane)} did not answer within "
+            max(pending.started_s, self._replicas[pending.lane].answered_s) + self._plan.give_up_s
+        )
+
+    def _timeout_message(self, pending: _ReplicaPass, now_s: float) -> str:
+        return (
+            f"Of this edge's target {_replica_name(pending.lane)} did not answer within "
             f"{self._plan.give_up_s:g} s."
         )
 
-    def _reattach_if_overdue(self, one: _ReplicaPass, now_s: float) -> None:
+    def _reattach_if_overdue(self, pending: _ReplicaPass, now_s: float) -> None:
         """Restart the actors of an overdue pass, unless it is given up now."""
-        if one.sent_s is None or now_s >= self._timeout_at(one):
+        if pending.sent_s is None or now_s >= self._timeout_at(pending):
             return
-        if now_s > self._overdue_at(one):
-            self._note(one.lane, "late")
-            _log.warning("%s is overdue: its actors are started again", _named(one.lane))
-            self._restart(self._replicas[one.lane])
+        if now_s > self._overdue_at(pending):
+            self._note(pending.lane, "late")
+            _log.warning("%s is overdue: its actors are started again", _replica_name(pending.lane))
+            self._restart(self._replicas[pending.lane])
 
     # Replicas
 
-    def _break_up(self, replica: _Replica) -> None:
+    def _reset(self, replica: _Replica) -> None:
         """Mark a replica's slots as lost; its actors are to be joined again."""
-        replica.standing, replica.incarnation, replica.joining = False, b"", 0
+        replica.ready, replica.incarnation, replica.joining = False, b"", 0
         replica.retry_s = self._clock.now_s + _RETRY_S
-        for one in self._passes.values():
-            if self._replicas[one.lane] is replica:
-                one.sent_s = None
+        for pending in self._passes.values():
+            if self._replicas[pending.lane] is replica:
+                pending.sent_s = None
 
     def _restart(self, replica: _Replica) -> None:
         """Kill the processes of all its actors."""
         for actor in replica.actors:
             restart(actor)
-        self._break_up(replica)
+        self._reset(replica)
 
     def _attach_if_ready(self, lane: int, replica: _Replica) -> None:
         """Join a replica if it is due, and send its waiting passes."""
@@ -319,27 +331,29 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
                     call = actor.hold.remote(replica.incarnation)
                     self._await(call, lane, replica, actor=index)
             except Exception as error:  # Ray could not take the call
-                self._lost(lane, error)
+                self._lose_actor(lane, error)
         elif replica.joining and now_s > replica.joined_s + (replica.loading_s or _LOADING_S):
             if replica.loading_s is not None:  # a disk may be slower than it was
                 replica.loading_s = min(2.0 * replica.loading_s, max(replica.loading_s, _LOADING_S))
             self._restart(replica)
-        elif not replica.standing and replica.incarnation and not replica.joining:
+        elif not replica.ready and replica.incarnation and not replica.joining:
             took_s = now_s - replica.joined_s
             replica.loading_s = replica.loading_s or max(_LOADED * took_s, self._plan.give_up_s)
-            replica.standing = True
+            replica.ready = True
             replica.holding.lose()
-            self.context = min(self.context, *(held.context for held in replica.held.values()))
-            _log.info("%s stands", _named(lane))
-        for one in list(self._passes.values()):
-            if replica.standing and one.lane == lane and one.sent_s is None:
-                self._send(one)
+            self.context = min(
+                self.context, *(held.context for held in replica.actor_infos.values())
+            )
+            _log.info("%s stands", _replica_name(lane))
+        for pending in list(self._passes.values()):
+            if replica.ready and pending.lane == lane and pending.sent_s is None:
+                self._send(pending)
 
     def _note(self, lane: int, what: str) -> None:
-        self._metrics.node_events[_named(lane), what] += 1
+        self._metrics.node_events[_replica_name(lane), what] += 1
 
 
-def _named(lane: int) -> str:
+def _replica_name(lane: int) -> str:
     return f"replica {lane + 1}"
 
 
@@ -362,7 +376,7 @@ def open_target(options: TargetOptions) -> ClusterTarget:
         )
     stage = artifacts[0].manifest.stage
     digest = artifacts[0].manifest.digest if stage is None else stage.whole
-    chains = actors_for(options, artifacts)
+    chains = start_actors(options, artifacts)
     target = ClusterTarget(plan, chains, head, options, digest)
     try:
         wait_for_nodes(target, lambda: target.attached == plan.replicas, options.on_idle, None)

@@ -27,11 +27,11 @@ class Holding:
         """Note that the node has lost all slots."""
         self._agreed = [0] * self._slots  # tokens that the node holds of each slot's sequence
         self._in_tree = [False] * self._slots  # its last step ended in the slot's last tree
-        self._kept: list[list[int] | None] = [None] * self._slots
+        self._paths: list[list[int] | None] = [None] * self._slots
 
     def forget(self, slot: int) -> None:
         """Treat a slot as empty, since its content at the node is unknown."""
-        self._agreed[slot], self._in_tree[slot], self._kept[slot] = 0, False, None
+        self._agreed[slot], self._in_tree[slot], self._paths[slot] = 0, False, None
 
     def first_missing(self, span: Span) -> int:
         """Return the position from which the node needs the span's tokens."""
@@ -40,7 +40,7 @@ class Holding:
     def item(self, span: Span) -> tuple[Item, NDArray[np.uint32]]:
         """Make the item of a pass with this node, and its tokens u32 [size]."""
         slot, start = span.slot, self.first_missing(span)
-        kept, self._kept[slot] = self._kept[slot], None
+        path, self._paths[slot] = self._paths[slot], None
         self._agreed[slot] = len(span.tokens) - span.nodes
         self._in_tree[slot] = span.nodes > 0
         tokens = span.tokens[start:]
@@ -50,7 +50,7 @@ class Holding:
             size=len(tokens),
             rows=span.rows,
             nodes=span.nodes,
-            kept=kept,
+            kept=path,
             temperature=span.temperature,
         )
         return item, tokens
@@ -64,7 +64,7 @@ class Holding:
         """Append these nodes of the slot's last tree to the sequence."""
         if self._in_tree[slot]:
             self._in_tree[slot] = False
-            self._kept[slot] = list(path) or None
+            self._paths[slot] = list(path) or None
             self._agreed[slot] += len(path)
 
 

@@ -81,7 +81,7 @@ class NodeClient:
         self._reason = "not there yet"
         self.received_bytes = 0  # headers included
         self.ready: Ready | None = None  # the node's artifact and room, if suitable
-        self._asked: bytes | None = None  # the incarnation of the last attach request
+        self._requested: bytes | None = None  # the incarnation of the last attach request
         self.incarnation: bytes | None = None  # of the attachment; None: not attached
 
     @property
@@ -92,7 +92,7 @@ class NodeClient:
     @property
     def unattached(self) -> Ready | None:
         """The node's artifact and room, if it is ready to be attached."""
-        return None if self._asked else self.ready
+        return None if self._requested else self.ready
 
     @property
     def problem(self) -> str:
@@ -112,15 +112,15 @@ class NodeClient:
         self._watch()
         answers = []
         for _ in range(_MESSAGES):
-            taken = self._channel.take(0.0)
+            message = self._channel.take(0.0)
             self._watch()
-            if taken is None:
+            if message is None:
                 break
-            self.received_bytes += taken[2]
+            self.received_bytes += message[2]
             if not self._greeted:
                 continue
             try:
-                report = decode_report(taken[0])
+                report = decode_report(message[0])
             except MalformedError as error:
                 self._on_event("lied")
                 self.detach(f"it talks nonsense: {error}")
@@ -129,22 +129,22 @@ class NodeClient:
                 case Ready():
                     self._welcome(report)
                 case Attached():
-                    if report.incarnation == self._asked:
-                        self.incarnation = self._asked
+                    if report.incarnation == self._requested:
+                        self.incarnation = self._requested
                         _log.info("%s is attached", self.node.name)
                 case Refused():
-                    if report.incarnation in (None, self._asked):
+                    if report.incarnation in (None, self._requested):
                         if self.incarnation and report.code == TargetLostError.code:
                             self._retry_s = _RETRY_S[0]  # the fault is the next stage's
                         self.detach(report.message)
                 case Scored():
                     if report.incarnation == self.incarnation:
-                        answers.append((report, taken[1]))
+                        answers.append((report, message[1]))
         return answers
 
     def attach(self, attach: Attach) -> None:
         """Ask to attach the node; ``incarnation`` is set when it has confirmed."""
-        self._asked, self.incarnation = attach.incarnation, None
+        self._requested, self.incarnation = attach.incarnation, None
         self._reason, self._doubtful = "being attached", False
         self._send(attach)
 
@@ -200,7 +200,7 @@ class NodeClient:
         self._reason = reason
 
     def _note_loss(self) -> None:
-        if self._asked:
+        if self._requested:
             _log.warning("%s is gone", self.node.name)
             self._on_event("gone")
             self._reason = "gone"
@@ -210,7 +210,7 @@ class NodeClient:
 
     def _forget(self) -> None:
         """Forget the node's state."""
-        self.ready = self._asked = self.incarnation = None
+        self.ready = self._requested = self.incarnation = None
         self._greeted = self._doubtful = False
 
     def _pause(self) -> None:
@@ -237,11 +237,11 @@ class NodeClient:
 
 def expect_encrypted(path: Path, nodes: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
     """Raise if a node beyond loopback, or any node of an edge with keys, has no key listed."""
-    for place in nodes:
-        if place.key and keys is None:
-            raise KeysError(f"{path} names a key for {place.name}, but this edge has none: --keys.")
-        if not place.key and (keys is not None or not is_loopback(place.address)):
+    for node in nodes:
+        if node.key and keys is None:
+            raise KeysError(f"{path} names a key for {node.name}, but this edge has none: --keys.")
+        if not node.key and (keys is not None or not is_loopback(node.address)):
             raise KeysError(
-                f"{path} names no key for {place.name} at {place.address}: beyond loopback, and "
+                f"{path} names no key for {node.name} at {node.address}: beyond loopback, and "
                 'wherever the edge has keys, each node needs one (key = "its edge.pub").'
             )

@@ -112,7 +112,7 @@ def read_node_list(path: Path, kind: type[L]) -> L:
 
 def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
     """Return the addresses of the nodes in the file ``path``; `KeysError` for a bad key."""
-    found = [
+    addresses = [
         NodeAddress(
             node.name or node.address,
             node.address,
@@ -120,8 +120,8 @@ def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
         )
         for node in nodes
     ]
-    if len({place.name for place in found}) < len(found):
+    if len({place.name for place in addresses}) < len(addresses):
         raise ConfigError(f"{path} names a node twice: give each a name of its own.")
-    if len({place.address for place in found}) < len(found):
+    if len({place.address for place in addresses}) < len(addresses):
         raise ConfigError(f"{path} names an address twice: a node does one part.")
-    return found
+    return addresses

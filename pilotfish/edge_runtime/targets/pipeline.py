@@ -108,7 +108,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._pipeline = pipeline
         self._metrics = options.metrics
         self._numbers = count()  # of steps
-        self._news_s = 0.0  # when the last answer came
+        self._answered_s = 0.0  # when the last answer came
         self._patience_s = pipeline.late_s
         self.context = stage.context
         self.digest = stage.cut.whole
@@ -125,9 +125,9 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Run stage 1 and send its states on, as soon as the stages are attached."""
-        one = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
+        pending = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
         if self._incarnation is not None:
-            self._send(one)
+            self._send(pending)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; the stages get it with the slot's next step."""
@@ -136,12 +136,12 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     def _work(self, now_s: float) -> None:
         """Take the stages' answers, attach stages, and send the next steps."""
         for scored, frames in self._stages.receive():
-            self._take(scored, frames)
+            self._take_answer(scored, frames)
         for name, size in self._stages.received_bytes.items():
             self._metrics.node_bytes[name, "from"] = size
         self._reattach_if_overdue()
         if self._stages.incarnation != self._incarnation:
-            self._begin_anew()
+            self._restart_passes()
         if (waiting := self._next_to_send()) is not None:
             self._send(waiting)
 
@@ -184,12 +184,12 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         """
         if self._incarnation is None or len(self._sent) > self.concurrent_passes:
             return None
-        return next((one for one in self._passes.values() if one.sent_s is None), None)
+        return next((pending for pending in self._passes.values() if pending.sent_s is None), None)
 
-    def _send(self, one: _PipelinePass) -> None:
+    def _send(self, pending: _PipelinePass) -> None:
         """Run stage 1 for the next step of a pass, and send the states on."""
-        spans = self._next_step(one)
-        last = spans is one.spans
+        spans = self._next_step(pending)
+        last = spans is pending.spans
         items, tokens = zip(*map(self._holding.item, spans), strict=True)
         parents = parents_of(spans)
         begun_ns = time.monotonic_ns()
@@ -198,35 +198,35 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             spent_ns = time.monotonic_ns() - begun_ns
             frame = encode_hidden(states, self._pipeline.states) if len(self._stages) else b""
         except Exception as error:  # only this pass fails
-            self._fail(one, error)
+            self._fail(pending, error)
             return
         if last:
-            one.sent_s = self._clock.now_s
+            pending.sent_s = self._clock.now_s
         if not len(self._stages):
-            self._count([spent_ns])
+            self._count_compute([spent_ns])
             if last:
-                self._bring_in(one, states)
+                self._complete(pending, states)
             return
         rows = sum(span.rows for span in spans)
-        completes = one.number if last else None
+        completes = pending.number if last else None
         alone = not self._sent
         step = _SentStep(next(self._numbers), completes, rows, self._clock.now_s, alone)
         self._sent.append(step)
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
-    def _next_step(self, one: _PipelinePass) -> Sequence[Span]:
+    def _next_step(self, pending: _PipelinePass) -> Sequence[Span]:
         """Take the pass's remaining spans, or a piece for a slot that is far behind."""
-        for at, span in enumerate(one.spans):
+        for at, span in enumerate(pending.spans):
             start = self._holding.first_missing(span)
             end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
             if start < end and len(span.tokens) - start > CHUNK:
-                one.spans[at] = span._replace(base=end)
+                pending.spans[at] = span._replace(base=end)
                 return [Span(span.slot, span.tokens[:end], start, 0)]
-        return one.spans
+        return pending.spans
 
     # Answers in
 
-    def _take(self, scored: Scored, frames: Sequence[Buffer]) -> None:
+    def _take_answer(self, scored: Scored, frames: Sequence[Buffer]) -> None:
         """Take an answer of the last stage; a malformed one detaches all stages."""
         if self._stages.incarnation is None:
             return  # an answer before it was malformed
@@ -242,53 +242,53 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             self._stages.reject_answer(f"its answer makes no sense: {error}")
             return
         self._stages.note_success()
-        self._count(scored.compute_ns)
+        self._count_compute(scored.compute_ns)
         step = self._sent.popleft()
         now_s = self._clock.now_s
         # stages slower than the limit must not be attached again at every step
-        waited_s = now_s - max(step.sent_s, self._news_s)
+        waited_s = now_s - max(step.sent_s, self._answered_s)
         self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
-        self._news_s = now_s
+        self._answered_s = now_s
         if step.pass_number is not None:
             self._depth.update(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
             self._set_depth()
-            if (one := self._passes.get(step.pass_number)) is not None:
-                self._bring_in(one, hidden)
+            if (pending := self._passes.get(step.pass_number)) is not None:
+                self._complete(pending, hidden)
 
     def _set_depth(self) -> None:
         """Set the depth that keeps the stages busy; without stages, allow all passes to wait."""
         self.concurrent_passes = self._depth.passes
         self.depth = self.concurrent_passes if self.attached else self._first.stage.slots
 
-    def _count(self, compute_ns: Sequence[int]) -> None:
+    def _count_compute(self, compute_ns: Sequence[int]) -> None:
         for name, ns in zip(["edge", *self._stages.names], compute_ns, strict=False):
             self._metrics.node_compute_s[name] += ns * 1e-9
 
-    def _bring_in(self, one: _PipelinePass, hidden: NDArray[np.float32]) -> None:
+    def _complete(self, pending: _PipelinePass, hidden: NDArray[np.float32]) -> None:
         """Finish a pass with its hidden states f32 [Σ rows, d]."""
         begun_ns = time.monotonic_ns()
         try:
             logits = self._head.logits(hidden)
         except Exception as error:
-            self._fail(one, error)
+            self._fail(pending, error)
             return
-        self._count([time.monotonic_ns() - begun_ns])
-        self._finish(one, split_outputs(one.spans, logits, hidden))
+        self._count_compute([time.monotonic_ns() - begun_ns])
+        self._finish(pending, split_outputs(pending.spans, logits, hidden))
 
     # Losses
 
-    def _begin_anew(self) -> None:
+    def _restart_passes(self) -> None:
         """Send all passes again, after the stages were lost or attached with empty slots."""
         self._incarnation = self._stages.incarnation
         self._set_depth()
         self._sent.clear()
         self._holding.lose()
-        for one in list(self._passes.values()):
-            one.sent_s = None
-            one.tries += self._incarnation is not None
-            if one.tries > _TRIES:
+        for pending in list(self._passes.values()):
+            pending.sent_s = None
+            pending.tries += self._incarnation is not None
+            if pending.tries > _TRIES:
                 self._fail(
-                    one,
+                    pending,
                     TargetLostError(
                         f"The stages of this edge's target were lost {_TRIES} times during this "
                         "pass: it may be what breaks them; see their logs."
@@ -297,7 +297,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def _overdue_at(self, step: _SentStep) -> float:
         """Return when the next answer is overdue."""
-        return max(step.sent_s, self._news_s) + self._patience_s
+        return max(step.sent_s, self._answered_s) + self._patience_s
 
     def _reattach_if_overdue(self) -> None:
         """Attach all stages again if an answer is overdue, and double the limit."""
@@ -308,17 +308,17 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             self._patience_s = min(2.0 * self._patience_s, self._pipeline.give_up_s)
             self._stages.detach_overdue()
 
-    def _timeout_at(self, one: _PipelinePass) -> float:
-        return max(one.started_s, self._news_s) + self._pipeline.give_up_s
+    def _timeout_at(self, pending: _PipelinePass) -> float:
+        return max(pending.started_s, self._answered_s) + self._pipeline.give_up_s
 
-    def _timeout_message(self, one: _PipelinePass, now_s: float) -> str:
+    def _timeout_message(self, pending: _PipelinePass, now_s: float) -> str:
         return (
             "The stages of this edge's target did not answer within "
             f"{self._pipeline.give_up_s:g} s. {self.problem}"
         )
 
-    def _forget(self, one: _PipelinePass) -> None:
-        for span in one.spans:
+    def _forget(self, pending: _PipelinePass) -> None:
+        for span in pending.spans:
             self._holding.forget(span.slot)
 
 

@@ -32,7 +32,7 @@ _ENVIRONMENT = {
     "RAY_timeout_ms_task_wait_for_death_info": "100",
     "RAY_core_worker_internal_heartbeat_ms": "100",
 }
-_OF_ITS_OWN = {
+_PRIVATE_CLUSTER = {
     "RAY_AUTH_MODE": "token",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds to loopback, for a single node
     "RAY_worker_niceness": "0",
@@ -41,7 +41,7 @@ _OF_ITS_OWN = {
 }
 
 
-def actors_for(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[list[Any]]:
+def start_actors(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[list[Any]]:
     """Start each replica's actors, one for each of its artifacts; returns handles of `NodeActor`.
 
     They run on the configured cluster, or on a private one. Raises `ConfigError` without Ray, or
@@ -98,7 +98,7 @@ def leave() -> None:
     ray.shutdown()
 
 
-def error_of(error: BaseException) -> Exception | None:
+def cause_of(error: BaseException) -> Exception | None:
     """Return the error that a method raised; None if the call failed or the actor was lost."""
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -115,10 +115,10 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def _start(cpus: int, store_bytes: int) -> None:
-    own = {**_OF_ITS_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**_PRIVATE_CLUSTER, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     store = max(_STORE_BYTES, min(store_bytes, memory // _STORE_SHARE))
-    _init(own, num_cpus=cpus, object_store_memory=store, include_dashboard=False)
+    _init(environment, num_cpus=cpus, object_store_memory=store, include_dashboard=False)
 
 
 def _join(address: str) -> None:
@@ -163,11 +163,11 @@ def _expect_room(wanted: Mapping[str, int]) -> None:
     """Raise `ConfigError` if the cluster could never run all actors at once."""
     import ray
 
-    found = ray.cluster_resources()
+    resources = ray.cluster_resources()
     for name, count in wanted.items():
-        if found.get(name, 0) < count:
+        if resources.get(name, 0) < count:
             leave()
             raise ConfigError(
-                f"The cluster has {found.get(name, 0):g} {name}s, and these actors need {count}: "
+                f"The cluster has {resources.get(name, 0):g} {name}s, and these actors need {count}: "
                 "fewer --replicas, --stages or --threads, or more nodes."
             )

@@ -39,21 +39,21 @@ class WakingClock:
     """
 
     def __init__(self) -> None:
-        self._looked_s, self._ran_s = time.monotonic(), time.process_time()
-        self._stood_s = 0.0
+        self._updated_s, self._ran_s = time.monotonic(), time.process_time()
+        self._stopped_s = 0.0
 
     def update(self) -> float:
         """Return the time; to be called again and again, at least every `_LOOK_S`."""
         now_s, ran_s = time.monotonic(), time.process_time()
         worked_s = max(0.0, ran_s - self._ran_s)
-        self._stood_s += max(0.0, now_s - self._looked_s - _LOOK_S - worked_s)
-        self._looked_s, self._ran_s = now_s, ran_s
+        self._stopped_s += max(0.0, now_s - self._updated_s - _LOOK_S - worked_s)
+        self._updated_s, self._ran_s = now_s, ran_s
         return self.now_s
 
     @property
     def now_s(self) -> float:
         """The time, as far as is known since the last look."""
-        return time.monotonic() - self._stood_s
+        return time.monotonic() - self._stopped_s
 
 
 P = TypeVar("P", bound=RemotePass)
@@ -71,9 +71,9 @@ class RemoteTarget(Target, Generic[P]):
         """Let the subclass work (`_work`), give up overdue passes, and return finished scores."""
         now_s = self._clock.update()
         self._work(now_s)
-        for one in list(self._passes.values()):
-            if now_s >= self._timeout_at(one):
-                self._fail(one, TargetLostError(self._timeout_message(one, now_s)))
+        for pending in list(self._passes.values()):
+            if now_s >= self._timeout_at(pending):
+                self._fail(pending, TargetLostError(self._timeout_message(pending, now_s)))
         scores, self._scores = self._scores, []
         return scores
 
@@ -92,22 +92,22 @@ class RemoteTarget(Target, Generic[P]):
         """The times at which `_work` is due even without messages, by the target's clock."""
 
     @abstractmethod
-    def _timeout_at(self, one: P) -> float:
+    def _timeout_at(self, pending: P) -> float:
         """Return when a pass is given up, by the target's clock."""
 
     @abstractmethod
-    def _timeout_message(self, one: P, now_s: float) -> str:
+    def _timeout_message(self, pending: P, now_s: float) -> str:
         """Return the error message for a pass that has taken too long."""
 
-    def _forget(self, one: P) -> None:
+    def _forget(self, pending: P) -> None:
         """Treat the slots of a failed pass as empty, since the nodes' content is unknown."""
         return
 
-    def _finish(self, one: P, outputs: Sequence[Output]) -> None:
-        del self._passes[one.number]
-        self._scores.append(Scores(one.number, outputs))
+    def _finish(self, pending: P, outputs: Sequence[Output]) -> None:
+        del self._passes[pending.number]
+        self._scores.append(Scores(pending.number, outputs))
 
-    def _fail(self, one: P, error: Exception) -> None:
-        del self._passes[one.number]
-        self._forget(one)
-        self._scores.append(Scores(one.number, error=error))
+    def _fail(self, pending: P, error: Exception) -> None:
+        del self._passes[pending.number]
+        self._forget(pending)
+        self._scores.append(Scores(pending.number, error=error))

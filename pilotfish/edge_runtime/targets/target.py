@@ -29,10 +29,10 @@ from pilotfish.wire.keys import EdgeKeys
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIALS = count(2**62)  # numbers of passes that are only timed
-_LOADED_S = 600.0  # for one pass at the start
+_TRIAL_NUMBERS = count(2**62)  # numbers of passes that are only timed
+_FIRST_PASS_S = 600.0  # for one pass at the start
 _PAUSE_S = 0.2
-_TELL_S = 5.0  # between two log lines about missing nodes
+_LOG_EVERY_S = 5.0  # between two log lines about missing nodes
 
 
 class Span(NamedTuple):
@@ -158,7 +158,7 @@ class Target(ABC):
         self,
         number: int,
         spans: Sequence[Span],
-        timeout_s: float = _LOADED_S,
+        timeout_s: float = _FIRST_PASS_S,
     ) -> Sequence[Output]:
         """Make a pass and wait for its outputs; raises its error."""
         self.start(number, spans)
@@ -185,7 +185,7 @@ def time_pass(target: Target, width: int) -> float:
     """Time a pass over ``width`` tokens of the empty slot 0, with all their rows, in seconds."""
     tokens = np.zeros(width, np.uint32)
     begun_s = time.perf_counter()
-    target.run(next(_TRIALS), [Span(0, tokens, 0, width)])
+    target.run(next(_TRIAL_NUMBERS), [Span(0, tokens, 0, width)])
     return time.perf_counter() - begun_s
 
 
@@ -210,7 +210,7 @@ def wait_for_nodes(
 
     `TargetLostError` if they never can be.
     """
-    begun_s = told_s = time.monotonic()
+    begun_s = logged_s = time.monotonic()
     target.collect_scores()
     while not complete():
         now_s = time.monotonic()
@@ -218,8 +218,8 @@ def wait_for_nodes(
             raise TargetLostError(target.fatal_error)
         if patience_s is not None and now_s - begun_s > patience_s:
             return
-        if now_s - told_s > _TELL_S:
-            told_s = now_s
+        if now_s - logged_s > _LOG_EVERY_S:
+            logged_s = now_s
             _log.warning("waiting for nodes: %s", target.problem)
         on_idle(target.problem)
         target.pause()

@@ -26,10 +26,10 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
 DEPTH = 2  # passes: one at the workers, and one on its way to them
-_BEHIND = 2 * DEPTH  # most unanswered steps of a worker
+_MOST_OPEN_STEPS = 2 * DEPTH  # most unanswered steps of a worker
 _CATCHING_UP = 2**61  # first number of steps without a pass
-_ROUNDING = 1.0 - 1e-3  # of a row's mass
-_TRIED = 32  # rows of the largest pass that is timed at the start
+_LEAST_MASS = 1.0 - 1e-3  # of a row's mass
+_TRIAL_ROWS = 32  # rows of the largest pass that is timed at the start
 _TOKEN_BYTES = 16  # at most, of each of the top K in an answer; and of a row in addition
 
 
@@ -120,8 +120,10 @@ class WorkerClient:
             # by slot, since the new tokens of many sessions together would keep it out forever
             if any(span.base - self._holding.first_missing(span) > CHUNK for span in missed):
                 self._catch_up = next(self._extra)
-                told = [Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed]
-                self._send(self._catch_up, told, now_s)
+                missing = [
+                    Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed
+                ]
+                self._send(self._catch_up, missing, now_s)
                 return False
         self._send(number, spans, now_s)
         return True
@@ -160,9 +162,13 @@ class WorkerClient:
             self._open_steps.clear()
         if (ready := self._client.unattached) is not None:
             self.digest = self.digest or ready.digest
-            of = self._federation
+            federation = self._federation
             self._client.attach(
-                Attach(incarnation=secrets.token_bytes(16), kept=of.kept, values=of.values)
+                Attach(
+                    incarnation=secrets.token_bytes(16),
+                    kept=federation.kept,
+                    values=federation.values,
+                )
             )
 
     def note(self, what: str) -> None:
@@ -177,7 +183,11 @@ class WorkerClient:
     @property
     def _able(self) -> bool:
         """Whether it can be sent a step now."""
-        if self._incarnation is None or len(self._open_steps) >= _BEHIND or self._catching_up:
+        if (
+            self._incarnation is None
+            or len(self._open_steps) >= _MOST_OPEN_STEPS
+            or self._catching_up
+        ):
             return False
         return self._federation.late != "drop" or self._waited_s <= self._federation.late_s
 
@@ -204,7 +214,7 @@ class WorkerClient:
         due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
         rows = decode_topk(frames[0], due, self._federation.kept, vocab)
         # the K most probable of V tokens have at least K/V together
-        if due and rows.retained_mass.min() < _ROUNDING * rows.k / vocab:
+        if due and rows.retained_mass.min() < _LEAST_MASS * rows.k / vocab:
             raise MalformedError("A row has less mass than its most probable tokens can have.")
         return rows
 
@@ -228,5 +238,5 @@ class WorkerClient:
 
 def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:
     """Bound an answer: to a window of every session, or to the largest timed pass."""
-    rows = max(limits.sessions * (limits.window + 1), _TRIED)
+    rows = max(limits.sessions * (limits.window + 1), _TRIAL_ROWS)
     return MEBIBYTE + rows * (min(federation.kept, manifest.vocab_size) + 1) * _TOKEN_BYTES
