@@ -40,10 +40,10 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the passes whose times the welcome holds
-_PATIENCE = 5.0  # longest passes that the watchdog's interval must cover
-_SWITCH_S = 5e-4  # after which the drafter lets the serving thread have the interpreter
-_LOADING_S = 600.0  # for loading a large target, during which a supervisor must not stop it
+_WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the timed passes; devices get the times
+_PATIENCE = 5.0  # least watchdog interval, in longest passes
+_SWITCH_S = 5e-4  # interpreter switch interval with an edge drafter
+_LOADING_S = 600.0  # start-up time that the supervisor must allow
 
 
 def serve(
@@ -55,8 +55,8 @@ def serve(
 ) -> int:
     """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
 
-    ``announce`` is called with the endpoint once devices are served; ``reread`` at SIGHUP, to read
-    the configuration again. Returns the exit code.
+    ``announce`` is called with the endpoint once devices can connect; ``reread`` reads the
+    configuration again at SIGHUP. Returns the exit code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -112,7 +112,7 @@ def serve(
             resources=resources,
             allowed=None if keys is None else keys.allowed,
             metrics=metrics,
-            # before peers come: what it adds to this process would be taken for theirs
+            # complete before clients connect: its memory would be attributed to them
             vocabulary=reading.result(),
         )
         scheduler.over_budget = handler.over_budget
@@ -171,7 +171,7 @@ def _start_metrics_server(config: EdgeConfig, stack: ExitStack) -> MetricsServer
 
 
 def _read_vocabulary(artifact: Artifact) -> Vocabulary:
-    """Read a vocabulary, also for grammars, which takes a second or more."""
+    """Read the vocabulary and prepare it for grammars, which takes a second or more."""
     vocabulary = Vocabulary.from_artifact(artifact)
     with suppress(GrammarError):  # a model that cannot end a constrained answer
         vocabulary.grammars.warm()
@@ -185,11 +185,11 @@ def _start_drafter(
     draft_cost: DraftCost,
     metrics: EdgeMetrics,
 ) -> Beside | None:
-    """Load and start the drafter beside the target, if there is to be one."""
+    """Load and start the edge drafter, if one is configured."""
     if config.draft is None:
         return None
     drafter = open_drafter(config, target)
-    # its draws are milliseconds of Python; the serving thread would wait for 5 ms of them each time
+    # a draw takes milliseconds of Python, and the serving thread would wait 5 ms for each switch
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
     edge_drafter = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
@@ -227,7 +227,7 @@ def _to_messages(times: Mapping[int, float]) -> list[PassTime]:
 
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
-    """Accept connections while the target loads, so that a restarted edge is not taken as lost."""
+    """Accept connections while the target loads, so that devices do not take the edge as lost."""
     receiver = BackgroundReceiver(event_handlers(listener))
     receiver.start()
     receiver.begin()

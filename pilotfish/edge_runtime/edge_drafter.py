@@ -1,12 +1,11 @@
-"""A drafter beside the target, for an edge with room for one: a source of hints without a link.
+"""The edge's own drafter: a small model on the edge drafts for sessions under `ahead`.
 
-In:  what each session under `ahead` commits. Out: drafts behind it, for its next pass.
+In:  the tokens that each session commits. Out: drafts for its next target pass.
 
-A thread of its own runs the small model, one pass after another, while the target computes; both
-release the interpreter meanwhile. A pass takes a token of every session that may use one, or a
-piece of one long prompt. As on a device, drafting goes on until the odds that the last draft comes
-true are low. It also stops where the price of a draft says that none would be taken: a full edge
-leaves the cores to the target.
+The drafter runs in its own thread while the target computes; both release the interpreter lock. A
+pass reads one token of every session that wants a draft, or a chunk of one long prompt. Drafting
+for a session stops when its last draft is unlikely to be accepted, as on a device, and when drafts
+cost more than they can save: a full edge leaves the cores to the target.
 """
 
 import logging
@@ -47,18 +46,18 @@ from pilotfish.wire.protocols.protocol import Ids
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4)  # tokens of the passes whose times are measured at start
+_WIDTHS = (1, 2, 4)  # tokens of the passes that are timed at the start
 _CHUNK = 128  # tokens of a prompt read in one pass
-_NARROW = 32  # sessions that lack at most so many tokens share a pass
-_MOST = 2 * MOST_DRAFTS  # of a session: those under way, and as many behind them
-_MOST_COMPARISONS = 1024  # that wait for the drafter at most
-_FULL_EDGE_COST = 1.0  # price of a draft at which the edge is full
+_NARROW = 32  # most tokens that a session may add to a shared pass
+_MOST = 2 * MOST_DRAFTS  # drafts of a session: those in a target pass, and as many more
+_MOST_COMPARISONS = 1024  # comparisons that may wait for the drafter's thread
+_FULL_EDGE_COST = 1.0  # draft cost (tokens) at which the edge drafts nothing
 
 
 class Trail:
-    """The drafts of one generation; ends when its last reference goes.
+    """The drafts of one generation; drafting ends when the last reference is dropped.
 
-    The serving thread calls it; the drafter's thread extends it, both under the lock of `Beside`.
+    The serving thread reads it and the drafter's thread extends it, under the lock of `Beside`.
     """
 
     def __init__(
@@ -71,36 +70,31 @@ class Trail:
         logits_processor: LogitsProcessor | None = None,
     ) -> None:
         self._drafter = drafter
-        self.session, self.slot, self.sampling_params, self.logits_processor = (
-            session,
-            slot,
-            sampling_params,
-            logits_processor,
-        )
+        self.session, self.slot = session, slot
+        self.sampling_params, self.logits_processor = sampling_params, logits_processor
         self.draft_ahead = DraftAhead()
         self.draft_ahead.start(committed)
-        self.requested_end = (
-            0  # the answer's tokens end before this position; 0: none is asked for yet
-        )
+        # drafts end before this position; 0: no tokens are requested
+        self.requested_end = 0
         self.last_pass = 0  # number of its last pass
-        # tokens of its text that its slot holds after the pass under way; None: not compared yet
+        # cached prefix length after the current pass; None: not compared yet
         self.cached: int | None = None
 
     def set_requested_end(self, last: int) -> None:
-        """Note that tokens before this position are asked for."""
+        """Draft tokens before position ``last`` only; 0 stops drafting."""
         with self._drafter.changed:
             self.requested_end = last
             self._drafter.changed.notify()
 
     def propose(self, limit: int) -> Proposal:
-        """Return the first drafts behind the committed tokens."""
+        """Return at most ``limit`` drafts that follow the committed tokens."""
         with self._drafter.changed:
             return Proposal(
                 self.draft_ahead.drafts[:limit].tolist(), self.draft_ahead.acceptances[:limit]
             )
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Note what was committed."""
+        """Record committed tokens, and compare the drafts with them."""
         with self._drafter.changed:
             comparison = self.draft_ahead.compare(ids)
             if self.cached is not None and comparison.compared > comparison.agreed:
@@ -116,22 +110,21 @@ class Trail:
 
 @dataclass(slots=True)
 class _Slot:
-    """What a slot of the decoder holds: the first ``length`` of ids u32 [context], of a session."""
+    """The cached text of a decoder's slot: the first ``length`` of ids u32 [context]."""
 
     ids: Ids
     session: bytes = b""
     length: int = 0
 
     def common_length(self, session: bytes, text: Ids) -> int:
-        """Count the tokens of a session's text that it holds."""
+        """Count the first tokens of a session's text that the slot has cached."""
         return common_prefix(self.ids[: self.length], text) if session == self.session else 0
 
 
 class _Task(NamedTuple):
-    """What a pass does for a trail: reads ``part`` u32 [m] behind ``held`` tokens.
+    """One trail's share of a pass: read ``part`` u32 [m] after ``cached`` tokens.
 
-    length, hash: of the text then. Its last token is read only if tokens are asked for: what reads
-    it drafts.
+    length, hash: text length and hash when the task was made.
     """
 
     trail: Trail
@@ -142,12 +135,12 @@ class _Task(NamedTuple):
 
     @property
     def completes_text(self) -> bool:
-        """Whether it reads all of the text."""
+        """Whether the pass reads the text's last token, and so drafts the next."""
         return self.cached + len(self.part) == self.length
 
 
 def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
-    """Load the drafter of an edge that has one, with a slot for each session.
+    """Load the edge's drafter, with a slot for each session.
 
     Raises `ArtifactError` if the folder holds no artifact, and `PairMismatchError` if the drafter
     has another vocabulary than the target.
@@ -172,10 +165,11 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
 
 
 class Beside(threading.Thread):
-    """Drafts for the sessions of an edge until it is closed. Owns the decoder.
+    """Thread that drafts for the edge's sessions until it is closed. Owns the decoder.
 
-    price: of a draft, as it is now. ends: the target's end tokens. news: guards all trails, and
-    tells of what they need; lessons: whether drafts were greedy, and how they did.
+    draft_cost: returns the present cost of a draft, in tokens. ends: the target's end tokens.
+    changed: condition that guards all trails; notified when one may want a draft. comparisons:
+    (greedy, comparison) of drafts with committed tokens, not yet learned from.
     """
 
     def __init__(
@@ -191,15 +185,14 @@ class Beside(threading.Thread):
         self._projection = (
             None if head_tokens is None else Projection(head_tokens, decoder.vocab_size)
         )
-        self.pass_times = pass_times(decoder, _WIDTHS)  # seconds by tokens, while the target rests
+        # seconds by tokens, while the target is idle
+        self.pass_times = pass_times(decoder, _WIDTHS)
         self.ends = frozenset(ends)
         self._metrics = metrics or EdgeMetrics()
         self.changed = threading.Condition()
         self.comparisons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_MOST_COMPARISONS)
-        self._estimators = {
-            True: AcceptanceEstimator(),
-            False: AcceptanceEstimator(),
-        }  # of the pair, by whether drafts are greedy
+        # acceptance estimators, by whether drafts are greedy
+        self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # by slot
         self._slots = [_Slot(np.empty(decoder.context, np.uint32)) for _ in range(decoder.slots)]
         self._closing = False
@@ -213,9 +206,9 @@ class Beside(threading.Thread):
         sampling_params: SamplingParams,
         logits_processor: LogitsProcessor | None = None,
     ) -> Trail:
-        """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves.
+        """Start drafting after the committed tokens u32 [n]; replaces the slot's last trail.
 
-        shaper: of the drafter's logits; the drafter's thread alone uses it.
+        logits_processor: for the drafter's logits; only the drafter's thread uses it.
         """
         trail = Trail(self, session, slot, committed, sampling_params, logits_processor)
         with self.changed:
@@ -224,7 +217,7 @@ class Beside(threading.Thread):
         return trail
 
     def close(self) -> None:
-        """End the thread; waits for its pass."""
+        """End the thread; waits for its present pass."""
         with self.changed:
             self._closing = True
             self.changed.notify()
@@ -232,26 +225,28 @@ class Beside(threading.Thread):
             self.join()
 
     def run(self) -> None:
-        """Make passes while there is something to draft, until closed."""
+        """Make passes until closed; waits while no trail wants one."""
         while not self._closing:
             try:
                 tasks = self._wait_for_tasks()
             except Exception:
-                _log.exception("the drafter cannot tell what to draft; all sessions go on without")
+                _log.exception(
+                    "the edge drafter failed to choose a pass; sessions go on without it"
+                )
                 with self.changed:
                     self._trails.clear()
                 continue
             if tasks:
                 self._run_pass(tasks)
-            del tasks  # a trail that ended meanwhile is gone now
+            del tasks  # else an ended trail would live on
 
     def _run_pass(self, tasks: Sequence[_Task]) -> None:
-        """Make a pass; if it fails, nothing is drafted for its sessions any more."""
+        """Make a pass; if it fails, drafting ends for its sessions."""
         started_s = time.monotonic()
         try:
             self._forward(tasks)
         except Exception:
-            _log.exception("a pass of the drafter failed; its sessions go on without")
+            _log.exception("a pass of the edge drafter failed; its sessions go on without it")
             with self.changed:
                 for task in tasks:
                     if self._trails.get(task.trail.slot) is task.trail:
@@ -260,11 +255,11 @@ class Beside(threading.Thread):
         self._metrics.drafter_s += time.monotonic() - started_s
 
     def _wait_for_tasks(self) -> list[_Task]:
-        """Wait for the tasks of the next pass; none once it is closing."""
+        """Wait for the tasks of the next pass; an empty list means closing."""
         with self.changed:
             while not self._closing:
                 self._update_estimators()
-                # without trails nothing is asked, so that what fails cannot fail for ever
+                # skipped without trails, so that an error cannot repeat forever
                 if self._trails and (tasks := self._next_tasks()):
                     return tasks
                 self.changed.wait()
@@ -279,9 +274,9 @@ class Beside(threading.Thread):
                     self._estimators[greedy].update(margin, at < comparison.agreed)
 
     def _next_tasks(self) -> list[_Task]:
-        """Choose the trails of the next pass: that which waits longest, and those beside it.
+        """Choose the tasks of the next pass: the trail that waited longest, and others that fit.
 
-        The serving thread waits meanwhile: no text is looked through but at its trail's first time.
+        The serving thread waits for this lock, so a text is compared with its slot only once.
         """
         draft_cost = self._draft_cost()
         if draft_cost >= _FULL_EDGE_COST:
@@ -299,13 +294,13 @@ class Beside(threading.Thread):
         return tasks
 
     def _wants_pass(self, trail: Trail, draft_cost: float) -> bool:
-        """Whether a further draft is worth a pass, and has room."""
+        """Whether a trail has room for another draft that is worth its cost."""
         draft_ahead = trail.draft_ahead
         if len(draft_ahead.text) > self._decoder.context:
             return False
         if not trail.requested_end:
             return self._cached_length(trail) < len(draft_ahead.text) - 1  # to read the prompt
-        # the target makes the last token itself, if all before it come true
+        # the target samples the last requested token itself
         if len(draft_ahead) >= min(_MOST, trail.requested_end - draft_ahead.committed - 1):
             return False
         if not len(draft_ahead):
@@ -316,9 +311,9 @@ class Beside(threading.Thread):
         )
 
     def _cached_length(self, trail: Trail) -> int:
-        """Count the tokens of a trail that its slot holds."""
+        """Count the tokens of a trail that its slot has cached."""
         if trail.cached is None:
-            # all but the last: what reads that drafts
+            # the last token is left out: reading it makes a draft
             trail.cached = self._slots[trail.slot].common_length(
                 trail.session, trail.draft_ahead.text.ids[:-1]
             )
@@ -331,7 +326,7 @@ class Beside(threading.Thread):
         return _Task(trail, cached, text.ids[cached:end].copy(), len(text), text.hash)
 
     def _forward(self, tasks: Sequence[_Task]) -> None:
-        """Read the parts, and draft behind texts that have been read wholly."""
+        """Run the tasks as one pass, and draft for texts that it completes."""
         for task in tasks:
             slot = self._slots[task.trail.slot]
             self._decoder.rollback(task.trail.slot, task.cached)
@@ -358,12 +353,12 @@ class Beside(threading.Thread):
                 )
 
     def _process_logits(self, trail: Trail, logits: Floats, text: Ids) -> bool:
-        """Shape a trail's row; returns whether there is something to draft."""
+        """Process a trail's logits; returns False if its grammar ends drafting."""
         if trail.logits_processor is None:
             return True
         try:
             trail.logits_processor.process(logits, text, [()])
-        except GrammarError as error:  # the request's own affair: no more drafts for it
+        except GrammarError as error:  # the request's grammar: no more drafts for it
             _log.debug("a trail ends: %s", error)
             with self.changed:
                 if self._trails.get(trail.slot) is trail:
@@ -372,7 +367,7 @@ class Beside(threading.Thread):
         return True
 
     def _extend(self, task: _Task, token: int, margin: float) -> None:
-        """Add a draft to a trail, unless the text has taken another way meanwhile."""
+        """Add a draft to a trail, unless its text changed since the task was made."""
         draft_ahead = task.trail.draft_ahead
         with self.changed:
             if draft_ahead.text.hash == task.hash:

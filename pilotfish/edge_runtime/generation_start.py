@@ -1,10 +1,10 @@
-"""Start generations: check what a device asks for, and compile its grammar elsewhere.
+"""Start generations: check a device's `Begin`, and have its grammar compiled in another thread.
 
-In:  a `Begin`, and whatever comes for its generation before its grammar is compiled. Out: a session
-     whose generation has begun, and its prompt's job; or a typed refusal.
+In:  a `Begin`, and the requests that arrive for its generation before its grammar is compiled.
+Out: a session with a running generation, and its prompt's job; or a typed refusal.
 
-All that is cheap to check is checked first. A generation with a grammar then waits for the
-`GrammarCompiler`, and so do the requests for it; the session's last generation goes on until then.
+Cheap checks come first. A generation with a grammar then waits for the `GrammarCompiler`, and its
+requests wait with it; until then the session's previous generation continues.
 """
 
 import logging
@@ -38,7 +38,7 @@ from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol
 from pilotfish.wire.protocols.protocol import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
-_MOST_HINTS = 8  # held for one grammar; beside them a device sends one window or pull
+_MOST_HINTS = 8  # hints that wait with a grammar, besides one window or pull
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -50,8 +50,8 @@ Refuse = Callable[[Envelope, m.Request, PilotfishError], None]
 class GenerationStarter:
     """Starts generations in sessions. Used by the serving loop.
 
-    serve, refuse: do so with a request that has waited; charge: a client for time of this thread.
-    vocab_size: of the target.
+    serve, refuse: functions that serve or refuse a request that has waited. charge: function that
+    charges a client for time of this thread. vocab_size: the target's.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GenerationStarter:
         check_frame_count(envelope.frames, 1 + constrained)
         frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
-        if length >= self._limits.context:  # before so many ids are decoded
+        if length >= self._limits.context:  # checked before the ids are decoded
             raise PromptTooLongError(
                 f"The prompt has {length} tokens; this edge takes at most "
                 f"{self._limits.context - 1}."
@@ -102,7 +102,7 @@ class GenerationStarter:
             protocol.check(sampling_params.sampling)
             protocol = self._resources.configure(protocol, begin)
         if length == 0:
-            raise MalformedError("A generation needs at least one token to go on from.")
+            raise MalformedError("A generation needs at least one token to start from.")
         if begin.prompt_logprobs is not None:
             self._logits_processors.expect_model_logits()
             expect_sendable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
@@ -128,9 +128,9 @@ class GenerationStarter:
             raise
 
     def queue_request(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
-        """Keep a request until its generation begins; returns whether it is kept.
+        """Queue a request until its generation begins; returns False if none waits.
 
-        A later window or pull takes the place of the first: it is the same one, sent again.
+        A later window or pull replaces the first, since it is the same one sent again.
         """
         if not isinstance(request, m.Window | m.States | m.Pull | m.Hint):
             return False
@@ -155,7 +155,7 @@ class GenerationStarter:
         return True
 
     def cancel(self, session: SessionState, error: PilotfishError | None = None) -> None:
-        """Give up a generation that waits for its grammar; refuse what waits, if with an error."""
+        """Cancel a generation that waits for its grammar; with an error, refuse its requests."""
         queued, session.queued = session.queued, None
         if queued is not None:
             self._compiler.cancel(queued.compilation)
@@ -163,20 +163,20 @@ class GenerationStarter:
                 self._refuse_all(queued, error)
 
     def cancel_ended(self, session: SessionState) -> None:
-        """Refuse what waits for a grammar in a session that ends by another's doing."""
+        """Refuse the requests that wait for a grammar in a session that the edge ends."""
         self.cancel(session, UnknownSessionError("The edge has dropped this session."))
 
     def give_up(self, session: SessionState) -> None:
-        """Forget a generation that waits, and the session if it was opened for that."""
+        """Cancel a waiting generation, and close the session if it was opened for it."""
         self.cancel(session)
         if session.generation < 0:
             self._sessions.close(session)
 
     def _on_compiled(self, session: SessionState, compilation: Compilation) -> None:
-        """Go on with a generation whose grammar has been compiled, or refuse it."""
+        """Start a generation whose grammar has been compiled, or refuse it."""
         queued = session.queued
         if queued is None or queued.compilation is not compilation:
-            return  # given up meanwhile
+            return  # cancelled in the meantime
         begun_s, error = time.thread_time(), compilation.error
         session.queued = None
         if error is None:
@@ -192,7 +192,7 @@ class GenerationStarter:
     def _start_queued(
         self, session: SessionState, queued: QueuedGeneration
     ) -> PilotfishError | None:
-        """Start a generation that has waited; returns what is wrong with it."""
+        """Start a generation that has waited; returns an error, or None."""
         begin, constraints = queued.begin, queued.compilation.constraints
         try:
             self._expect_prefix(begin, session.committed)
@@ -217,7 +217,7 @@ class GenerationStarter:
         protocol: SpeculationProtocol[Any] | None,
         constraints: Sequence[GrammarConstraint] = (),
     ) -> None:
-        """Begin a generation in its session. constraints: for the target, and for the drafter."""
+        """Start a generation in its session. constraints: the target's, then the edge drafter's."""
         logits_processor = self._logits_processors.create(
             begin, sampling_params, constraints[0] if constraints else None
         )
@@ -225,11 +225,9 @@ class GenerationStarter:
         committed = session.committed
         committed.truncate(begin.keep)
         committed.extend(new)
-        session.generation, session.sampling_params, session.protocol = (
-            begin.generation,
-            sampling_params,
-            protocol,
-        )
+        session.generation = begin.generation
+        session.sampling_params = sampling_params
+        session.protocol = protocol
         session.logits_processor = logits_processor
         session.verify_cpu_s = constraints[0].cpu_s if constraints else 0.0
         session.logprobs = (
@@ -256,7 +254,7 @@ class GenerationStarter:
             self._generations.queue_prefill(session)
 
     def _uses_edge_drafter(self, protocol: SpeculationProtocol[Any] | None) -> bool:
-        """Whether the drafter beside the target may follow such a generation."""
+        """Whether the edge drafter may draft for a generation of this protocol."""
         return self._edge_drafter is not None and protocol is not None and protocol.streams
 
     def _trail_factory(
@@ -267,9 +265,8 @@ class GenerationStarter:
         constraint: GrammarConstraint | None,
     ) -> Callable[[], Trail]:
         assert self._edge_drafter is not None
-        logits_processor = self._logits_processors.create(
-            begin, sampling_params, constraint
-        )  # of its own thread
+        # a second one: the drafter's thread uses it
+        logits_processor = self._logits_processors.create(begin, sampling_params, constraint)
         ids = session.committed.ids
         return partial(
             self._edge_drafter.follow,

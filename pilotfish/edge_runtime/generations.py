@@ -1,7 +1,7 @@
-"""Turn the sessions' requests into jobs, and finished jobs into replies.
+"""Turn the sessions' requests into target jobs, and finished jobs into replies.
 
 Jobs read prompts, verify windows and generate streams. A finished job updates its session, and the
-device gets its reply.
+device gets a reply.
 """
 
 import time
@@ -39,12 +39,12 @@ from pilotfish.wire.protocols.protocol import Ids
 
 # Rows of each pass that scores a prompt. Wider than `NARROW`, so that it counts as a prompt's.
 _SCORED_ROWS = 48
-Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # whether it was taken
+Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # returns whether it was sent
 Submit = Callable[[Job], None]
 
 
 class Generations:
-    """The sessions' work at the target. ends: the target's end tokens; context: its limit."""
+    """The sessions' work at the target. ends: the target's end tokens. context: its positions."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Generations:
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, verify=None))
 
     def queue_prompt_scoring(self, session: SessionState, prompt: PromptLogprobs) -> None:
-        """Queue the prompt but its last token, to tell how likely each next one was.
+        """Queue the prompt without its last token, to compute each next token's log-probability.
 
-        Of what was told before a pass failed, nothing.
+        Parts that were computed before a pass failed are skipped.
         """
         tokens = prompt.ids[:-1]
         for begin in range(0, len(tokens), _SCORED_ROWS):
@@ -115,7 +115,7 @@ class Generations:
         self._queue(session, job)
 
     def queue_stream_token(self, session: SessionState) -> None:
-        """Queue the stream's next token, if more are wanted; hints come to it at its pass."""
+        """Queue the stream's next token, if more are requested; its pass attaches the hints."""
         stream, sampling_params, length = (
             session.stream,
             session.sampling_params,
@@ -140,7 +140,7 @@ class Generations:
         self._queue(session, job)
 
     def _requeue_prompt_scoring(self, session: SessionState) -> None:
-        """Queue what of the prompt a failed pass has left untold."""
+        """Queue the parts of the prompt that a failed pass left without log-probabilities."""
         prompt = session.prompt_logprobs
         if prompt is not None and not session.jobs and prompt.start == len(session.committed):
             self.queue_prompt_scoring(session, prompt)
@@ -155,9 +155,9 @@ class Generations:
         accepted: int = 0,
         logprobs: m.Buffer | None = None,
     ) -> int:
-        """Send tokens of a stream, from position ``start`` on; returns the bytes of their frames.
+        """Send a stream's tokens from position ``start`` on; returns the bytes of their frames.
 
-        taken: the drafts of their pass. logprobs: their frame, if they were asked for.
+        attached: the drafts of their pass. logprobs: the frame of log-probabilities, if requested.
         """
         assert session.stream is not None
         tokens = m.Tokens(
@@ -184,8 +184,8 @@ class Generations:
     ) -> int:
         """Send a reply, with the prompt's log-probabilities if they are due; returns the bytes.
 
-        They go with the first reply, once: again only over another connection, or if they were not
-        taken. What was sent over the same one is on its way.
+        They go with the first reply, once. They are sent again only over a new connection, or if
+        sending failed; what was sent over the same connection will arrive.
         """
         prompt_logprobs = session.prompt_logprobs
         if (
@@ -201,7 +201,7 @@ class Generations:
         return sum(map(len, frames))
 
     def stop(self, session: SessionState) -> None:
-        """Cancel the session's jobs; keeps the committed tokens."""
+        """Cancel the session's jobs, but keep its committed tokens."""
         session.cancel_jobs()
         session.stream = None
         if session.hints is not None:
@@ -235,7 +235,7 @@ class Generations:
         self._submit(job)
 
     def _request_states(self, session: SessionState, job: Job, states_needed: StatesNeeded) -> None:
-        """Ask the device for the hidden states needed to decide on its window."""
+        """Request the hidden states that the decision on a window needs."""
         window_state = session.window_state
         if window_state is None:
             return
@@ -251,7 +251,7 @@ class Generations:
     def verify_with_states(
         self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int
     ) -> None:
-        """Decide on a window by the states that the device sent, without another pass."""
+        """Decide on a window with the device's states, without another pass."""
         window_state, protocol = session.window_state, session.protocol
         assert window_state is not None
         assert window_state.states_needed is not None
@@ -281,7 +281,7 @@ class Generations:
         frames = [*decision.frames]
         if session.logprobs is not None:
             frames.append(session.logprobs.commit())
-        # first of all: the device waits for it
+        # sent first, since the device waits for it
         self.send_with_prompt_logprobs(session, window_state.client, verdict, frames)
         draft = window_state.draft
         window_state.set_verdict(verdict, frames)
@@ -307,9 +307,9 @@ class Generations:
         self, session: SessionState, stream: Stream, job: Job, decision: Decision
     ) -> None:
         start, token = len(session.committed), decision.token
-        assert token is not None  # a stream's rule always samples one
+        assert token is not None  # `_verify_stream` always samples one
         drafts = job.tokens[start : start + decision.accepted].tolist()
-        # less may be asked for than when the pass began; its first token is committed nevertheless
+        # fewer may be requested than when the pass began; the first token is committed anyway
         ids = _cut_at_end(self._ends, [*drafts, token])[: max(1, stream.remaining)]
         session.committed.extend(ids)
         session.ended = ids[-1] in self._ends
@@ -328,12 +328,12 @@ class Generations:
         self.queue_stream_token(session)
 
     def _fail(self, session: SessionState, error: Exception) -> None:
-        """Send the error of a failed pass; the device may send the same round again."""
+        """Send the error of a failed pass; the device may then repeat the round."""
         if not (isinstance(error, PilotfishError) and is_client_error(error)):
             error = InternalError("The target failed at this round; see the edge's log.")
         waiting = session.window_state or session.stream
         start = len(session.committed)
-        self.stop(session)  # its other jobs too: the same round comes again
+        self.stop(session)  # other jobs too, since the device repeats the round
         if waiting is not None:
             failure = m.Failure(
                 code=error.code,
@@ -346,7 +346,7 @@ class Generations:
 
 
 class _StreamHints:
-    """The hints of a stream's next pass."""
+    """Proposes and attaches the hints of a stream's next pass."""
 
     def __init__(
         self,
@@ -413,8 +413,8 @@ def _verify_window(
 def _expect_no_dead_end(
     draft: Draft, decision: Decision | StatesNeeded, dead: Sequence[int]
 ) -> None:
-    """Raise `BadGrammarError` if the decision goes by a row that nothing may follow."""
-    # a decision head decides later, and may let any of them pass
+    """Raise `BadGrammarError` if the decision uses a row after which the grammar allows nothing."""
+    # a decision head decides later, and may accept any of them
     on_path = {0, *draft.path(decision.accepted)} if isinstance(decision, Decision) else {*dead}
     if on_path.intersection(dead):
         raise BadGrammarError(DEAD_END)
@@ -458,7 +458,7 @@ def _verify_stream(
 
 
 def _cut_at_end(ends: Collection[int], ids: list[int]) -> list[int]:
-    """Cut the ids behind the first end token."""
+    """Cut the ids after the first end token."""
     end = next((at for at, id in enumerate(ids) if id in ends), len(ids))
     return ids[: end + 1]
 

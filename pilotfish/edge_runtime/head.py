@@ -6,7 +6,7 @@ Out: logits z = w2·ReLU(w1·u + b1) + b2 of the probability ρ = σ(z) to rejec
      u = [h_D ; h_T ; c], everything standardised as in training (wisv (23)-(25)); or, from a
      `HeadJudge`, which mismatches are rejected at a threshold (wisv (27)).
 
-A head is made for one pair of models and refused for another (`suits`, `serves`).
+A head is trained for one pair of models and refused for others (`check_target`, `supports`).
 """
 
 import logging
@@ -55,8 +55,8 @@ def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64
 class HeadJudge:
     """A head bound to one request's link and threshold.
 
-    width: d of the drafter's states; form: the format that they should be sent in. bound: the
-    threshold's logit. Thread-safe.
+    width: d of the drafter's states. form: wire format of these states. bound: the threshold's
+    logit. Thread-safe.
     """
 
     width: int
@@ -116,17 +116,18 @@ class DecisionHead:
         return path
 
     def check_target(self, target: Manifest) -> None:
-        """Raise `PairMismatchError` unless the head was made for this target's weights.
+        """Raise `PairMismatchError` unless the head was trained for this target's weights.
 
-        Another precision of them is accepted with a warning: states differ a little.
+        Another precision is accepted with a warning, since its states differ little.
         """
         expected = self.card.target
         if (expected.origin, expected.hidden) != (target.origin, target.dimensions.hidden):
             raise PairMismatchError(
-                f"The decision head {self.card.name} was made for the target {expected.model} (weights "
-                f"{expected.origin}, hidden states of {expected.hidden}), not for {target.model} (weights "
-                f"{target.origin}, hidden states of {target.dimensions.hidden}): give the edge a "
-                "head that was trained for its target, or none."
+                f"The decision head {self.card.name} was made for the target {expected.model} "
+                f"(weights {expected.origin}, hidden states of {expected.hidden}), not for "
+                f"{target.model} (weights {target.origin}, hidden states of "
+                f"{target.dimensions.hidden}): give the edge a head that was trained for its "
+                "target, or none."
             )
         if expected.precision != target.precision and not self._warned:
             self._warned = True
@@ -136,7 +137,7 @@ class DecisionHead:
             )  # fmt: skip
 
     def supports(self, drafter_origin: str, hidden_size: int) -> bool:
-        """Whether the head was made for a drafter of these weights and this hidden size."""
+        """Whether the head was trained for a drafter of these weights and this hidden size."""
         expected = self.card.drafter
         return (expected.origin, expected.hidden) == (drafter_origin, hidden_size)
 
@@ -216,7 +217,7 @@ class DecisionHead:
             logits: NDArray[np.float32] = (
                 np.multiply(np.maximum(inner, 0.0), self._w2).sum(axis=1) + self._b2
             )
-        # ReLU would turn −∞, an overflow, into 0
+        # ReLU would turn an overflow, −∞, into 0
         logits[~np.isfinite(inner).all(axis=1)] = np.nan
         return logits
 

@@ -24,8 +24,8 @@ from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 
 FORMAT: Final = 1
-CARD_BYTES = 1 << 16  # the most of a card, and of its weights
-WEIGHTS_BYTES = 4_000_000
+CARD_BYTES = 1 << 16  # largest card
+WEIGHTS_BYTES = 4_000_000  # largest file of weights
 HIDDEN_WIDTH = 1024  # the largest h
 BUCKETS = 1 << 16
 
@@ -40,7 +40,7 @@ Value = Annotated[str, msgspec.Meta(max_length=256)] | float | bool | int | None
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of the pair; origin and precision as in its `Manifest`; hidden: d of its states."""
+    """A model of the pair. origin, precision: as in its `Manifest`. hidden: d of its states."""
 
     model: Text
     origin: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
@@ -49,7 +49,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Mean and deviation of the link's features in training, and the bound of c in deviations."""
+    """Mean and deviation of the link's features in training. clip: bound of c, in deviations."""
 
     names: tuple[Text, Text, Text, Text] = FEATURES
     mean: PerFeature
@@ -63,10 +63,10 @@ class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A threshold's effect on questions kept out of training; None: not measured.
+    """A threshold's effect on held-out questions; None: not measured.
 
-    forgiven: the share of mismatches; logit: the threshold's, None at 0 and 1. accuracy: the share
-    of correct answers; accepted_length: wisv's AAL, tokens a round.
+    logit: the threshold's, None at 0 and 1. forgiven: share of mismatches. accuracy: share of
+    correct answers. accepted_length: wisv's AAL, tokens a round.
     """
 
     threshold: Share
@@ -77,7 +77,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a head was trained; auc: on questions kept out; options: all other settings."""
+    """How a head was trained. auc: on held-out questions. options: all other settings."""
 
     questions: Count
     examples: Count
@@ -88,12 +88,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """NAME.json.
+    """Contents of NAME.json.
 
-    features: "states", h_D and h_T, or "tokens", the draft token and the target's as hashed
-    one-hots, for comparison. link: None for a head that does not read c. hidden: the format of the
-    drafter's states that it was trained with. threshold: the recommended one, of ρ (wisv (27)).
-    sha256: of NAME.safetensors; empty until `DecisionHead.save` fills it in.
+    features: "states" (h_D and h_T) or, for comparison, "tokens" (the draft token and the target's,
+    as hashed one-hots). link: None for a head that does not read c. hidden: format of the drafter's
+    states in training. threshold: recommended bound of ρ (wisv (27)). sha256: digest of
+    NAME.safetensors; empty until `DecisionHead.save` sets it.
     """
 
     format: Literal[1] = FORMAT
@@ -115,7 +115,7 @@ class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_head(path: Path) -> tuple[HeadCard, Tensors]:
-    """Read and check the card at ``path``, which ends in .json, and the tensors beside it.
+    """Read and check the card at ``path``, NAME.json, and the tensors in NAME.safetensors.
 
     Raises:
         HeadError: for a file that is missing, too large, damaged, or of a newer version.
@@ -163,12 +163,12 @@ def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, He
 
 
 def validate_card(card: HeadCard) -> HeadCard:
-    """Return the card as `read_head` would; `HeadError` for values out of bounds."""
+    """Return the card as `read_head` would; `HeadError` if a value is out of bounds."""
     return _decode_card(msgspec.json.encode(card), f"The card of the head {card.name}")
 
 
 def check_tensors(card: HeadCard, tensors: Tensors) -> None:
-    """Raise `HeadError` if name, shape, type or values of the tensors do not fit the card."""
+    """Raise `HeadError` if names, shapes, types or values of the tensors do not fit the card."""
     expected = {"w1", "b1", "w2", "b2"} | ({"mean", "std"} if card.features == "states" else set())
     if tensors.keys() != expected:
         raise _weights_error(
@@ -205,14 +205,15 @@ def _decode_card(data: bytes, subject: str) -> HeadCard:
         file_format = msgspec.json.decode(data, type=FormatNumber).format
         if file_format != FORMAT:
             raise HeadError(
-                f"{subject} has format {file_format}, and this version reads {FORMAT}: train the head "
-                "again, or install the version that made it."
+                f"{subject} has format {file_format}, and this version reads {FORMAT}: train the "
+                "head again, or install the version that made it."
             )
         card = msgspec.json.decode(data, type=HeadCard)
     link = card.link
     if link is not None and link.names != FEATURES:
         raise HeadError(
-            f"{subject} is for other features of the link than {', '.join(FEATURES)}: train it again."
+            f"{subject} is for other features of the link than {', '.join(FEATURES)}: "
+            "train it again."
         )
     if link is not None and min(link.std) <= 0:
         raise HeadError(f"{subject} is not valid: a deviation in link.std is not positive.")
@@ -220,7 +221,7 @@ def _decode_card(data: bytes, subject: str) -> HeadCard:
 
 
 def read_bounded(path: Path, max_bytes: int, kind: type[PilotfishError] = HeadError) -> bytes:
-    """Read a file of at most ``most`` bytes; raises an error of this kind otherwise."""
+    """Read a file of at most ``max_bytes``; raises an error of class ``kind`` otherwise."""
     with reading_file(lambda problem: kind(f"{path} cannot be read: {problem}.")):
         try:
             return read_content(path, max_bytes)

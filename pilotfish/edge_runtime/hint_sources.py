@@ -1,15 +1,14 @@
-"""Hints of a generation under `ahead`: whose drafts ride on the session's next pass, and how many.
+"""Hint sources of a generation under `ahead`: they propose drafts for the session's next pass.
 
-In:  the hints of each source. Out: at a pass's take-off, drafts; at its end, what became of them.
+In:  the hints of each source. Out: when a pass starts, its drafts; when it ends, their outcome.
 
-A pass has drafts of one source: of that whose offer promises most tokens, times what its promises
-have been worth in this session. Repeats of the text are compared with what is committed whether
-they are taken or not, so that they are taken only where they have shown to pay.
+A pass takes the drafts of one source: the one with the highest expected tokens, that is the sum of
+its acceptances times its reliability in this session. Text repeats are compared with the committed
+tokens whether a pass took them or not, so they are used only where they have proved right.
 
-Law: no source costs the edge more than its purse, whatever it claims. A purse holds tokens: a draft
-takes its price out of it (`edge_runtime.draft_cost`), and an accepted one puts a token in. A source that
-is wrong all the time is thus soon not looked at, but for a hundredth of the tokens made since; by
-and by its promises are believed again.
+Law: no source costs the edge more than its budget, whatever acceptances it claims. A budget is in
+tokens: a draft is charged its cost (`edge_runtime.draft_cost`), an accepted draft earns one token.
+A bad source's budget grows by 0.01 token for each committed one, so it is retried now and then.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,59 +22,59 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import SpeculationProtocol
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
 
-_FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # tokens of a purse
-_ALLOWANCE = 0.01  # for each token that the session commits
-_FADE = 0.95  # a pass with drafts of the source
-_PRIOR_TOKENS = 3.0  # promised tokens that are taken as kept at first
-_MOST_RELIABILITY = 1.5  # the most that a promise counts for
-_FORGET = 0.01  # of what promises were worth, for each token that the session commits
-_MOST_REST = 4  # passes: the longest between two searches for repeats
-_FIRST_TOKENS_PER_PASS = 2.0  # tokens a pass that are expected at first
+_FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # tokens of a budget
+_ALLOWANCE = 0.01  # tokens that a budget earns with each committed token
+_FADE = 0.95  # weight of older passes, per pass
+_PRIOR_TOKENS = 3.0  # initial count of promised and of accepted tokens
+_MOST_RELIABILITY = 1.5
+_FORGET = 0.01  # return of both counts to their prior, per committed token
+_MOST_REST = 4  # most passes between two searches for repeats
+_FIRST_TOKENS_PER_PASS = 2.0
 
 
 class Proposal(NamedTuple):
-    """Drafts behind the committed tokens, and the odds of each, given those before it."""
+    """Drafts that follow the committed tokens, and each one's acceptance given those before it."""
 
     ids: Sequence[int]
     acceptance: Sequence[float]
 
 
 class HintSource(Protocol):
-    """Where hints come from: it follows the session's committed tokens."""
+    """Source of hints: proposes drafts, and is updated with the session's committed tokens."""
 
     def propose(self, limit: int) -> Proposal:
-        """Return at most so many drafts behind the committed tokens; none is an empty offer."""
+        """Return at most ``limit`` drafts that follow the committed tokens; may be empty."""
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Note what was committed."""
+        """Update the source with committed tokens."""
 
 
 class RequestedHints(HintSource, Protocol):
-    """A source that drafts only as far as the device has requested tokens."""
+    """Source that drafts only as far as the device has requested tokens."""
 
     def set_requested_end(self, last: int) -> None:
         """Draft tokens before position ``last`` only; 0 stops drafting."""
 
 
 class DeviceHints:
-    """What the device has sent. chain: where it is kept."""
+    """Hints that the device has sent, stored in ``chain``."""
 
     def __init__(self, chain: HintChain) -> None:
         self.chain = chain
 
     def propose(self, limit: int) -> Proposal:
-        """Return the first of the chain."""
+        """Return the chain's first drafts."""
         return Proposal(self.chain.ids[:limit], self.chain.acceptances[:limit])
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Drop from the chain what was committed."""
+        """Drop committed tokens from the chain."""
         self.chain.drop_committed(ids)
 
 
 class TextHints:
-    """What followed the last time that the text's last tokens stood in it: no model is needed.
+    """Prompt lookup: proposes what followed an earlier occurrence of the text's last tokens.
 
-    After searches that brought nothing it rests for a pass, then for two, at most for four.
+    After a search without success it rests for one pass, then for two, at most for four.
     """
 
     def __init__(self, committed: CommittedTokens) -> None:
@@ -86,7 +85,7 @@ class TextHints:
         self._missed = self._rest = 0
 
     def propose(self, limit: int) -> Proposal:
-        """Return what is expected to be repeated."""
+        """Return the tokens that may be repeated."""
         self._update_match()
         ids = self._expected[:limit]
         return Proposal(
@@ -98,7 +97,7 @@ class TextHints:
         return self._match.length if self._match is not None else 0
 
     def _update_match(self) -> None:
-        """Find the place in the text that may be repeated, unless it is found already."""
+        """Continue the present match, or search for another."""
         ids = self._committed.ids
         if self._match is not None and self._match.end == len(ids):
             return
@@ -112,14 +111,14 @@ class TextHints:
             self._expected = self._match.continuation(ids, MOST_DRAFTS).tolist()
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Learn by what was committed, whether these drafts were taken or not."""
+        """Compare the expected tokens with the committed ones, whether a pass took them or not."""
         agreed = 0
         for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
             self._estimator.update(self._match_length + at, expected == id)
             if expected != id:
                 break
             agreed += 1
-        # where nothing repeats, not every pass is worth a search
+        # searching before every pass would not pay in a text without repeats
         self._rest -= 1
         if agreed:
             self._missed = 0
@@ -131,7 +130,7 @@ class TextHints:
 
 @dataclass(slots=True)
 class SourceBudget:
-    """A source, and what its promises were worth in this session."""
+    """A source's budget and reliability in this session."""
 
     source: HintSource
     name: str
@@ -141,23 +140,23 @@ class SourceBudget:
 
     @property
     def reliability(self) -> float:
-        """Tokens won for each that the odds promised."""
+        """Accepted tokens for each that the acceptances promised."""
         return min(_MOST_RELIABILITY, self._accepted / self._promised)
 
     def record_pass(self, drafted: int, accepted: int, promised: float, cost: float) -> None:
-        """Settle a pass with drafts of this source."""
+        """Record a pass with drafts of this source; cost is that of each draft."""
         self.balance = min(_MOST_BALANCE, self.balance + accepted - drafted * cost)
         self._accepted = _FADE * self._accepted + (1.0 - _FADE) * accepted
         self._promised = _FADE * self._promised + (1.0 - _FADE) * promised
 
     def record_tokens(self, tokens: int) -> None:
-        """Note that the session committed so many tokens."""
+        """Record the number of tokens that the session committed."""
         self.balance = min(_MOST_BALANCE, self.balance + _ALLOWANCE * tokens)
         self._accepted += _FORGET * tokens * (_PRIOR_TOKENS - self._accepted)
         self._promised += _FORGET * tokens * (_PRIOR_TOKENS - self._promised)
 
     def copy_from(self, previous: "SourceBudget") -> None:
-        """Go on as in the session's last generation."""
+        """Take over the source's statistics from the session's previous generation."""
         self.balance, self._accepted, self._promised = (
             previous.balance,
             previous._accepted,
@@ -166,7 +165,11 @@ class SourceBudget:
 
 
 class AttachedHints(NamedTuple):
-    """The drafts of a pass: whose, which, their odds along the path, and the price of each."""
+    """The drafts of a pass.
+
+    budget: their source's; None: no drafts. path_acceptance: of each draft together with all
+    before it. cost: of each draft, in tokens.
+    """
 
     budget: SourceBudget | None
     ids: Sequence[int]
@@ -179,30 +182,30 @@ NO_HINTS = AttachedHints(None, (), (), 0.0)
 
 @dataclass
 class HintSources:
-    """The sources of one generation, and what of theirs is under way."""
+    """The sources of one generation, and the drafts of its pass under way."""
 
     budgets: Sequence[SourceBudget]
-    chain: HintChain | None  # of the device's; None: it is to send none
+    chain: HintChain | None  # the device's hints; None: it sends none
     trail: RequestedHints | None = None  # the edge drafter's, which is among the budgets
-    tokens_per_pass: float = _FIRST_TOKENS_PER_PASS  # tokens a pass lately
+    tokens_per_pass: float = _FIRST_TOKENS_PER_PASS  # recent average
     attached: AttachedHints = NO_HINTS
-    _best: AttachedHints = NO_HINTS  # of the last offer
+    _best: AttachedHints = NO_HINTS  # the latest proposal
 
     def set_requested_end(self, last: int) -> None:
-        """Note that the tokens before this position are asked for; 0: none any more."""
+        """Draft tokens before position ``last`` only; 0 stops drafting."""
         if self.trail is not None:
             self.trail.set_requested_end(last)
 
     def add_device_hint(
         self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int
     ) -> bool:
-        """Take in a hint of the device, as `HintChain.add`."""
+        """Add a hint of the device, as `HintChain.add` does."""
         return self.chain is not None and self.chain.add(start, digest, frames, vocab_size)
 
     def propose(self, limit: int, cost: float) -> Sequence[float]:
-        """Choose what to offer the next pass, at most ``most`` drafts, each at this price.
+        """Choose the next pass's proposal: at most ``limit`` drafts at ``cost`` tokens each.
 
-        Returns the odds of each, along the path.
+        Returns the path acceptance of each draft.
         """
         self.attached = NO_HINTS
         limit = min(limit, MOST_DRAFTS)
@@ -212,7 +215,7 @@ class HintSources:
         return self._best.path_acceptance
 
     def attach(self, count: int) -> Sequence[int]:
-        """Take the first ``count`` drafts of the last offer onto the pass; returns them."""
+        """Attach the first ``count`` drafts of the proposal to the pass; returns them."""
         best = self._best
         self.attached = best._replace(
             ids=best.ids[:count], path_acceptance=best.path_acceptance[:count]
@@ -220,7 +223,7 @@ class HintSources:
         return self.attached.ids
 
     def record_pass(self, ids: Sequence[int], accepted: int) -> AttachedHints:
-        """Note what the pass committed, and how many of its drafts; returns what it had taken."""
+        """Record a pass's committed tokens and accepted drafts; returns its attached hints."""
         attached, self.attached = self.attached, NO_HINTS
         self.tokens_per_pass = _FADE * self.tokens_per_pass + (1.0 - _FADE) * len(ids)
         if attached.budget is not None:
@@ -234,7 +237,7 @@ class HintSources:
 
 
 def _gain(attached: AttachedHints) -> float:
-    """Return the tokens that drafts are expected to win, less their price."""
+    """Return the tokens that drafts are expected to gain, minus their cost."""
     if attached.budget is None:
         return 0.0
     return (
@@ -244,7 +247,7 @@ def _gain(attached: AttachedHints) -> float:
 
 
 def _propose(budget: SourceBudget, limit: int, cost: float) -> AttachedHints:
-    """Return the drafts of a source that are worth their price, and that its purse can pay."""
+    """Return the drafts of a source that are worth their cost and within its budget."""
     if cost > 0.0:
         limit = int(min(limit, budget.balance / cost))
     if limit <= 0:
@@ -266,10 +269,10 @@ def create_hint_sources(
     make_trail: Callable[[], RequestedHints] | None = None,
     previous: HintSources | None = None,
 ) -> HintSources | None:
-    """Return the sources of a generation; None if it takes no hints.
+    """Create the sources of a generation; None if it takes no hints.
 
-    window: the most hints of a device that are kept. follow: has the edge's own drafter follow
-    it. before: of the session's last generation: what a source has shown there still counts.
+    window: most hints of a device that are stored. make_trail: starts the edge drafter. previous:
+    sources of the session's previous generation, whose statistics are taken over.
     """
     if not isinstance(protocol, Ahead):
         return None

@@ -1,4 +1,4 @@
-"""The edge's loop. `EdgeLoop.step` is the edge's half of a round."""
+"""The edge's main loop. `EdgeLoop.step` is the edge's half of a round."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ _MOST_NAMES: Final = 10  # devices in one log entry
 
 
 class EdgeLoop(ServingLoop):
-    """Messages in, target passes, verdicts out, until a signal ends it."""
+    """Receives messages, makes target passes and sends verdicts until a signal ends it."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class EdgeLoop(ServingLoop):
         self._receiver.start()
         self._watch(target.sources)
         self._device_log = DeviceLog()
-        self._leave_s: float | None = None  # when a drain ends; None: no signal asked for an end
+        self._leave_s: float | None = None  # when a drain ends; None: not draining
 
     def step(self) -> None:
-        """Take in messages, batch their jobs, make one target pass, rule on each job, answer.
+        """Receive messages, batch their jobs, make one target pass, verify each job, and reply.
 
-        A target in this process computes in `start`; others have finished what came back by now.
+        A local target computes in `start`; for others this collects the passes that have finished.
         """
         self._take_in(self._wait_s())
         batch = self._scheduler.next_batch(patient=True)
-        self._receiver.begin()  # takes in what arrives meanwhile
+        self._receiver.begin()  # receives messages during the pass
         if batch is not None:
             self._target.start(batch.number, batch.spans)
         done = [
@@ -86,7 +86,7 @@ class EdgeLoop(ServingLoop):
 
     @property
     def status(self) -> str:
-        """What `systemctl status` shows."""
+        """The line that `systemctl status` shows."""
         devices, sessions = self._listener.connections.devices, len(self._handler.sessions)
         doing = "serving" if self._leave_s is None else "draining"
         problem = self._settings.problem
@@ -100,20 +100,20 @@ class EdgeLoop(ServingLoop):
 
     @property
     def _rotation_status(self) -> str:
-        """What the status line says of a rotation of the edge's key."""
+        """The status line's part about a rotation of the edge's key."""
         listener = self._listener
         if listener.gate is None or listener.rollover is None or not listener.rollover.overlaps:
             return ""
         devices = _count(len(listener.gate.clients_of_former_key), "device")
-        return f"; two keys are answered to, {devices} came by the former one"
+        return f"; two keys are accepted, {devices} came with the former one"
 
     @property
     def linger_s(self) -> float:
-        """How long the last replies have to leave: none, unless this was a drain."""
+        """Seconds to send the last replies after a drain; 0 if this was no drain."""
         return 0.0 if self._leave_s is None else min(1.0, self._settings.config.drain_s)
 
     def _wait_s(self) -> float:
-        """Seconds to wait for messages: none if there is a pass to make."""
+        """Return the seconds to wait for messages; 0 if a pass can be made."""
         waits = (self._idle_s, self._scheduler.wait_s(), self._target.due_s)
         return min(wait_s for wait_s in waits if wait_s is not None)
 
@@ -142,13 +142,13 @@ class EdgeLoop(ServingLoop):
     def _stop(self, number: int) -> int | None:
         if number in SIGNAL_EXIT_CODES:
             return SIGNAL_EXIT_CODES[number]
-        if self._leave_s is not None:  # asked twice
+        if self._leave_s is not None:  # second signal
             return 0
         self._drain()
         return None
 
     def _drain(self) -> None:
-        """Take nothing new, and leave when what is here has been answered."""
+        """Refuse new work, and end when all pending work has been answered."""
         self._leave_s = time.monotonic() + self._settings.config.drain_s
         self._listener.stop_accepting()
         self._handler.drain()

@@ -1,8 +1,8 @@
-"""The log-probabilities of a generation's tokens, and of its prompt, for a device that asked.
+"""Log-probabilities of a generation's tokens and of its prompt, for devices that request them.
 
-In:  of each pass the logits, of answers as they were shaped, and what was decided by them. Out: the
-     frames that go with the tokens. Those of a token that the device samples itself (`dssd`) go
-     with the next verdict, those of the prompt with the first tokens.
+In:  each pass's logits (after logits options, in answers) and its decision. Out: frames that are
+     sent with the tokens. The entry of a token that the device samples itself (`dssd`) is sent with
+     the next verdict, those of the prompt with the first tokens.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from pilotfish.wire.protocols.protocol import Ids
 
 
 class Logprobs:
-    """Of one generation. most: likeliest tokens of each entry; start: its first position."""
+    """Entries of one generation. most: likeliest tokens per entry. start: first position."""
 
     def __init__(self, most: int, start: int) -> None:
         self._most, self._start = most, start
         self._committed = bytearray()  # entries, from ``start`` on
-        self._latest = np.zeros(0, entry_type(most))  # of the last decision
-        self._sampled: Floats | None = None  # the row that a pending token is sampled by
-        # of each node, and of the likeliest token behind each row, until a window is decided on
+        self._latest = np.zeros(0, entry_type(most))  # entries of the last decision
+        self._sampled: Floats | None = None  # row that the device samples a pending token from
+        # until a late decision: entries of each node, and of each row's likeliest token
         self._nodes = self._best = self._latest
 
     def record(self, draft: Draft, logits: Floats, decision: Decision | StatesNeeded) -> None:
-        """Take in the logits [n + 1, V] of a window, and what came of it."""
+        """Record a window's logits [n + 1, V] and decision."""
         ids = draft.ids.tolist()
         pending = np.zeros(0, entry_type(self._most))
         if self._sampled is not None and len(draft.pending):
@@ -50,29 +50,29 @@ class Logprobs:
         self._latest = np.concatenate([pending, latest])
 
     def record_decision(self, decision: Decision) -> None:
-        """Take in the late decision on a window, a chain."""
+        """Record the late decision on a window, which is a chain."""
         accepted = decision.accepted
         self._latest = np.concatenate([self._nodes[:accepted], self._best[accepted : accepted + 1]])
 
     def record_stream(self, drafts: Sequence[int], logits: Floats, decision: Decision) -> None:
-        """Take in a pass of a stream: logits [n + 1, V] behind the drafts."""
+        """Record a stream's pass: logits [n + 1, V] of its drafts and the next token."""
         self.record(Draft(np.array(drafts, np.uint32)), logits, decision)
 
     def commit(self, count: int | None = None) -> Buffer:
-        """Keep the last decision's, the first ``count`` if not all; returns their frame."""
+        """Commit the last decision's first ``count`` entries, or all; returns their frame."""
         frame = self._latest[:count].tobytes()
-        self._committed += frame  # which grows in place
+        self._committed += frame  # grows in place
         return frame
 
     def frame_of(self, start: int, count: int) -> Buffer:
-        """Return the frame of committed tokens once more, from this position on."""
+        """Return the frame of ``count`` committed tokens from a position on, for a retry."""
         size = entry_type(self._most).itemsize
         begin = (start - self._start) * size
         return bytes(memoryview(self._committed)[begin : begin + count * size])
 
 
 def expect_sendable(length: int, most: int, most_bytes: int) -> None:
-    """Raise `UnsupportedError` if those of so many tokens are too large for a message."""
+    """Raise `UnsupportedError` if the entries of ``length`` tokens exceed a message."""
     size = (length - 1) * entry_type(most).itemsize
     if size > most_bytes:
         raise UnsupportedError(
@@ -82,23 +82,23 @@ def expect_sendable(length: int, most: int, most_bytes: int) -> None:
 
 
 class PromptLogprobs:
-    """Of the tokens ``ids`` [n] that a generation begins with, but the first, unshaped.
+    """Entries of a prompt ``ids`` [n] without its first token, before logits options.
 
-    start: n; the reply that begins there tells them. Those that failed to be computed are unknown.
+    start: n; the reply that starts there carries them. Entries of failed passes stay unknown.
     """
 
     def __init__(self, ids: Ids, most: int) -> None:
         self.start = len(ids)
         self.sent_to = b""  # the connection that took their frame
         self.ids, self._most = ids.copy(), most
-        # of what no pass has told yet, pages that take no memory yet, either
+        # pages of entries that are not computed yet use no memory
         self._entries = np.zeros(len(ids) - 1, entry_type(most))
         self._computed = np.zeros(len(ids) - 1, np.bool_)
 
     def record(self, end: int, logits: Floats) -> None:
-        """Take in the logits [rows, V] of the tokens before ``end``, each of which tells the next.
+        """Record logits [rows, V] of the tokens before ``end``, each scoring the next token.
 
-        Of the last of them, too, so that end < n.
+        Requires end < n.
         """
         begin = end - len(logits)
         following = self.ids[begin + 1 : end + 1].tolist()
@@ -106,12 +106,12 @@ class PromptLogprobs:
         self._computed[begin:end] = True
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether passes have told all of the tokens before these positions."""
+        """Whether the entries that the tokens from ``begin`` to ``end`` score are computed."""
         return bool(self._computed[begin:end].all())
 
     @property
     def frame(self) -> Buffer:
-        """Their frame, which must not be changed: it is no copy."""
+        """The frame of all entries. It is a view and must not be changed."""
         if not self._computed.all():
             self._entries["own"][~self._computed] = np.nan  # as of `unknown` ones
             self._entries["values"][~self._computed] = -np.inf

@@ -1,9 +1,9 @@
-"""Give protocols the edge's own options and resources.
+"""Configure protocols with the edge's default options and its resources.
 
-In:  a protocol and the `Begin` of a generation. Out: the exchange of that generation.
+In:  a protocol and the `Begin` of a generation. Out: the protocol configured for that generation.
 
-A protocol names the resource that it ``needs``; `EdgeResources` finds it by name. There is one kind so
-far, the decision heads of `wisv`. Options that a request leaves open are the edge's.
+A protocol names the resource that it ``requires``; `EdgeResources` finds it by name. There is one
+kind so far, the decision heads of `wisv`. The edge's defaults fill options that a request omits.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from pilotfish.wire.protocols.decision_head import JudgedProtocol, JudgingOption
 
 
 class ResourceProvider(Protocol):
-    """One kind of resource that protocols need of an edge."""
+    """One kind of resource that protocols require."""
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
-        """Whether there is one for a drafter of this origin and hidden size."""
+        """Whether a resource fits a drafter of this origin and hidden size."""
 
     def find(self, conditions: DecisionConditions, options: Any) -> Any:
         """Find the resource for a generation; `UnsupportedError` if the edge lacks it."""
 
 
 class DecisionHeads:
-    """The decision heads for this edge's target, each made for one drafter."""
+    """The decision heads for this edge's target, each trained for one drafter."""
 
     def __init__(self, heads: Sequence[DecisionHead] = ()) -> None:
         self.heads = list(heads)
@@ -48,7 +48,7 @@ class DecisionHeads:
         return cls(heads)
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
-        """Whether a head was made for this drafter."""
+        """Whether a head was trained for this drafter."""
         return any(head.supports(drafter, hidden_size) for head in self.heads)
 
     def find(self, conditions: DecisionConditions, options: JudgingOptions) -> HeadJudge:
@@ -63,9 +63,9 @@ class DecisionHeads:
 
 
 class EdgeResources:
-    """An edge's decision heads, and its own options for those that requests leave open.
+    """An edge's decision heads, and its defaults for options that requests omit.
 
-    chained: why its target reads chains of tokens alone, as a predicate; None if it reads trees.
+    chained: why the target reads only chains of tokens, as a predicate; None if it reads trees.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class EdgeResources:
         threshold: float | None,
         relaxation: Path | None = None,
     ) -> "EdgeResources":
-        """Load them by the configuration; heads: see `DecisionHeads.load`; relaxation: its file.
+        """Load the configured heads (paths) and relaxation (file).
 
         Raises `RelaxationError` for an unreadable file, `PairMismatchError` if it was calibrated
         for another target.

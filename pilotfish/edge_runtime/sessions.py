@@ -1,11 +1,11 @@
 """The edge's sessions, and which of them end when there is no room.
 
-Law: when all places are taken, a new session displaces an idle one, or one of the owner with most
-sessions until the new one's owner has as many. So no owner can keep all others out, nor drive them
-out by beginning and ending sessions over and over: after `per_owner` sessions in ``idle_s`` that
-displaced a busy one and have ended, an owner displaces idle sessions only.
+Law: when all slots are taken, a new session displaces an idle one, or else a session of the owner
+with most sessions, until the new one's owner has as many. So no owner can keep all others out. Nor
+can it drive them out by opening and closing sessions repeatedly: once ``per_owner`` of its sessions
+that displaced a busy one have ended within ``idle_s``, it displaces idle sessions only.
 
-A session belongs to the key (or, without keys, the connection) that began it: to any other it does
+A session belongs to the key (or, without keys, the connection) that opened it; to others it does
 not exist. Used by the serving loop only.
 """
 
@@ -35,18 +35,18 @@ ReceivedRequest = tuple[Request, Envelope, int]
 
 @dataclass(slots=True)
 class WindowState:
-    """A window under way, or the last one answered (with ``verdict``)."""
+    """The window under way or, with a ``verdict``, the last one answered."""
 
     client: bytes
-    start: int  # position of the window's first token, behind a pending one
+    start: int  # position of the window's first token, after a pending one
     frames: Sequence[Buffer]  # as received; none after the answer
     draft: Draft  # without distributions after the answer
     received_ns: int
     verdict: Verdict | None = None
-    reply_frames: Sequence[Buffer] = ()  # the verdict's frames, or before it the inquiry's
+    reply_frames: Sequence[Buffer] = ()  # frames of the verdict, or of the states request before it
     states_request: StatesRequest | None = None  # sent to the device
-    states_needed: StatesNeeded | None = None  # the states that the edge needs to decide
-    _checksums: Sequence[tuple[int, int]] = ()  # of the frames, after the answer
+    states_needed: StatesNeeded | None = None  # states needed for the decision
+    _checksums: Sequence[tuple[int, int]] = ()  # checksums of the frames, after the answer
 
     @property
     def committed_before(self) -> int:
@@ -60,20 +60,20 @@ class WindowState:
         self.draft = Draft(self.draft.ids, pending=self.draft.pending)
 
     def matches(self, frames: Sequence[Buffer]) -> bool:
-        """Whether the window came with these frames: then this is a retry."""
+        """Whether a window with these frames is a retry of this one."""
         if self.verdict is not None:
             return _checksums(frames) == self._checksums
         return [*map(bytes, frames)] == [*map(bytes, self.frames)]
 
 
 def _checksums(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
-    """Return checksums to recognise frames; a forged retry would harm its sender only."""
+    """Return checksums to recognise frames; forging them would harm only the sender."""
     return [(len(frame), crc32(frame)) for frame in frames]
 
 
 @dataclass
 class Stream:
-    """A `stream` under way; with hints, if the session has some."""
+    """A `stream` under way. remaining: requested tokens that are still to come."""
 
     client: bytes
     remaining: int
@@ -118,20 +118,18 @@ class SessionState:
     committed: CommittedTokens = field(default_factory=CommittedTokens)
     generation: int = -1
     sampling_params: SamplingParams | None = None
-    logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
-    prompt_logprobs: PromptLogprobs | None = None  # likewise, of those that it began with
-    logits_processor: LogitsProcessor | None = (
-        None  # of its logits; None: they are sampled from as they are
-    )
+    logprobs: Logprobs | None = None  # log-probabilities of its tokens, if requested
+    prompt_logprobs: PromptLogprobs | None = None  # those of its prompt, if requested
+    logits_processor: LogitsProcessor | None = None  # None: logits are not changed
     protocol: SpeculationProtocol[Any] | None = None  # None: the generation is a `stream`
-    hints: HintSources | None = None  # of a generation under `ahead`
+    hints: HintSources | None = None  # only under `ahead`
     window_state: WindowState | None = None
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
-    ended: bool = False  # a stream of this generation has come to an end token
-    verify_cpu_s: float = 0.0  # of the processor, that its last rule took, or the next may take
-    queued: QueuedGeneration | None = None  # it waits for its grammar, and comes next
-    jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
+    ended: bool = False  # the generation's stream has reached an end token
+    verify_cpu_s: float = 0.0  # processor seconds of the last verification
+    queued: QueuedGeneration | None = None  # next generation, waiting for its grammar
+    jobs: list[Job] = field(default_factory=list)  # jobs in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -141,12 +139,12 @@ class SessionState:
 
     @property
     def busy(self) -> bool:
-        """Whether the session has jobs, or a window that is not decided on."""
+        """Whether the session has jobs, or an undecided window."""
         return self.is_waiting or self.undecided
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the session waits for a pass, or for a grammar: then it is not idle."""
+        """Whether the session waits for a pass or a grammar, and so is not idle."""
         return bool(self.jobs) or self.queued is not None
 
     def cancel_jobs(self) -> None:
@@ -187,14 +185,14 @@ class Sessions:
         return iter(list(self._by_id.values()))
 
     def get(self, session_id: bytes) -> SessionState | None:
-        """Return any owner's session after a pass for it, and note that it is not idle."""
+        """Return a session of any owner, and mark it as in use; None if unknown."""
         session = self._by_id.get(session_id)
         if session is not None:
             session.touched_s = self._clock()
         return session
 
     def find(self, session_id: bytes, owner: bytes) -> SessionState:
-        """Return the owner's session, or raise `UnknownSessionError`; it may stay idle."""
+        """Return the owner's session, or raise `UnknownSessionError`; keeps its idle time."""
         session = self._by_id.get(session_id)
         if session is None or session.owner != owner:
             raise UnknownSessionError(
@@ -203,14 +201,14 @@ class Sessions:
         return session
 
     def use(self, session_id: bytes, owner: bytes) -> SessionState:
-        """Return the owner's session, as `find`, and note that it is not idle."""
+        """Return the owner's session, as `find` does, and mark it as in use."""
         session = self.find(session_id, owner)
         session.touched_s = self._clock()
         return session
 
     def open(self, session_id: bytes, owner: bytes) -> SessionState:
         """Open a new, empty session; `TooManySessionsError` if there is no room."""
-        if session_id in self._by_id:  # of another owner: reveal nothing more
+        if session_id in self._by_id:  # another owner's: reveal nothing more
             raise UnknownSessionError("This session id cannot be used; choose another.")
         mine = [session for session in self._by_id.values() if session.owner == owner]
         costly = False
@@ -258,10 +256,10 @@ class Sessions:
         return [each for each in candidates if not each.is_waiting and each.touched_s <= before]
 
     def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
-        """Return the sessions that ``owner``, with ``mine`` of them, may displace.
+        """Return the sessions that ``owner``, which has ``mine`` sessions, may displace.
 
-        They are of the owners with most sessions, if these keep at least as many as ``owner`` then
-        has: so two owners that want everything end with half each, and stop displacing each other.
+        They belong to the owners with most sessions, if these keep at least as many as ``owner``
+        then has: two greedy owners end with half each and stop displacing each other.
         """
         before = self._clock() - self.idle_s
         while self._costly_ends and self._costly_ends[0][0] <= before:
@@ -273,7 +271,7 @@ class Sessions:
         return [each for each in self if held[each.owner] == most] if most > mine + 1 else []
 
     def _displace(self, candidates: list[SessionState], reason: str) -> None:
-        """End one of these sessions: one without jobs if there is one, and the idlest of those."""
+        """End one of these sessions, preferably one that is not busy, the idlest first."""
         if not candidates:
             raise TooManySessionsError(
                 f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."

@@ -1,9 +1,9 @@
 """Run steps on the slots of a model or a stage, on a node or as stage 1 on the edge.
 
 In:  the step's items, their tokens or states, and the parents of all trees.
-Out: outputs of the items; each is run in one pass, or in several if it brings a slot up to date.
+Out: outputs of the items. An item is run in one pass, or in several if its slot is far behind.
 
-The edge says where each item continues in its slot; contradictions raise `MalformedError`.
+Each item says where it continues in its slot; contradictions raise `MalformedError`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ States = NDArray[np.float32]
 
 
 class StepSlots:
-    """Converts the items of a step to passes of a decoder or a stage, and rolls slots back."""
+    """Converts a step's items to passes of a decoder or a stage, and rolls slots back."""
 
     def __init__(self, engine: Slots | LanguageModel) -> None:
         self._engine = engine
@@ -41,7 +41,7 @@ class StepSlots:
     def passes(
         self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
     ) -> list[list[Pass]]:
-        """Roll the slots back to the items' beginnings; returns the passes of each item.
+        """Roll the slots back to the items' starts; returns the passes of each item.
 
         tokens: i64 [Σ size]. Raises `MalformedError` for items and frames that contradict each
         other or what the slots hold, `TooLargeError` for more tokens than a slot has room for.
@@ -81,7 +81,7 @@ class StepSlots:
 
 
 class ModelSlots:
-    """Runs items on a decoder; ``breathe`` is called between the passes of a long one."""
+    """Runs items on a decoder. feed_watchdog: called between the passes of a long item."""
 
     def __init__(
         self, decoder: LanguageModel, feed_watchdog: Callable[[], None] = lambda: None
@@ -124,7 +124,7 @@ def _concatenate(pieces: Sequence[Output]) -> Output:
 
 
 class StageSlots:
-    """Runs items on a stage; ``breathe`` is called between the passes of a long one."""
+    """Runs items on a stage. feed_watchdog: called between the passes of a long item."""
 
     def __init__(self, stage: Stage, feed_watchdog: Callable[[], None] = lambda: None) -> None:
         self.stage = stage
@@ -174,21 +174,21 @@ def read_numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
 def check_items(
     items: Sequence[Item], total: int, trees: NDArray[np.int64], slots: int, context: int
 ) -> None:
-    """Raise unless the items have ``total`` tokens together, and a slot with room each.
+    """Raise unless the items have ``total`` tokens in all and fit their slots.
 
-    trees: the parents of all their trees.
+    trees: parents of all trees.
     """
     if sum(item.size for item in items) != total:
         raise MalformedError(f"The items of a step do not have the {total} tokens that came.")
     if sum(item.nodes for item in items) != len(trees) or (trees < -1).any():
-        raise MalformedError("A step has parents for other trees than it says.")
+        raise MalformedError("A step's parents do not belong to its trees.")
     if len({item.slot for item in items}) < len(items):
         raise MalformedError("A step has two items for one slot.")
     for item in items:
         if item.slot >= slots:
             raise MalformedError(f"There is no slot {item.slot}: this node has {slots}.")
         if item.rows > item.size or item.nodes > item.size:
-            raise MalformedError("An item of a step wants more than its tokens.")
+            raise MalformedError("An item of a step has more rows or nodes than tokens.")
         if (end := item.start + item.size) > context:
             raise TooLargeError(f"{end} tokens do not fit into the {context} of this node's slots.")
         try:

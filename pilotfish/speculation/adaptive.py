@@ -17,9 +17,9 @@ laws of whole texts, since these are products of conditional laws.
 
 q̂ has few tokens. Over these p̃ is as above, and their total mass is softened likewise, to
 p(those)^(1−τ). Normalised over them alone, as (8) reads, p̃ would leave p by all of p's mass
-elsewhere as soon as τ is not 0, by 0.045 a position on the default pair with 64 tokens. So p̃ goes
-from p at τ = 0, where `speculation.candidates` accepts the same, to q̂ at τ = 1, and no token is
-accepted less often as τ rises. A token that p excludes, as by top-k, stays excluded.
+elsewhere as soon as τ is not 0, by 0.045 a position on the default pair with 64 tokens. So p̃ moves
+from p at τ = 0, the rule of `speculation.candidates`, to q̂ at τ = 1, and no token is accepted less
+often as τ rises. A token that p excludes, as by top-k, stays excluded.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +35,14 @@ from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import NumberedCoin, Walk
 from pilotfish.speculation.truncation import largest
 
-TOP = 10  # k of NormMatch: number of each end's likeliest tokens that are compared
-CERTAIN = 0.01  # ε, nats: a target that is more certain than this counts as just so certain
-HIGHEST_RATIO = 1e6  # λ₁ from which its clause has no effect
+TOP = 10  # k of NormMatch: likeliest tokens of each end that are compared
+CERTAIN = 0.01  # ε, nats: lower bound of the target's entropy
+HIGHEST_RATIO = 1e6  # λ₁ at which its clause has no effect
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relaxation:
-    """How much is softened, and which tokens are key (decentralized-dsd (7), (8)).
+    """How much the rule is relaxed, and which tokens are key (decentralized-dsd (7), (8)).
 
     tau: τ in [0, 1]; 0 is strict. lambda1: a token is key above this H_d/H_t, 0 to 10⁶. lambda2:
     above this |p − q̂| of the token, 0 to 1. lambda3: below this NormMatch, 0 to 1. So 0, 0, 1 make
@@ -59,15 +59,15 @@ class Relaxation:
         limits = {"tau": 1.0, "lambda1": HIGHEST_RATIO, "lambda2": 1.0, "lambda3": 1.0}
         for name, most in limits.items():
             value = getattr(self, name)
-            if not 0.0 <= value <= most:  # NaN is not either
+            if not 0.0 <= value <= most:  # false for NaN
                 raise ValueError(f"{name} must be within 0 and {most:g}, not {value}")
 
 
 @dataclass(frozen=True, eq=False)
 class DistributionComparison:
-    """Target and drafter at one position, over the tokens [K] of q̂.
+    """Target and drafter at one position, compared over the tokens [K] of q̂.
 
-    p: [V], needs to sum to 1 only roughly. row: q̂.
+    p: [V], sums to 1 up to rounding. row: q̂.
     """
 
     p: Floats
@@ -80,7 +80,7 @@ class DistributionComparison:
 
     @cached_property
     def target(self) -> NDArray[np.float64]:
-        """p of the same tokens, f64 [K]: divided by the float64 sum of all."""
+        """p of the same tokens, f64 [K], divided by the float64 sum over all tokens."""
         shares: NDArray[np.float64] = self.p[self.row.support] / self.p.sum(dtype=np.float64)
         return shares
 
@@ -150,10 +150,10 @@ def verify(
     coin: NumberedCoin,
     relaxation: Relaxation,
 ) -> tuple[Walk, float]:
-    """Accept tokens [γ] of a chain up to the first rejection; sum the deviation of positions.
+    """Accept tokens [γ] of a chain up to the first rejection; sum the positions' deviations.
 
-    q: of each position, p: of each and of the one after the last, [V]; computed only as far as
-    needed. coin: given a position's number and a probability, returns whether it happened.
+    q, p: functions of the position, p also of the one after the last, [V]; called only as far as
+    needed. coin: returns whether an event of given probability happened at a position.
     """
     deviation = 0.0
     for index, token in enumerate(ids):
@@ -161,7 +161,7 @@ def verify(
         accepted = comparison.accepted(relaxation)
         deviation += comparison.deviation(accepted)
         at = comparison.row.index(int(token))
-        assert at is not None  # it was drawn from this row
+        assert at is not None  # the token was drawn from this row
         if not coin(index, float(accepted[at]) / float(comparison.drafter[at])):
             rest = residual(comparison.p / comparison.p.sum(dtype=np.float64), comparison.row)
             return Walk(index, rest, rejected=True), deviation
@@ -170,7 +170,7 @@ def verify(
 
 def entropy(p: Floats) -> float:
     """Compute −Σ p·ln p of a distribution, in nats; at least 0."""
-    # in place, for a second array of a large vocabulary's size costs more than its logarithms
+    # in place: a second array of vocabulary size costs more than the logarithms
     terms = np.maximum(p, np.finfo(p.dtype).tiny)
     np.log(terms, out=terms)
     terms *= p

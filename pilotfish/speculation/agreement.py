@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 def count_agreed(
     window: Sequence[int] | NDArray[np.uint32], choose: Callable[[int], int]
 ) -> tuple[int, int]:
-    """Count the tokens [γ] that agree with ``choose(0)``, ``choose(1)``, …; return the next, too.
+    """Count the tokens [γ] that equal ``choose(0)``, ``choose(1)``, …; return the next choice, too.
 
-    ``choose`` is called only as often as needed: the last choice is the token that differs, or the
+    ``choose`` is called only as often as needed. The last choice is the token that differs, or the
     one after the window.
     """
     for index, token in enumerate(window):
@@ -34,7 +34,7 @@ def count_agreed(
 def mismatches(
     window: Sequence[int] | NDArray[np.uint32], choices: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Find where in the window [γ] the target chose otherwise; i64 [m], ascending, from 0.
+    """Return the positions in the window [γ] where the target chose another token; i64 [m].
 
     choices: the target's argmax after the root and after each token of the window, i64 [γ+1].
     Raises ValueError for another count.
@@ -51,12 +51,12 @@ def accept_forgiven(
     choices: NDArray[np.int64],
     rejected: Sequence[bool] | NDArray[np.bool_],
 ) -> tuple[int, int, int]:
-    """Return accepted tokens, the token that follows, and the mismatches forgiven among them.
+    """Return the number of accepted tokens, the token after them, and the forgiven mismatches.
 
     window [γ] and choices [γ+1] as for `mismatches`; rejected: of its mismatches in order, [m].
-    Acceptance ends at the first rejected one, where the target's choice takes its place; later
-    decisions have no effect. Without a rejected one the whole window is accepted, and the target's
-    choice after it follows. Raises ValueError where the counts do not fit.
+    Acceptance ends at the first rejected mismatch, which the target's choice replaces; later
+    decisions have no effect. Without a rejection the whole window is accepted, and the target's
+    choice after it follows. Raises ValueError if the counts do not fit.
     """
     positions = mismatches(window, choices)
     verdicts = np.asarray(rejected, dtype=np.bool_)

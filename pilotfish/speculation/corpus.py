@@ -1,11 +1,11 @@
-"""Earlier texts, and where in them the last words of another text stood.
+"""A corpus of earlier texts, searched for the last two tokens of another text.
 
-In:  the ids of texts. Out: the places behind two tokens, found in microseconds however many texts
-     there are.
+In:  the ids of texts. Out: the places after a pair of tokens, found in microseconds whatever the
+     number of texts.
 
-All texts stand in one array, which grows at its end; of most of it the places are sorted by the two
-tokens before them, and the newest part is searched as it is. When there are more tokens than it may
-hold, the oldest quarter goes. A token takes 4 bytes, and 12 in the index.
+All texts are in one array that grows at its end. Most places are sorted by the two tokens before
+them; the newest part is searched linearly. When the array is full, the oldest quarter is dropped. A
+token takes 4 bytes, and 12 in the index.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.prompt_lookup import Ids, find_places
 
-BREAK = np.uint32(0xFFFF_FFFF)  # stands between texts, and is no token
-MOST_TOKENS = 1_000_000  # 16 MB, and for a moment 24 MB more while places are sorted
+BREAK = np.uint32(0xFFFF_FFFF)  # separates texts; no token has this id
+MOST_TOKENS = 1_000_000  # 16 MB, and 24 MB more while places are being sorted
 _PAIR = 2
-_UNSORTED = 8192  # tokens that are searched one by one
+_UNSORTED = 8192  # most tokens in the linearly searched part
 
 
 @dataclass(frozen=True)
 class CorpusSnapshot:
     """The earlier texts at one moment.
 
-    ids: u32 [n], all texts, with `BREAK` behind each. keys: u64 [k], ascending, the two tokens
-    before each of the places ``order``, u32 [k], which lie before ``sorted``.
+    ids: u32 [n], all texts, each followed by `BREAK`. order: u32 [k], the places below ``sorted``,
+    sorted by the two tokens before them. keys: u64 [k], ascending, these pairs of tokens.
     """
 
     ids: Ids
@@ -38,9 +38,9 @@ class CorpusSnapshot:
     sorted: int
 
     def find_places(self, text: Ids, most: int) -> NDArray[np.int64]:
-        """Return the places behind the last two tokens of a text u32 [m], i64 [k], ascending.
+        """Return the places after the last two tokens of a text u32 [m], i64 [k], ascending.
 
-        Of more than ``most`` the last ones.
+        At most ``most`` of them, the last ones.
         """
         if len(text) < _PAIR:
             return np.empty(0, np.int64)
@@ -60,13 +60,13 @@ EMPTY_SNAPSHOT = CorpusSnapshot(
 class Corpus:
     """Earlier texts, at most ``most`` tokens of them. Thread-safe.
 
-    begin: u32 [n], texts that there are already, with `BREAK` behind each.
+    begin: u32 [n], initial texts, each followed by `BREAK`.
     """
 
     def __init__(self, most: int = MOST_TOKENS, begin: Ids | None = None) -> None:
         self._most = most
         self._lock = threading.Lock()
-        # with room behind what is used
+        # has spare room at its end
         self._ids = np.empty(0, np.uint32) if begin is None else begin[-most:].copy()
         self._snapshot = _sort(self._ids) if len(self._ids) else EMPTY_SNAPSHOT
 
@@ -75,7 +75,7 @@ class Corpus:
         return self._snapshot
 
     def add(self, text: Ids) -> None:
-        """Add a text u32 [m]; of a very long one the end."""
+        """Add a text u32 [m]; only the end of a very long one."""
         with self._lock:
             text = text[-(self._most // 2) :]
             end = self._reserve(len(text) + 1)
@@ -91,9 +91,9 @@ class Corpus:
             self._snapshot = _sort(self._ids)
 
     def _reserve(self, more: int) -> int:
-        """Make room for so many tokens; returns where they begin.
+        """Make room for ``more`` tokens; returns where they begin.
 
-        What was shown is not written to again: others read it.
+        Published tokens are never overwritten, since other threads read them.
         """
         used = len(self._snapshot.ids)
         if used + more > self._most:

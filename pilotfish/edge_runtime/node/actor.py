@@ -1,8 +1,8 @@
 """Run a whole model or a stage as an actor of a cluster (`edge_runtime.targets.cluster`).
 
-A plain class; the cluster's runtime makes it an actor, restarts it after a loss, and passes its
-methods the arguments from the edge or the actor before it. A restarted actor holds nothing, and
-refuses steps that assume more.
+`NodeActor` is a plain class. The cluster's runtime makes it an actor, restarts it after a loss, and
+passes arguments from the edge or the actor before it. A restarted actor has empty slots, and
+refuses steps until `hold` is called again.
 """
 
 import os
@@ -22,7 +22,7 @@ from pilotfish.wire.nodes import Item
 
 
 class ActorInfo(NamedTuple):
-    """An actor's state. context: positions of each slot; pid: of its process."""
+    """An actor's artifact digest, positions of each slot (context) and process id."""
 
     digest: str
     context: int
@@ -30,10 +30,11 @@ class ActorInfo(NamedTuple):
 
 
 class StageResult(NamedTuple):
-    """The result of a step so far.
+    """The result of a step after one or more actors.
 
-    states: f32 [Σ size, width] for the next stage; of the last stage and of a whole model hidden
-    states [Σ rows, d]. logits: of a whole model, f32 [Σ rows, V]. compute_ns: of each actor so far.
+    states: f32 [Σ size, width] for the next stage; from the last stage or a whole model, hidden
+    states [Σ rows, d]. logits: f32 [Σ rows, V], from a whole model only. compute_ns: one computing
+    time for each actor so far.
     """
 
     states: NDArray[np.float32]
@@ -58,7 +59,7 @@ class NodeActor:
         )
 
     def hold(self, incarnation: bytes) -> ActorInfo:
-        """Empty all slots, under a new incarnation."""
+        """Empty all slots and take a new incarnation."""
         self._slots.forget()
         self._incarnation = incarnation
         return ActorInfo(self._digest, self._context, os.getpid())
@@ -72,7 +73,7 @@ class NodeActor:
     ) -> StageResult:
         """Run a step on tokens i64 [Σ size], or on the result of the stage before.
 
-        `TargetLostError` if the actor was restarted since `hold`.
+        Raises `TargetLostError` if the actor was restarted since `hold`.
         """
         if incarnation != self._incarnation:
             raise TargetLostError("An actor of the target has lost its slots.")

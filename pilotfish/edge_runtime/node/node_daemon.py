@@ -30,9 +30,9 @@ from pilotfish.wire.transport import Listener
 _log = logging.getLogger("pilotfish.edge")
 
 _LOADING_S = 600.0
-_CONNECTIONS = 32  # of edges and stages, with their earlier ones
+_CONNECTIONS = 32  # connections of edges and stages, including stale ones
 _OWN_DESCRIPTORS = 128  # open files of the process besides connections
-_PATIENCE_S = 60.0  # the watchdog's least interval, for one pass
+_PATIENCE_S = 60.0  # least watchdog interval: a pass must fit
 
 
 def serve_node(
@@ -88,7 +88,7 @@ def serve_node(
 def _load(
     artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, feed_watchdog: Callable[[], None]
 ) -> NodeWork:
-    """Load the artifact's weights as a worker or a stage."""
+    """Load the artifact as a worker (whole model) or a stage."""
     options: Any = {
         "slots": config.sessions,
         "context": config.context,
@@ -103,7 +103,7 @@ def _load(
 class NodeLoop(ServingLoop):
     """Runs steps until a signal ends it.
 
-    No message is answered during a step. That costs little: a node serves one edge, and ZeroMQ
+    No message is answered during a step. That costs little, since a node serves one edge and ZeroMQ
     sends the heartbeats.
     """
 
@@ -139,7 +139,7 @@ class NodeLoop(ServingLoop):
             self._set_problems(())
 
     def step(self) -> None:
-        """Run the steps that have come, and update the attachment."""
+        """Run the steps that have arrived, and update the attachment."""
         self._watch(self._work.sources)
         self._take_in(self._idle_s)
         self._service.update_attachment()
@@ -149,7 +149,8 @@ class NodeLoop(ServingLoop):
         """The status line for systemd."""
         doing = "attached" if self._service.attached else "waiting for an edge"
         problem = f"; not in force: {self._problem}" if self._problem else ""
-        return f"{self._work.ready.model}: {doing}, {self._service.steps} steps{problem}{self._crowd_status}"
+        model, steps = self._work.ready.model, self._service.steps
+        return f"{model}: {doing}, {steps} steps{problem}{self._crowd_status}"
 
     def _tick(self) -> None:
         gate = self._listener.gate
@@ -161,12 +162,12 @@ class NodeLoop(ServingLoop):
         return SIGNAL_EXIT_CODES.get(number, 0)
 
     def _reload(self) -> str:
-        """Read the allow-list again and apply its valid part."""
+        """Reload the allow-list and apply its valid part."""
         if self._config.keys is None or self._listener.gate is None or self._rotation is None:
             return self._problem
         try:
             listed = AllowList.load(self._config.keys)
-        except KeysError as error:  # not known whether keys were removed: keep them
+        except KeysError as error:  # unknown whether keys were removed: keep them
             self._set_problems([str(error)])
         else:
             self._listener.gate.allowed = listed.names

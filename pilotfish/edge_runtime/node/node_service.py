@@ -1,8 +1,8 @@
 """Serve a node's messages. Called by the node's loop; never waits.
 
-A node works for one edge at a time. Another edge with the same key takes over, since it is the same
-one restarted; an edge with another key may attach when the first is gone. Steps must name the
-incarnation: they come from the edge, and from the stage before this one. Other messages get a typed
+A node works for one edge at a time. A connection with the same key takes over, since it is the same
+edge restarted; an edge with another key may attach when the first is gone. Steps come from the edge
+or from the stage before this one, and must name the present incarnation. Other messages get a typed
 refusal.
 """
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class NodeService:
-    """Serves messages and keeps the attachment. Used by the node's loop. steps: done so far."""
+    """Serves messages and manages the attachment. Used by the node's loop. steps: steps run."""
 
     def __init__(self, listener: Listener, work: NodeWork, message_bytes: int) -> None:
         self._listener = listener
@@ -32,7 +32,7 @@ class NodeService:
         self._message_bytes = message_bytes
         self._edge, self._owner = b"", b""  # connection and key of the attached edge
         self._incarnation: bytes | None = None
-        self._joining = False  # the attachment has not been confirmed to the edge yet
+        self._joining = False  # the attachment is not confirmed to the edge yet
         self.steps = 0
 
     @property
@@ -67,7 +67,7 @@ class NodeService:
             if isinstance(error, PilotfishError) and is_client_error(error):
                 refusal: PilotfishError = error
             else:
-                _log.exception("a step could not be done")
+                _log.exception("a step failed")
                 refusal = InternalError(f"The node failed at this step ({error}); see its log.")
             self._refuse(envelope.client, refusal, incarnation)
 
@@ -107,10 +107,10 @@ class NodeService:
             self._reply(self._edge, scored, answer)
 
     def _refuse(self, client: bytes, error: PilotfishError, incarnation: bytes | None) -> None:
-        """Send a refusal; if it concerns the attachment, send it to the edge and detach."""
+        """Send a refusal; one of the attachment goes to the edge and ends the attachment."""
         if incarnation is not None and incarnation == self._incarnation:
             self._incarnation, client = None, self._edge
-            self._work.close()  # the connection to the next stage would not be read any more
+            self._work.close()  # nobody would read the connection to the next stage
         refused = Refused(incarnation=incarnation, code=error.code, message=str(error)[:1024])
         self._reply(client, refused)
 

@@ -1,4 +1,4 @@
-"""Run a worker of a federation: send the top K of every row asked for (specfed §II-§III)."""
+"""Run a worker of a federation: it sends the top K of each requested row (specfed §II-§III)."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,9 +16,9 @@ from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 
 
 class Worker(NodeWork):
-    """A whole model. Takes tokens, and sends the top K of the rows asked for.
+    """A whole model that receives tokens and sends the top K of the requested rows.
 
-    breathe: called within a long step.
+    feed_watchdog: called within a long step.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Worker(NodeWork):
         )
 
     def attach(self, attach: Attach) -> None:
-        """Note K and the format of values."""
+        """Empty the slots, and set K and the format of values."""
         if attach.values not in TOPK_FORMATS or not attach.kept:
             raise UnsupportedError(
-                "This node is a worker of a federation: it tells the top K of its distributions as "
+                "This node is a worker of a federation: it sends the top K of its distributions as "
                 f"{', '.join(TOPK_FORMATS)}, with K of at least 1."
             )
         self._slots.forget()

@@ -4,12 +4,12 @@ In:  passes. A slot belongs to one replica, so its session stays there.
 Out: their scores. States go from actor to actor; the edge talks to the first and the last.
 
 Ray places the actors, and restarts lost actors, worker processes and nodes. It does not restore
-their slots, and does not notice a frozen process. So a replica that lost an actor is joined again,
-and its passes are sent again with as much of their sequences as needed; the actors of an overdue
-replica are killed, so that Ray restarts them.
+their slots, and does not notice a frozen process. So the edge attaches a replica again after it
+lost an actor, and sends its passes again, with as much of their sequences as needed. It kills the
+actors of an overdue replica, so that Ray restarts them.
 
-Ray carries pickled Python objects, and anything that reaches its ports may run code: a cluster is
-for machines that trust each other, behind a firewall (`docs/scale.md`).
+Ray transports pickled Python objects, and whoever reaches its ports can run code: a cluster is for
+machines that trust each other, behind a firewall (`docs/scale.md`).
 """
 
 import logging
@@ -45,14 +45,14 @@ from pilotfish.engines.stage import Head
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LOADING_S = 600.0  # for an actor's first loading of its weights
-_LOADED = 10.0  # for later ones, times as long as the first took
-_RETRY_S = 0.5  # between attempts to join a replica's actors
+_LOADING_S = 600.0  # time limit of a replica's first start
+_LOADED = 10.0  # time limit of later starts, in durations of the first
+_RETRY_S = 0.5  # pause before a replica is attached again
 
 
 @dataclass(eq=False)
 class _ReplicaPass(RemotePass):
-    """A pass under way; its spans use the slots of its replica. size: tokens sent."""
+    """A pass under way, with spans over its replica's slots. size: tokens sent."""
 
     lane: int = 0
     size: int = 0
@@ -60,22 +60,22 @@ class _ReplicaPass(RemotePass):
 
 @dataclass(eq=False)
 class _Replica:
-    """One lane: its actors, in the order of the stages."""
+    """One lane: its actors, in the order of their stages, and their attachment."""
 
     actors: list[Any]
     holding: Holding
-    incarnation: bytes = b""  # that its actors have, or are asked to take
-    joining: int = 0  # actors that have not confirmed it yet
+    incarnation: bytes = b""  # present or requested incarnation of its actors
+    joining: int = 0  # actors that have not confirmed it
     ready: bool = False
-    retry_s: float | None = 0.0  # when to join them
-    joined_s: float = 0.0  # when joining began
-    loading_s: float | None = None  # the longest that joining may take, once known
-    answered_s: float = 0.0  # when the last pass came in
+    retry_s: float | None = 0.0  # when to attach; None: attached or attaching
+    joined_s: float = 0.0  # when attaching began
+    loading_s: float | None = None  # time limit of attaching; None: not known yet
+    answered_s: float = 0.0  # when the last result arrived
     actor_infos: dict[int, ActorInfo] = field(default_factory=dict)
 
 
 class _CallResult(NamedTuple):
-    """The result of a call: of ``hold``, with the actor's index, or of a step, with its number."""
+    """The result of ``hold`` (with the actor's index) or of a step (with its number)."""
 
     lane: int
     incarnation: bytes
@@ -86,7 +86,7 @@ class _CallResult(NamedTuple):
 
 
 class ClusterTarget(RemoteTarget[_ReplicaPass]):
-    """Replicas on a cluster."""
+    """Passes run by replicas on a cluster."""
 
     def __init__(
         self,
@@ -119,10 +119,10 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         """Replicas that can compute."""
         return sum(replica.ready for replica in self._replicas)
 
-    # A target's
+    # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Send the pass to its replica, as soon as that can compute."""
+        """Send the pass to its replica, as soon as the replica is ready."""
         lane = spans[0].slot % self.lanes
         local_spans = [span._replace(slot=span.slot // self.lanes) for span in spans]
         pending = self._passes[number] = _ReplicaPass(
@@ -136,7 +136,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self._replicas[slot % self.lanes].holding.keep_path(slot // self.lanes, path)
 
     def _work(self, now_s: float) -> None:
-        """Take the actors' results, join replicas, and handle overdue passes."""
+        """Process results, attach replicas, and handle overdue passes."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while not self._results.empty():
@@ -151,11 +151,11 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """A descriptor that is readable after a call of an actor has ended."""
+        """Descriptor that is readable after an actor's call has ended."""
         return (self._bell,)
 
     def _deadlines(self) -> list[float]:
-        """The times at which a replica is to be joined, or a pass is overdue."""
+        """Return when a replica is to be attached, or a pass becomes overdue."""
         ends_s = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
         ends_s += [
             self._overdue_at(pending)
@@ -178,7 +178,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     @property
     def fatal_error(self) -> str:
-        """Why no pass can be computed any more: Ray will not restart an actor."""
+        """The error after which Ray will not restart an actor; "" for none."""
         return self._fatal_error
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         actor: int | None = None,
         number: int | None = None,
     ) -> None:
-        """Report the end of a call, which Ray signals in a thread of its own."""
+        """Post the call's result when it ends, which Ray signals in another thread."""
         tell = partial(self._post, lane, replica.incarnation, actor, number)
         call.future().add_done_callback(tell)
 
@@ -244,7 +244,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
                     self._fail(pending, cause)
                     return
                 if call.number is not None:
-                    return  # the pass was given up
+                    return  # its pass has timed out
             if is_permanent(call.error):
                 self._fatal_error = (
                     f"An actor of {_replica_name(call.lane)} is gone for good: {call.error}"
@@ -252,7 +252,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             self._lose_actor(call.lane, call.error)
 
     def _lose_actor(self, lane: int, error: BaseException) -> None:
-        """Note that an actor of a replica is lost."""
+        """Record the loss of a replica's actor."""
         replica = self._replicas[lane]
         if replica.ready:
             self._note(lane, "gone")
@@ -279,7 +279,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             self._replicas[pending.lane].holding.forget(span.slot)
 
     def _overdue_at(self, pending: _ReplicaPass) -> float:
-        """Return when a pass is overdue: ``late_s`` for each chunk of tokens that it brings."""
+        """Return when a pass is overdue: after ``late_s`` for each chunk of its tokens."""
         assert pending.sent_s is not None
         since_s = max(pending.sent_s, self._replicas[pending.lane].answered_s)
         return since_s + self._plan.late_s * max(1, -(-pending.size // CHUNK))
@@ -296,18 +296,18 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         )
 
     def _reattach_if_overdue(self, pending: _ReplicaPass, now_s: float) -> None:
-        """Restart the actors of an overdue pass, unless it is given up now."""
+        """Restart the actors of an overdue pass, unless it times out now."""
         if pending.sent_s is None or now_s >= self._timeout_at(pending):
             return
         if now_s > self._overdue_at(pending):
             self._note(pending.lane, "late")
-            _log.warning("%s is overdue: its actors are started again", _replica_name(pending.lane))
+            _log.warning("%s is overdue: restarting its actors", _replica_name(pending.lane))
             self._restart(self._replicas[pending.lane])
 
     # Replicas
 
     def _reset(self, replica: _Replica) -> None:
-        """Mark a replica's slots as lost; its actors are to be joined again."""
+        """Detach a replica; its actors will be attached again with empty slots."""
         replica.ready, replica.incarnation, replica.joining = False, b"", 0
         replica.retry_s = self._clock.now_s + _RETRY_S
         for pending in self._passes.values():
@@ -321,7 +321,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self._reset(replica)
 
     def _attach_if_ready(self, lane: int, replica: _Replica) -> None:
-        """Join a replica if it is due, and send its waiting passes."""
+        """Attach a replica if it is due, and send its waiting passes."""
         now_s = self._clock.now_s
         if replica.retry_s is not None and now_s >= replica.retry_s:
             replica.retry_s, replica.joined_s = None, now_s
@@ -344,7 +344,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             self.context = min(
                 self.context, *(held.context for held in replica.actor_infos.values())
             )
-            _log.info("%s stands", _replica_name(lane))
+            _log.info("%s is ready", _replica_name(lane))
         for pending in list(self._passes.values()):
             if replica.ready and pending.lane == lane and pending.sent_s is None:
                 self._send(pending)
@@ -362,7 +362,7 @@ def _first_line(error: object) -> str:
 
 
 def open_target(options: TargetOptions) -> ClusterTarget:
-    """Start the replicas on the configured cluster; returns when all can compute."""
+    """Start the replicas on the configured cluster; returns when all are ready."""
     config, plan = options.config, options.config.cluster
     artifacts = [options.artifact]
     head = None
@@ -371,7 +371,7 @@ def open_target(options: TargetOptions) -> ClusterTarget:
         head = Head(artifacts[0], threads=config.threads, provider=config.provider)
     if len(artifacts) != plan.stages:
         raise ConfigError(
-            f"--target holds a model in {len(artifacts)} stages, not {plan.stages}: cut it so with "
+            f"--target holds a model in {len(artifacts)} stages, not {plan.stages}: split it with "
             "`pilotfish export split`."
         )
     stage = artifacts[0].manifest.stage

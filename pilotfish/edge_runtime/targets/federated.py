@@ -1,15 +1,15 @@
 """The target as a weighted ensemble of workers (specfed §II-§III; docs/papers.md).
 
-In:  passes, which every worker makes by itself, with its own model on its own machine.
+In:  passes, which every worker computes with its own model on its own machine.
 Out: scores: logits of Σ w_m p̃_m at every position of each window and at the bonus position,
-     rebuilt from the top K that each worker has told.
+     rebuilt from each worker's top K.
 
 A worker is *late* if it has not answered within ``late_s``, and *gone* if it is not attached. The
 federation's policy decides on such a pass: ``wait`` for the worker, up to ``give_up_s``; ``drop``
 it from the pass and renormalise the other weights; or ``fail`` the pass. A worker with a malformed
 answer is gone until it is attached again. All these events are counted. Tokens that a worker has
-missed are sent with its next step; under ``drop``, if they are many, in a step of their own while
-the others go on.
+missed are sent with its next step; under ``drop``, many missed tokens are sent in a step of their
+own, while the other workers continue.
 
 The ensemble has no hidden states. Its logits are valid for the request's temperature
 (`speculation.ensemble`); top-k and top-p act on the average.
@@ -42,15 +42,15 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 @dataclass(eq=False)
 class _EnsemblePass(RemotePass):
-    """A pass under way. missing: members that have not answered; rows: the others' answers."""
+    """A pass under way. missing: workers that have not answered. rows: answers by worker."""
 
     missing: set[int] = field(default_factory=set)
     rows: dict[int, TopRows] = field(default_factory=dict)
-    late: bool = False  # its late members were counted
+    late: bool = False  # its late workers were counted
 
 
 class FederatedTarget(RemoteTarget[_EnsemblePass]):
-    """Workers with their weights, and one policy for all."""
+    """Passes run by all workers, averaged by weight, with one policy for late workers."""
 
     has_hidden_states = False
     model_logits = False
@@ -77,7 +77,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         for worker in self._workers:
             if worker.ready is not None and worker.ready.context < self.context:
                 _log.warning(
-                    "%s has room for %d tokens a slot: so has this federation, instead of %d",
+                    "%s has room for %d tokens a slot: this federation's context, instead of %d",
                     worker.name,
                     worker.ready.context,
                     self.context,
@@ -95,7 +95,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         """Number of workers that can take part."""
         return sum(worker.attached for worker in self._workers)
 
-    # A target's
+    # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Send the pass to every worker that can take part."""
@@ -107,12 +107,12 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                 worker.skip(spans)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the path; each worker in the slot's last pass gets it with its next step."""
+        """Record the path; each worker of the slot's last pass gets it with its next step."""
         for worker in self._workers:
             worker.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
-        """Take the workers' answers, apply the policy to late ones, and finish complete passes."""
+        """Process answers, apply the policy to late workers, and finish complete passes."""
         for index, worker in enumerate(self._workers):
             for number, rows in worker.receive():
                 waiting = self._passes.get(number)
@@ -135,7 +135,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return [source for worker in self._workers for source in worker.sources]
 
     def _deadlines(self) -> list[float]:
-        """The times at which a worker is late, or is to be asked again."""
+        """Return when a worker becomes late, or is to be contacted again."""
         now_s = self._clock.now_s
         ends_s = [now_s + due for worker in self._workers if (due := worker.due_s) is not None]
         late_s = self._federation.late_s
@@ -158,10 +158,10 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         for worker in self._workers:
             worker.close()
 
-    # Each pass
+    # Passes
 
     def _apply_policy(self, pending: _EnsemblePass, now_s: float) -> None:
-        """Count the workers that are late; under ``drop`` go on without them."""
+        """Count late workers; under ``drop`` continue without them."""
         federation = self._federation
         if now_s >= pending.started_s + federation.late_s and not pending.late:
             pending.late = True
@@ -213,12 +213,12 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return outputs
 
     def _log_changes(self, pending: _EnsemblePass) -> None:
-        """Log workers that are left out from this pass on, or are back."""
+        """Log workers that this pass leaves out for the first time, or uses again."""
         for index, worker in enumerate(self._workers):
             left_out = index not in pending.rows
             if left_out and not worker.left_out:
                 why = worker.problem or f"{worker.name}: left out"
-                _log.warning("%s; passes go on by the other weights", why)
+                _log.warning("%s; passes continue with the other workers' weights", why)
             elif worker.left_out and not left_out:
                 _log.info("%s takes part again", worker.name)
             worker.left_out = left_out

@@ -4,10 +4,10 @@ In:  passes. The edge itself runs stage 1 and the head; the other stages are nod
 Out: their scores, once each pass has crossed all nodes: edge → stage 2 → … → stage N → edge, N hops
      a round for any window. Only hidden states cross them.
 
-A pass is one step, after further steps if its slots are far behind. Steps follow each other through
-the stages, so several sessions, or the pieces of a long prompt, keep all stages busy. Law: answers
-come in the order of the steps. When the stages are attached again, every pass under way is sent
-again, with as much of its sequence as needed.
+A pass is one step, preceded by further steps if its slots are far behind. Steps follow each other
+through the stages, so several sessions, or the chunks of a long prompt, keep all stages busy. Law:
+answers arrive in the order of the steps. When the stages are attached again, every pass under way
+is sent again, with as much of its sequence as needed.
 """
 
 import logging
@@ -37,12 +37,12 @@ from pilotfish.wire.nodes import Scored
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIES = 8  # of a pass, since the pass itself may break the stages
+_TRIES = 8  # most attempts at a pass, since the pass itself may crash the stages
 
 
 @dataclass(eq=False)
 class _PipelinePass(RemotePass):
-    """A pass under way; tries: how often it was sent again."""
+    """A pass under way. tries: how often it was sent again."""
 
     tries: int = 0
 
@@ -50,8 +50,8 @@ class _PipelinePass(RemotePass):
 class _SentStep(NamedTuple):
     """A step under way.
 
-    pass_number: of the pass that it completes; None: it only brings a slot up to date. alone: no
-    other step was under way when it was sent.
+    pass_number: the pass that it completes; None: it only brings a slot up to date. alone: whether
+    no other step was under way when it was sent.
     """
 
     number: int
@@ -102,13 +102,13 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         super().__init__()
         self._first, self._head = StageSlots(stage), head
         self._stages = Stages(stage, pipeline, addresses, options)
-        self._incarnation = self._stages.incarnation  # that the following belongs to
+        self._incarnation = self._stages.incarnation  # attachment of the state below
         self._holding = Holding(stage.slots)
         self._sent: deque[_SentStep] = deque()
         self._pipeline = pipeline
         self._metrics = options.metrics
-        self._numbers = count()  # of steps
-        self._answered_s = 0.0  # when the last answer came
+        self._numbers = count()  # step numbers
+        self._answered_s = 0.0  # when the last answer arrived
         self._patience_s = pipeline.late_s
         self.context = stage.context
         self.digest = stage.cut.whole
@@ -121,20 +121,20 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         """Whether all stages are attached."""
         return self._stages.incarnation is not None
 
-    # A target's
+    # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Run stage 1 and send its states on, as soon as the stages are attached."""
+        """Run stage 1 and send its states, as soon as the stages are attached."""
         pending = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
         if self._incarnation is not None:
             self._send(pending)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the path; the stages get it with the slot's next step."""
+        """Record the path; the stages get it with the slot's next step."""
         self._holding.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
-        """Take the stages' answers, attach stages, and send the next steps."""
+        """Process answers, attach stages, and send the next steps."""
         for scored, frames in self._stages.receive():
             self._take_answer(scored, frames)
         for name, size in self._stages.received_bytes.items():
@@ -151,7 +151,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         return self._stages.sources
 
     def _deadlines(self) -> list[float]:
-        """The times at which a step can be sent or is overdue, or a stage is to be asked again."""
+        """Return when a step can be sent or is overdue, or a stage is to be contacted again."""
         now_s, due_s = self._clock.now_s, self._stages.due_s
         ends_s = [] if due_s is None else [now_s + due_s]
         if self._sent:
@@ -167,7 +167,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The stages but the first by name, and whether each is attached."""
+        """The stages after the first by name, and whether each is attached."""
         return self._stages.nodes
 
     def close(self) -> None:
@@ -179,15 +179,15 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     def _next_to_send(self) -> _PipelinePass | None:
         """Return a pass with a step to send now, if any.
 
-        Only as many steps are under way as keep the stages busy, so that a new pass need not wait
-        behind a whole prompt.
+        Only as many steps are under way as keep the stages busy, so that a new pass does not wait
+        for a whole prompt.
         """
         if self._incarnation is None or len(self._sent) > self.concurrent_passes:
             return None
         return next((pending for pending in self._passes.values() if pending.sent_s is None), None)
 
     def _send(self, pending: _PipelinePass) -> None:
-        """Run stage 1 for the next step of a pass, and send the states on."""
+        """Run stage 1 for the next step of a pass, and send its states."""
         spans = self._next_step(pending)
         last = spans is pending.spans
         items, tokens = zip(*map(self._holding.item, spans), strict=True)
@@ -215,7 +215,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
     def _next_step(self, pending: _PipelinePass) -> Sequence[Span]:
-        """Take the pass's remaining spans, or a piece for a slot that is far behind."""
+        """Return the pass's spans, or one chunk for a slot that is far behind."""
         for at, span in enumerate(pending.spans):
             start = self._holding.first_missing(span)
             end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
@@ -227,7 +227,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     # Answers in
 
     def _take_answer(self, scored: Scored, frames: Sequence[Buffer]) -> None:
-        """Take an answer of the last stage; a malformed one detaches all stages."""
+        """Process an answer of the last stage; a malformed one detaches all stages."""
         if self._stages.incarnation is None:
             return  # an answer before it was malformed
         try:
@@ -256,7 +256,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 self._complete(pending, hidden)
 
     def _set_depth(self) -> None:
-        """Set the depth that keeps the stages busy; without stages, allow all passes to wait."""
+        """Set the depth that keeps the stages busy; while detached, all passes may wait."""
         self.concurrent_passes = self._depth.passes
         self.depth = self.concurrent_passes if self.attached else self._first.stage.slots
 
@@ -278,7 +278,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     # Losses
 
     def _restart_passes(self) -> None:
-        """Send all passes again, after the stages were lost or attached with empty slots."""
+        """Send all passes again after the stages were lost or attached anew."""
         self._incarnation = self._stages.incarnation
         self._set_depth()
         self._sent.clear()
@@ -291,7 +291,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                     pending,
                     TargetLostError(
                         f"The stages of this edge's target were lost {_TRIES} times during this "
-                        "pass: it may be what breaks them; see their logs."
+                        "pass: it may be what crashes them; see their logs."
                     ),
                 )
 
@@ -303,7 +303,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         """Attach all stages again if an answer is overdue, and double the limit."""
         if self._sent and self._clock.now_s > self._overdue_at(self._sent[0]):
             _log.warning(
-                "a step over the stages has taken %.1f s: they are attached anew", self._patience_s
+                "a step over the stages has taken %.1f s: attaching them again", self._patience_s
             )
             self._patience_s = min(2.0 * self._patience_s, self._pipeline.give_up_s)
             self._stages.detach_overdue()
@@ -339,8 +339,8 @@ def open_target(options: TargetOptions) -> PipelineTarget:
     )
     if not stage.first or stage.cut.count != len(addresses) + 1:
         raise ConfigError(
-            f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge runs "
-            f"stage 1 itself, and the list has the {stage.cut.count - 1} others in their order."
+            f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge "
+            f"runs stage 1 itself, and the list has the {stage.cut.count - 1} others in order."
         )
     head = Head(options.artifact, threads=config.threads, provider=config.provider)
     target = PipelineTarget(stage, head, pipeline, addresses, options)

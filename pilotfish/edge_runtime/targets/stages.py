@@ -1,10 +1,10 @@
-"""The stages behind the first one, attached together or not at all.
+"""The stages after the first, attached together or not at all.
 
 In:  steps, with stage 1's states.
 Out: the last stage's answers, in the order of the steps.
 
-Law: the stages' slots belong together. When a stage is lost, or has lost the next one, all are
-attached again with empty slots, under another incarnation.
+Law: the stages' slots belong together. When a stage is lost, or loses the next one, all are
+attached again with empty slots, under a new incarnation.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from pilotfish.wire.nodes import Attach, Item, Ready, Scored, Step
 class Stages:
     """The nodes of the stages, in order; there may be none. Never waits.
 
-    stage: the first one, which the others must fit.
+    stage: stage 1, which the others must fit.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Stages:
         self._client_of = {source: client for client in self._clients for source in client.sources}
         for source in self._client_of:
             self._poller.register(source, zmq.POLLIN)
-        self._requested: bytes | None = None  # the incarnation of the last attach requests
-        # of the attachment; None if not all are attached
+        self._requested: bytes | None = None  # incarnation of the last attach requests
+        # incarnation of the attachment; None unless all are attached
         self.incarnation: bytes | None = None if addresses else b""
 
     def __len__(self) -> int:
@@ -78,12 +78,12 @@ class Stages:
 
     @property
     def sources(self) -> "list[zmq.Socket[bytes] | int]":
-        """Their connections."""
+        """The nodes' connections."""
         return [source for client in self._clients for source in client.sources]
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until a node is to be asked again."""
+        """Seconds until a node is to be contacted again."""
         return min(
             (due for client in self._clients if (due := client.due_s) is not None), default=None
         )
@@ -103,7 +103,7 @@ class Stages:
                 if client is self._clients[-1]:
                     answers = received
         if self.incarnation is None:
-            answers = []  # these belong to an earlier attachment
+            answers = []  # they belong to an earlier attachment
         self._attach_if_ready()
         return answers
 
@@ -119,18 +119,18 @@ class Stages:
         self._metrics.node_bytes[first.node.name, "to"] += first.send(step, frames)
 
     def note_success(self) -> None:
-        """Note a good answer."""
+        """Record a good answer."""
         for client in self._clients:
             client.note_success()
 
     def reject_answer(self, reason: str) -> None:
-        """Detach all after a malformed answer."""
+        """Detach all stages after a malformed answer."""
         self._note(-1, "lied")
         self._clients[-1].detach(reason)
         self._attach_if_ready()
 
     def detach_overdue(self) -> None:
-        """Detach all after an overdue answer."""
+        """Detach all stages after an overdue answer."""
         self._note(-1, "late")
         self.incarnation = self._requested = None
         self._attach_if_ready()
@@ -141,7 +141,7 @@ class Stages:
             client.close()
 
     def _attach_if_ready(self) -> None:
-        """Attach all together, when all are there."""
+        """Attach all stages together, once all are ready."""
         if not self._clients:
             return
         incarnations = {client.incarnation for client in self._clients}
@@ -155,14 +155,14 @@ class Stages:
             self.incarnation = self._requested
 
     def _attach(self) -> None:
-        """Attach from the last one on, so that each finds the next one attached."""
+        """Attach from the last stage to the first, so that each finds the next one attached."""
         end = self._stage.cut.end
         for client in self._clients:
             assert client.ready is not None
             if client.ready.first_layer != end:
                 client.detach(
-                    f"its first layer is {client.ready.first_layer}, but {end} follows on the stage "
-                    "before: take the stages that one `pilotfish export split` has made"
+                    f"its first layer is {client.ready.first_layer}, but the stage before it ends "
+                    f"before layer {end}: use the stages of one `pilotfish export split`"
                 )
                 return
             end += client.ready.layers
@@ -179,7 +179,7 @@ class Stages:
             )
 
     def _unfit(self, index: int, ready: Ready) -> str:
-        """Describe why a node does not suit as stage ``index`` + 2; "" if it does."""
+        """Describe why a node does not fit as stage ``index`` + 2; "" if it does."""
         cut, wanted = self._stage.cut, index + 2
         if (ready.stage, ready.stages, ready.whole) != (wanted, cut.count, cut.whole):
             holds = f"stage {ready.stage} of {ready.stages}" if ready.stages else "a whole model"

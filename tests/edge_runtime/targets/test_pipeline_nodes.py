@@ -104,7 +104,7 @@ def test_stages_that_were_cut_elsewhere_do_not_fit_together(
     with row(tmp_path / "cut", **FLAGS) as others:
         mixed = Row(thirds, found.nodes, others.links)
         said = waited_for(mixed, tmp_path / "list.toml", "follows on", **SIZE)
-        assert "its first layer is 1, but 2 follows on the stage before" in said
+        assert "its first layer is 1, but the stage before it ends before layer 2" in said
         assert "pilotfish export split" in said
 
 
