@@ -158,7 +158,7 @@ class ServingLoop(ABC):
         listener, until_s = self._listener, time.monotonic() + _TURN_S
         for _ in range(_BURST):
             envelope = listener.receive()
-            # read before handling: the next message's wait during that is the edge's, not its link's
+            # read before handling, whose time counts as the edge's and not as the link's
             more = listener.waiting
             if envelope is not None:
                 self._handle(envelope)
