@@ -47,12 +47,12 @@ class DraftCost:
         self._expected_s = 0.0  # seconds that these passes would have taken at the start
         self._tokens = 0.0
         self._saved = 0.0  # unused drafts of shared passes
-        self._noted = True  # whether the last pass was recorded
+        self._recorded = True  # whether the last pass was recorded
         self._steady = _BEFORE  # passes since the last stall
 
     def record_pass(self, positions: int, seconds: float) -> None:
         """Record a pass over windows."""
-        self._noted = True
+        self._recorded = True
         usual_s = self.predict_pass_s(positions)
         self._steady += 1
         if 0.0 < _STALLED * usual_s < seconds:
@@ -69,11 +69,11 @@ class DraftCost:
 
     def skip_pass(self) -> None:
         """Leave out a pass that also read a prompt, and the tokens that it commits."""
-        self._noted = False
+        self._recorded = False
 
     def record_tokens(self, tokens: int) -> None:
         """Record the tokens that the last pass committed."""
-        if self._noted:
+        if self._recorded:
             self._tokens += tokens
 
     @property
@@ -115,14 +115,16 @@ class DraftCost:
         positions: those of the pass without drafts. proposals: path acceptances of each session's
         drafts, falling. tokens_per_pass: recent speed of each session; 1 without drafts.
         """
-        counts = [len(offer) for offer in proposals]
+        counts = [len(proposal) for proposal in proposals]
         position_s = self.seconds_per_position
         if len(proposals) == 1 or position_s <= 0.0:
             return counts
         longer_s = (min(tokens_per_pass) / (1.0 - _SLOWED) - 1.0) * self.predict_pass_s(positions)
         room = longer_s / position_s + self._saved
         if sum(counts) > room:
-            best = sorted((-odds, at) for at, offer in enumerate(proposals) for odds in offer)
+            best = sorted(
+                (-acceptance, at) for at, offer in enumerate(proposals) for acceptance in offer
+            )
             counts = [0] * len(proposals)
             for _, at in best[: int(room)]:
                 counts[at] += 1

@@ -67,7 +67,7 @@ class Generations:
 
     def queue_prefill(self, session: SessionState) -> None:
         """Queue all committed tokens but the last: the prompt is read while the device drafts."""
-        tokens = session.committed.ids[:-1].copy()  # the committed tokens may change meanwhile
+        tokens = session.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, verify=None))
 
     def queue_prompt_scoring(self, session: SessionState, prompt: PromptLogprobs) -> None:

@@ -1,6 +1,6 @@
 """Read and write the two files of a decision head: its card, and its weights.
 
-In:  NAME.json, a `HeadCard`, and beside it NAME.safetensors, whose SHA-256 the card holds:
+In:  NAME.json, a `HeadCard`, and NAME.safetensors, the SHA-256 of which is in the card:
      w1 [h, n], b1 [h], w2 [h], b2 [1], and of a head that reads hidden states also mean and std
      [d_D + d_T]; float32 or float16. n is the width of u (wisv (23)): d_D + d_T for hidden
      states, 2·buckets for tokens, and 4 more for the link.

@@ -53,7 +53,7 @@ class LiveSettings:
     ) -> None:
         self.config = config
         self.allowed = None if keys is None else keys.allowed
-        self._started = config
+        self._initial = config
         self._folder = config.keys  # the one with the allow-list in force
         self._rotation = None if keys is None else KeyRotation(keys)
         self._reread = reread
@@ -91,7 +91,7 @@ class LiveSettings:
         except (PilotfishError, OSError) as error:
             problems.append(str(error))
         else:
-            self._adopt(config, listener)
+            self._apply_config(config, listener)
         if self._folder is not None and listener.gate is not None:
             problems += self._reload_keys(self.config.keys or self._folder, self._folder)
             if self._rotation is not None:
@@ -102,9 +102,9 @@ class LiveSettings:
         self._metrics.reloads["refused" if problems else "done"] += 1
         self._report("reloaded")
 
-    def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
-        fixed = fixed_changes(self._started, config)
-        if (self._started.keys is None) != (config.keys is None):
+    def _apply_config(self, config: EdgeConfig, listener: Listener) -> None:
+        fixed = fixed_changes(self._initial, config)
+        if (self._initial.keys is None) != (config.keys is None):
             fixed.append("keys")
         for name in fixed:
             _log.warning("%s has changed; that needs a restart", name)

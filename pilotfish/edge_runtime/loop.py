@@ -61,7 +61,7 @@ class EdgeLoop(ServingLoop):
             {messages: self._receive, **compiled, **event_handlers(listener)}
         )
         self._receiver.start()
-        self._watch(target.sources)
+        self._set_sources(target.sources)
         self._device_log = DeviceLog()
         self._leave_s: float | None = None  # when a drain ends; None: not draining
 
@@ -70,7 +70,7 @@ class EdgeLoop(ServingLoop):
 
         A local target computes in `start`; for others this collects the passes that have finished.
         """
-        self._take_in(self._wait_s())
+        self._poll(self._wait_s())
         batch = self._scheduler.next_batch(patient=True)
         self._receiver.begin()  # receives messages during the pass
         if batch is not None:

@@ -373,7 +373,7 @@ class MessageHandler:
     def _retry(
         self, session: SessionState, last: WindowState, window: m.Window, envelope: Envelope
     ) -> None:
-        """Answer a repeated window: send the lost reply again, or let the pass go on."""
+        """Answer a repeated window: send the lost reply again, or let its pass continue."""
         if window.hash != session.committed.hash_at(last.committed_before):
             raise DivergedError(
                 f"The edge holds other tokens before {last.committed_before}: begin again."

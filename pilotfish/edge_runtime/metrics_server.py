@@ -29,7 +29,7 @@ PREFIX: Final = "pilotfish_edge_"
 
 
 class MetricsSources(NamedTuple):
-    """The objects whose figures are served."""
+    """The objects that the served figures are read from."""
 
     manifest: Manifest
     metrics: EdgeMetrics

@@ -15,19 +15,19 @@ from collections.abc import Callable, Mapping
 
 
 class BackgroundReceiver(threading.Thread):
-    """Calls the duty of each readable descriptor between `begin` and `end`.
+    """Calls the handler of each readable descriptor between `begin` and `end`.
 
-    A duty is called under the lock ``turn``. It serves all messages, and returns True if some are
+    A handler is called under the lock ``turn``. It serves all messages, and returns True if some are
     left, since a ZeroMQ descriptor signals new messages only.
     """
 
-    def __init__(self, duties: Mapping[int, Callable[[], bool]]) -> None:
+    def __init__(self, handlers: Mapping[int, Callable[[], bool]]) -> None:
         super().__init__(name="receiver", daemon=True)
         self.turn = threading.Lock()
-        self._duties = duties
+        self._handlers = handlers
         self._active = False
-        self._ready = select.epoll()  # watches the duties' descriptors
-        for descriptor in duties:
+        self._ready = select.epoll()  # watches the handlers' descriptors
+        for descriptor in handlers:
             self._ready.register(descriptor, select.EPOLLIN)
         self._armed = select.epoll()  # watches ``_ready`` during passes
         self._armed.register(self._ready, 0)
@@ -52,6 +52,6 @@ class BackgroundReceiver(threading.Thread):
             with self.turn:
                 if self._active:
                     ready = {descriptor for descriptor, _ in self._ready.poll(0)}
-                    left = {each for each in ready | left if self._duties[each]()}
+                    left = {each for each in ready | left if self._handlers[each]()}
                 else:
                     left = set()

@@ -163,7 +163,7 @@ class Scheduler:
 
     def wait_s(self) -> float | None:
         """Return the seconds to wait for more jobs before the next pass; None: no pass."""
-        self._take_in()
+        self._read_inbox()
         heads = self._heads()
         if not heads:
             return _POSTPONED_S if self._postponed else None
@@ -200,7 +200,7 @@ class Scheduler:
 
         patient: return None, too, while the pass should wait for devices that are due.
         """
-        self._take_in()
+        self._read_inbox()
         heads = self._heads()  # read once, since other threads may cancel jobs
         if not heads:
             return None
@@ -224,7 +224,7 @@ class Scheduler:
         self._under_way[lane] += 1
         return batch
 
-    def _take_in(self) -> None:
+    def _read_inbox(self) -> None:
         while self._inbox:
             job = self._inbox.popleft()
             if job.cancelled:

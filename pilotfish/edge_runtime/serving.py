@@ -68,16 +68,16 @@ class ServingLoop(ABC):
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
         # polling a descriptor is cheaper than polling its ZeroMQ socket
-        self._duties: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
-        self._duties.update((more or {}).items())
-        self._duties[listener.socket] = self._receive
-        self._duties[signals.descriptor] = signals.clear
+        self._handlers: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
+        self._handlers.update((more or {}).items())
+        self._handlers[listener.socket] = self._receive
+        self._handlers[signals.descriptor] = signals.clear
         if lifeline is not None:
-            self._duties[lifeline] = partial(setattr, self, "_orphaned", True)
+            self._handlers[lifeline] = partial(setattr, self, "_orphaned", True)
         self._poller = zmq.Poller()
-        for polled in self._duties:
+        for polled in self._handlers:
             self._poller.register(polled, zmq.POLLIN | (zmq.POLLERR if polled == lifeline else 0))
-        self._watched: Sequence[zmq.Socket[bytes] | int] = ()
+        self._sources: Sequence[zmq.Socket[bytes] | int] = ()
 
     @property
     @abstractmethod
@@ -98,7 +98,7 @@ class ServingLoop(ABC):
             if time.monotonic() >= self._tick_s:
                 self._tick_s = time.monotonic() + self._idle_s
                 self._supervisor.feed()
-                self._note_crowd()
+                self._log_crowd()
                 self._listener.note_drained()
                 if (code := self._tick()) is not None:
                     return code
@@ -121,7 +121,7 @@ class ServingLoop(ABC):
     def _stop(self, number: int) -> int | None:
         """Handle a stop signal; returns an exit code to end the loop now."""
 
-    def _note_crowd(self) -> None:
+    def _log_crowd(self) -> None:
         """Log when the edge starts and stops refusing connections for lack of room."""
         connections = self._listener.connections
         if connections.crowded != self._crowded:
@@ -137,28 +137,28 @@ class ServingLoop(ABC):
         """The status line's part about refused connections."""
         return "; no room for more connections" if self._crowded else ""
 
-    def _take_in(self, timeout_s: float) -> None:
+    def _poll(self, timeout_s: float) -> None:
         """Wait for events, at most ``timeout_s``, and call their handlers."""
         for source, _ in self._poller.poll(math.ceil(1e3 * timeout_s)):
-            duty = self._duties.get(source)
-            if duty is not None:
-                duty()
+            handler = self._handlers.get(source)
+            if handler is not None:
+                handler()
 
-    def _watch(self, sources: "Sequence[zmq.Socket[bytes] | int]") -> None:
+    def _set_sources(self, sources: "Sequence[zmq.Socket[bytes] | int]") -> None:
         """Poll these sources from now on, in place of the last ones."""
-        if sources != self._watched:
-            for source in self._watched:
+        if sources != self._sources:
+            for source in self._sources:
                 self._poller.unregister(source)
             for source in sources:
                 self._poller.register(source, zmq.POLLIN)
-            self._watched = sources
+            self._sources = sources
 
     def _receive(self) -> bool:
         """Serve the messages that have arrived; returns True if some are left."""
         listener, until_s = self._listener, time.monotonic() + _TURN_S
         for _ in range(_BURST):
             envelope = listener.receive()
-            # read before handling, whose time counts as the edge's and not as the link's
+            # read before handling: a wait during that is not the link's
             more = listener.waiting
             if envelope is not None:
                 self._handle(envelope)

@@ -84,7 +84,7 @@ class Stream:
 class QueuedGeneration:
     """A generation that waits for its grammar, and the messages that wait with it.
 
-    new: tokens behind the kept ones, u32 [n]. request: the latest window, states or pull.
+    new: tokens after the kept ones, u32 [n]. request: the latest window, states or pull.
     """
 
     begin: Begin
@@ -266,9 +266,9 @@ class Sessions:
             self._costly_ends.popleft()
         if sum(each == owner for _, each in self._costly_ends) >= self.per_owner:
             return []
-        held = Counter(each.owner for each in self)
-        most = max(held.values())
-        return [each for each in self if held[each.owner] == most] if most > mine + 1 else []
+        counts = Counter(each.owner for each in self)
+        most = max(counts.values())
+        return [each for each in self if counts[each.owner] == most] if most > mine + 1 else []
 
     def _displace(self, candidates: list[SessionState], reason: str) -> None:
         """End one of these sessions, preferably one that is not busy, the idlest first."""

@@ -56,7 +56,7 @@ class _Store(Generic[K]):
         self._all: OrderedDict[_Key, K] = OrderedDict()  # longest idle first
         self._bytes: Counter[bytes] = Counter()  # by owner
         self._numbers: Counter[bytes] = Counter()
-        self.held = 0  # bytes of all owners
+        self.total_bytes = 0  # bytes of all owners
 
     def __len__(self) -> int:
         return len(self._all)
@@ -79,13 +79,13 @@ class _Store(Generic[K]):
     def add_bytes(self, key: _Key, size: int) -> None:
         """Count bytes added to a transfer, or removed."""
         self._bytes[key[0]] += size
-        self.held += size
+        self.total_bytes += size
 
     def drop(self, key: _Key) -> None:
         """Forget a transfer."""
         owner, transfer = key[0], self._all.pop(key)
         self._bytes[owner] -= transfer.size
-        self.held -= transfer.size
+        self.total_bytes -= transfer.size
         self._numbers[owner] -= 1
         if not self._numbers[owner]:
             del self._bytes[owner], self._numbers[owner]
@@ -99,7 +99,7 @@ class _Store(Generic[K]):
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
             if not self._drop_idle(key, owner):
                 return False
-        while self.held + size > _TIMES * self._each_bytes:
+        while self.total_bytes + size > _TIMES * self._each_bytes:
             if not self._drop_any(key, self._bytes, size, insist=insist):
                 return False
         while len(self) + new > _IN_ALL:
@@ -195,9 +195,9 @@ class Uploads:
         return len(self._store)
 
     @property
-    def held(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes of all uploads."""
-        return self._store.held
+        return self._store.total_bytes
 
     def receive_chunk(self, owner: bytes, chunk: m.Chunk, data: m.Buffer) -> Progress:
         """Store a chunk; an empty one queries the progress.

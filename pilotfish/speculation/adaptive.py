@@ -1,11 +1,11 @@
 """Adaptive verification: relax the target's law except at key tokens (decentralized-dsd §2.3).
 
 In: a chain's tokens, each with the q̂ that it was drawn from; the target's p there; a `Relaxation`.
-Out: how many tokens are accepted, what is sampled after them, and how far the law of each checked
-position is from p.
+Out: the number of accepted tokens, the distribution of the next one, and the distance of each
+checked position's law from p.
 
 A token is *key* if the drafter is much less certain than the target (λ₁), if the two disagree about
-the token itself (λ₂), or about what is likely at all (λ₃). Key tokens are accepted by min(1, p/q̂),
+the token itself (λ₂), or about the likely tokens (λ₃). Key tokens are accepted by min(1, p/q̂),
 others by min(1, p̃/q̂) with p̃ ∝ p^(1−τ)·q̂^τ. After any rejection norm(max(0, p − q̂)) is sampled,
 after a whole window p (the paper's line 16, p after a rejection too, is biased even at τ = 0).
 
@@ -93,7 +93,7 @@ class DistributionComparison:
     def norm_match(self) -> float:
         """Overlap of both ends' `TOP` likeliest tokens, over the fewer of both; [0, 1].
 
-        Ties with the last of them belong to them; where an end has fewer tokens, all do.
+        Ties with the last one count, too; an end with fewer tokens uses all of them.
         """
         ours, theirs = likeliest(self.p), likeliest(self.drafter)
         if self.row.ids is not None:
@@ -107,40 +107,42 @@ class DistributionComparison:
         gaps: NDArray[np.float64] = np.abs(self.target - self.drafter)
         return gaps
 
-    def strict(self) -> NDArray[np.float64]:
+    def strict_mass(self) -> NDArray[np.float64]:
         """Accepted mass of each token against p: min(q̂, p), f64 [K]."""
         mass: NDArray[np.float64] = np.minimum(self.drafter, self.target)
         return mass
 
-    def softened(self, tau: float) -> NDArray[np.float64]:
+    def softened_mass(self, tau: float) -> NDArray[np.float64]:
         """Accepted mass of each token against p̃, f64 [K]: min(q̂, p̃), at least `strict`.
 
         Where q̂ > p, p̃ is no less than p (Hölder); max(p, p̃) ensures it in spite of rounding.
         """
         if tau == 0.0:
-            return self.strict()
+            return self.strict_mass()
         weights = np.where(self.target > 0.0, self.target ** (1.0 - tau) * self.drafter**tau, 0.0)
         if not weights.any():  # the two have no token in common
-            return self.strict()
+            return self.strict_mass()
         weights *= self.target.sum() ** (1.0 - tau) / weights.sum()
         mass: NDArray[np.float64] = np.minimum(self.drafter, np.maximum(self.target, weights))
         return mass
 
-    def critical(self, relaxation: Relaxation) -> NDArray[np.bool_]:
+    def key_tokens(self, relaxation: Relaxation) -> NDArray[np.bool_]:
         """Mark the key tokens, bool [K] (decentralized-dsd (7))."""
         everywhere = self.entropy_ratio > relaxation.lambda1 or self.norm_match < relaxation.lambda3
         marks: NDArray[np.bool_] = (self.gap > relaxation.lambda2) | everywhere
         return marks
 
-    def accepted(self, relaxation: Relaxation) -> NDArray[np.float64]:
+    def accepted_mass(self, relaxation: Relaxation) -> NDArray[np.float64]:
         """Accepted mass of each token, f64 [K]; divided by q̂ it is the probability."""
         if relaxation.tau == 0.0:
-            return self.strict()
-        return np.where(self.critical(relaxation), self.strict(), self.softened(relaxation.tau))
+            return self.strict_mass()
+        return np.where(
+            self.key_tokens(relaxation), self.strict_mass(), self.softened_mass(relaxation.tau)
+        )
 
     def deviation(self, accepted: NDArray[np.float64]) -> float:
         """Total variation of the position's law from p for this accepted mass, in [0, 1]."""
-        return min(1.0, float((accepted - self.strict()).sum()))
+        return min(1.0, float((accepted - self.strict_mass()).sum()))
 
 
 def verify(
@@ -158,7 +160,7 @@ def verify(
     deviation = 0.0
     for index, token in enumerate(ids):
         comparison = DistributionComparison(p(index), q(index))
-        accepted = comparison.accepted(relaxation)
+        accepted = comparison.accepted_mass(relaxation)
         deviation += comparison.deviation(accepted)
         at = comparison.row.index(int(token))
         assert at is not None  # the token was drawn from this row

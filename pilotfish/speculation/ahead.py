@@ -49,7 +49,7 @@ def draft_length(survival: NDArray[np.float64]) -> int:
     return min(MOST_AHEAD, 1 + int(np.count_nonzero(survival[1:] >= FLOOR)))
 
 
-def price(pass_s: Sequence[float]) -> float:
+def draft_cost(pass_s: Sequence[float]) -> float:
     """Compute the acceptance below which the edge takes no draft: a position's cost in tokens.
 
     pass_s: as in `token_costs`. A token is taken as a lone session's under `stream`, so that no
@@ -65,19 +65,19 @@ def token_costs(
     draft_s: float,
     pass_s: Sequence[float],
     most_ahead: int = MOST_AHEAD,
-    price: float = 0.0,
+    draft_cost: float = 0.0,
 ) -> TokenCosts:
     """Compute the costs of a token.
 
     survival: f64 [n], S(0) = 1, falling. draft_s: seconds of a drafter pass while the target runs.
     pass_s: seconds of a target pass with 0, 1, … drafts, up to the most that one takes. most_ahead:
-    tokens that the device drafts beyond the known committed ones. price: joint acceptance below
-    which the edge leaves a draft out.
+    tokens that the device drafts beyond the known committed ones. draft_cost: joint acceptance
+    below which the edge leaves a draft out.
     """
     run = survival[survival > _LEAST][:_DEPTHS]
     # number of drafts worth their cost, by committed tokens; len(pass_s) means all
     padded = np.append(survival, 0.0)[: len(run) + 1]
-    last = np.searchsorted(-padded, -price * run, side="right") - 1
+    last = np.searchsorted(-padded, -draft_cost * run, side="right") - 1
     worth = np.where(last < len(run), last - np.arange(len(run)), len(pass_s)).tolist()
     tokens = float(survival.sum())
     beyond = tokens - float(run.sum())

@@ -79,7 +79,7 @@ class Recall:
 
     def update(self, committed: Ids) -> None:
         """Update to the committed tokens u32 [n], most of which are known."""
-        known = _common(self._text[: self._end], committed)
+        known = _common_length(self._text[: self._end], committed)
         if known < self._end:
             self._forget(known)
         new = committed[known:]
@@ -189,7 +189,7 @@ class Recall:
         return Echo(earlier, here, length, tokens, weights)
 
 
-def _common(first: Ids, second: Ids) -> int:
+def _common_length(first: Ids, second: Ids) -> int:
     """Count the equal first tokens."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]

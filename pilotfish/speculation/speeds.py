@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
+from pilotfish.speculation.ahead import draft_cost, draft_length, survival, token_costs
 
 GAIN = 1.05  # a drafter with a lower speed-up is not worth having
 ALIKE = 0.97  # drafters above this share of the fastest speed count as equally fast
@@ -52,7 +52,7 @@ def hinted_token_s(
         draft_s=draft_s,
         pass_s=pass_s,
         most_ahead=draft_length(run),
-        price=price(pass_s),
+        draft_cost=draft_cost(pass_s),
     )
     return costs.token_s
 

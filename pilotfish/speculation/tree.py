@@ -119,7 +119,7 @@ def verify(
             [int(ids[child - 1]) for child in candidates[node]],
             q(node),
             p(node),
-            _from(coin, first),
+            _numbered_from(coin, first),
         )
         if choice.accepted is None:
             assert choice.residual is not None
@@ -128,7 +128,7 @@ def verify(
     return Walk(node, p(node), rejected=False)
 
 
-def _from(coin: NumberedCoin, first: int) -> Coin:
+def _numbered_from(coin: NumberedCoin, first: int) -> Coin:
     """Return a coin for one node's candidates, which are numbered from ``first``."""
     numbers = count(first)
     return lambda probability: coin(next(numbers), probability)

@@ -140,8 +140,8 @@ class NodeLoop(ServingLoop):
 
     def step(self) -> None:
         """Run the steps that have arrived, and update the attachment."""
-        self._watch(self._work.sources)
-        self._take_in(self._idle_s)
+        self._set_sources(self._work.sources)
+        self._poll(self._idle_s)
         self._service.update_attachment()
 
     @property
@@ -171,8 +171,10 @@ class NodeLoop(ServingLoop):
             self._set_problems([str(error)])
         else:
             self._listener.gate.allowed = listed.names
-            rotated = self._rotation.reload(self._config.keys, self._listener, listed.names)
-            self._set_problems([*listed.broken, *rotated])
+            rotation_problems = self._rotation.reload(
+                self._config.keys, self._listener, listed.names
+            )
+            self._set_problems([*listed.broken, *rotation_problems])
         return self._problem
 
     def _set_problems(self, problems: Sequence[str]) -> None:

@@ -201,12 +201,12 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         try:
             for actor in replica.actors:
                 result = actor.step.remote(replica.incarnation, list(items), result, parents)
-            self._await(result, pending.lane, replica, number=pending.number)
+            self._post_result_of(result, pending.lane, replica, number=pending.number)
         except Exception as error:  # Ray could not take the call
             self._fail(pending, error)
             self._lose_actor(pending.lane, error)
 
-    def _await(
+    def _post_result_of(
         self,
         call: Any,
         lane: int,
@@ -216,8 +216,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         number: int | None = None,
     ) -> None:
         """Post the call's result when it ends, which Ray signals in another thread."""
-        tell = partial(self._post, lane, replica.incarnation, actor, number)
-        call.future().add_done_callback(tell)
+        post = partial(self._post, lane, replica.incarnation, actor, number)
+        call.future().add_done_callback(post)
 
     def _post(
         self, lane: int, incarnation: bytes, actor: int | None, number: int | None, future: Any
@@ -255,7 +255,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         """Record the loss of a replica's actor."""
         replica = self._replicas[lane]
         if replica.ready:
-            self._note(lane, "gone")
+            self._record_event(lane, "gone")
         _log.warning("%s has lost an actor: %s", _replica_name(lane), _first_line(error))
         self._reset(replica)
 
@@ -300,7 +300,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         if pending.sent_s is None or now_s >= self._timeout_at(pending):
             return
         if now_s > self._overdue_at(pending):
-            self._note(pending.lane, "late")
+            self._record_event(pending.lane, "late")
             _log.warning("%s is overdue: restarting its actors", _replica_name(pending.lane))
             self._restart(self._replicas[pending.lane])
 
@@ -329,7 +329,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             try:
                 for index, actor in enumerate(replica.actors):
                     call = actor.hold.remote(replica.incarnation)
-                    self._await(call, lane, replica, actor=index)
+                    self._post_result_of(call, lane, replica, actor=index)
             except Exception as error:  # Ray could not take the call
                 self._lose_actor(lane, error)
         elif replica.joining and now_s > replica.joined_s + (replica.loading_s or _LOADING_S):
@@ -349,7 +349,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             if replica.ready and pending.lane == lane and pending.sent_s is None:
                 self._send(pending)
 
-    def _note(self, lane: int, what: str) -> None:
+    def _record_event(self, lane: int, what: str) -> None:
         self._metrics.node_events[_replica_name(lane), what] += 1
 
 

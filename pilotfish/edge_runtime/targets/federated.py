@@ -166,12 +166,12 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         if now_s >= pending.started_s + federation.late_s and not pending.late:
             pending.late = True
             for index in pending.missing:
-                self._workers[index].note("late")
+                self._workers[index].record_event("late")
         if federation.late == "drop" and pending.rows:
             for index in list(pending.missing):
                 if pending.late or not self._workers[index].awaits(pending.number):
                     pending.missing.discard(index)
-                    self._workers[index].note("dropped")
+                    self._workers[index].record_event("dropped")
 
     def _timeout_at(self, pending: _EnsemblePass) -> float:
         federation = self._federation

@@ -109,11 +109,11 @@ class NodeClient:
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """Read the node's messages; returns the answers of the present attachment."""
-        self._watch()
+        self._check_connection()
         answers = []
         for _ in range(_MESSAGES):
             message = self._channel.take(0.0)
-            self._watch()
+            self._check_connection()
             if message is None:
                 break
             self.received_bytes += message[2]
@@ -155,11 +155,11 @@ class NodeClient:
 
     def detach(self, reason: str) -> None:
         """Detach an unusable node and ignore it for a pause."""
-        self._note_refusal(reason)
+        self._record_refusal(reason)
         self._forget()
         self._pause()
 
-    def note_success(self) -> None:
+    def record_success(self) -> None:
         """Record a good answer; the next pause is short again."""
         self._retry_s, self._doubtful = _RETRY_S[0], False
 
@@ -167,19 +167,19 @@ class NodeClient:
         """Close the connection."""
         self._channel.close(0.0)
 
-    def _watch(self) -> None:
+    def _check_connection(self) -> None:
         """Detect a lost connection, and greet the node over a new one or after a pause."""
         channel, attempts = self._channel, self._channel.attempts
         channel.read_events()
         if self._connections != channel.connections or not channel.connected:
-            self._note_loss()
+            self._record_loss()
         if channel.connected:
             self._connections = channel.connections
         elif attempts.handshakes_failed > self._failed:
             self._failed = attempts.handshakes_failed
             if attempts.failure is ConnectFailure.KEY:
                 # no pause here: the channel's own pauses grow
-                self._note_refusal("it refuses this edge's key: put edge.pub on its allow-list")
+                self._record_refusal("it refuses this edge's key: put edge.pub on its allow-list")
             elif attempts.failure is ConnectFailure.TIMEOUT:
                 self._reason = "it accepts the connection, but does not answer"
             else:
@@ -193,13 +193,13 @@ class NodeClient:
         """Whether the node is being ignored for a pause."""
         return time.monotonic() < self._paused_until_s
 
-    def _note_refusal(self, reason: str) -> None:
+    def _record_refusal(self, reason: str) -> None:
         if self.ready is not None or reason != self._reason:
             _log.warning("%s cannot be used: %s", self.node.name, reason)
             self._on_event("refused")
         self._reason = reason
 
-    def _note_loss(self) -> None:
+    def _record_loss(self) -> None:
         if self._requested:
             _log.warning("%s is gone", self.node.name)
             self._on_event("gone")

@@ -241,7 +241,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         except MalformedError as error:
             self._stages.reject_answer(f"its answer makes no sense: {error}")
             return
-        self._stages.note_success()
+        self._stages.record_success()
         self._count_compute(scored.compute_ns)
         step = self._sent.popleft()
         now_s = self._clock.now_s

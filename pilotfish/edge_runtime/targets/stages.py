@@ -45,9 +45,9 @@ class Stages:
         with ExitStack() as stack:
             stack.callback(self.close)
             for index, address in enumerate(addresses):
-                unfit, note = partial(self._unfit, index), partial(self._note, index)
+                check, record = partial(self._check_fit, index), partial(self._record_event, index)
                 self._clients.append(
-                    NodeClient(address, options.keys, limit, check=unfit, on_event=note)
+                    NodeClient(address, options.keys, limit, check=check, on_event=record)
                 )
             stack.pop_all()
         self._poller = zmq.Poller()
@@ -118,20 +118,20 @@ class Stages:
         first = self._clients[0]
         self._metrics.node_bytes[first.node.name, "to"] += first.send(step, frames)
 
-    def note_success(self) -> None:
+    def record_success(self) -> None:
         """Record a good answer."""
         for client in self._clients:
-            client.note_success()
+            client.record_success()
 
     def reject_answer(self, reason: str) -> None:
         """Detach all stages after a malformed answer."""
-        self._note(-1, "lied")
+        self._record_event(-1, "lied")
         self._clients[-1].detach(reason)
         self._attach_if_ready()
 
     def detach_overdue(self) -> None:
         """Detach all stages after an overdue answer."""
-        self._note(-1, "late")
+        self._record_event(-1, "late")
         self.incarnation = self._requested = None
         self._attach_if_ready()
 
@@ -178,7 +178,7 @@ class Stages:
                 )
             )
 
-    def _unfit(self, index: int, ready: Ready) -> str:
+    def _check_fit(self, index: int, ready: Ready) -> str:
         """Describe why a node does not fit as stage ``index`` + 2; "" if it does."""
         cut, wanted = self._stage.cut, index + 2
         if (ready.stage, ready.stages, ready.whole) != (wanted, cut.count, cut.whole):
@@ -192,5 +192,5 @@ class Stages:
             return f"it holds a stage with digest {ready.digest}, not {self._digests[index]}"
         return lacks_room(ready, self._stage.slots, self._stage.context)
 
-    def _note(self, index: int, what: str) -> None:
+    def _record_event(self, index: int, what: str) -> None:
         self._metrics.node_events[self._clients[index].node.name, what] += 1

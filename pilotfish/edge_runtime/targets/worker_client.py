@@ -64,7 +64,9 @@ class WorkerClient:
         self._slots = limits.sessions
         self._metrics = options.metrics
         most = _answer_bytes(limits, federation, self._manifest)
-        self._client = NodeClient(node, options.keys, most, check=self._unfit, on_event=self.note)
+        self._client = NodeClient(
+            node, options.keys, most, check=self._check_fit, on_event=self.record_event
+        )
         self._incarnation: bytes | None = None  # incarnation of the last known attachment
         self._holding = Holding(self._slots)
         self._open_steps: dict[int, _OpenStep] = {}
@@ -113,7 +115,7 @@ class WorkerClient:
         Under ``drop`` a worker that has missed many tokens gets them in a catch-up step, and takes
         part again after that, so that the others do not wait.
         """
-        if not self._able:
+        if not self._can_take_step:
             return False
         if self._federation.late == "drop":
             missed = [span for span in spans if self._holding.first_missing(span) < span.base]
@@ -145,11 +147,11 @@ class WorkerClient:
             try:
                 rows = self._rows(scored, frames)
             except MalformedError as error:
-                self.note("lied")
+                self.record_event("lied")
                 self._client.detach(f"its answer makes no sense: {error}")
                 continue
             del self._open_steps[scored.number]
-            self._client.note_success()
+            self._client.record_success()
             self._metrics.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
             yield scored.number, rows
         self._metrics.node_bytes[self.name, "from"] = self._client.received_bytes
@@ -171,7 +173,7 @@ class WorkerClient:
                 )
             )
 
-    def note(self, what: str) -> None:
+    def record_event(self, what: str) -> None:
         """Count an event."""
         self._metrics.node_events[self.name, what] += 1
 
@@ -181,7 +183,7 @@ class WorkerClient:
         return self.awaits(self._catch_up)
 
     @property
-    def _able(self) -> bool:
+    def _can_take_step(self) -> bool:
         """Whether it can take a step now."""
         if (
             self._incarnation is None
@@ -218,7 +220,7 @@ class WorkerClient:
             raise MalformedError("A row has less mass than its most probable tokens can have.")
         return rows
 
-    def _unfit(self, ready: Ready) -> str:
+    def _check_fit(self, ready: Ready) -> str:
         """Describe why its artifact or room does not fit; "" if they do."""
         if ready.stages:
             return "it holds one stage of a model: a federation wants whole models"
