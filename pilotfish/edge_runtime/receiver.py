@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 class BackgroundReceiver(threading.Thread):
     """Calls the handler of each readable descriptor between `begin` and `end`.
 
-    A handler is called under the lock ``turn``. It serves all messages, and returns True if some are
+    A handler is called under the lock ``turn``. It serves messages, and returns True if some are
     left, since a ZeroMQ descriptor signals new messages only.
     """
 

@@ -340,7 +340,8 @@ def open_target(options: TargetOptions) -> PipelineTarget:
     if not stage.first or stage.cut.count != len(addresses) + 1:
         raise ConfigError(
             f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge "
-            f"runs stage 1 itself, and the list has the {stage.cut.count - 1} others in order."
+            f"runs stage 1 itself, and the list has the {stage.cut.count - 1} others in their "
+            "order."
         )
     head = Head(options.artifact, threads=config.threads, provider=config.provider)
     target = PipelineTarget(stage, head, pipeline, addresses, options)
