@@ -1,8 +1,8 @@
 """The edge's figures for Prometheus, over a small HTTP server of its own.
 
 In:  the serving loop's metrics, connections and gate. Out: the text format, made for each request
-     in a thread of that server. No metric contains a key. Devices are named only if the operator says
-     so, by their files on the allow-list. The ``Host`` of a request must be this machine
+     in a thread of that server. No metric contains a key. Devices are named only if the operator
+     says so, by their files on the allow-list. The ``Host`` of a request must be this machine
      (`is_own_host`), so that no foreign page in a browser can read the figures.
 """
 
