@@ -231,7 +231,7 @@ def test_settings_change_and_what_is_broken_changes_nothing(
             reload(daemon)
             assert sessions() == 4
         for named in ("sessions.per.cheese", "is not valid TOML"):
-            daemon.await_line(f"reloaded but for this: .*{named}")
+            daemon.await_line(f"reloaded except for this: .*{named}")
         config.write_text(settings + "sessions-per-client = 5\n")
         reload(daemon)
         assert sessions() == 5
