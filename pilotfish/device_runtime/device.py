@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput
+from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import AutoRequest, Conversation
 from pilotfish.device_runtime.drafting import Drafter
@@ -23,7 +23,6 @@ from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.link.retry import AWAY, FAIL, CancelToken, OnLinkLoss, RetryPolicy
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
-from pilotfish.device_runtime.talk_options import read_talk
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurn, DeviceTurns
 from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
 from pilotfish.engines.chat import ChatTemplate

@@ -88,16 +88,18 @@ class EdgeSession:
         self.has_prompt_logprobs = (
             True  # the prompt's log-probabilities have come, if they were asked for
         )
-        self._known_limits = _UNLIMITED
+        self._last_limits = _UNLIMITED
         self._begun_on = 0  # the connection over which the edge was last told to begin; 0: none
 
     @property
     def limits(self) -> m.Limits:
-        """The limits of the last suitable edge."""
+        """The limits of the present edge, or of the last suitable one."""
         welcome = self._link.welcome if self._link is not None else None
-        if welcome is not None:
-            self._known_limits = welcome.limits
-        return self._known_limits
+        return self._last_limits if welcome is None else welcome.limits
+
+    def note_welcome(self) -> None:
+        """Keep the present edge's limits for the time in which no suitable edge is there."""
+        self._last_limits = self.limits
 
     @property
     def _edge(self) -> EdgeLink:
@@ -112,6 +114,7 @@ class EdgeSession:
 
         since: tokens of its prompt.
         """
+        self.note_welcome()
         self._plan, self._since, self._conditions = plan, since, conditions
         self.has_prompt_logprobs = plan.prompt_logprobs is None
 
@@ -151,6 +154,7 @@ class EdgeSession:
         if law.logits_options.grammar is not None:
             frames.append(law.logits_options.grammar.text.encode())
         self._edge.notify(begin, frames)
+        self.note_welcome()
         self._begun_on = self._edge.connection
         self._held = len(self._committed)
 
@@ -201,7 +205,9 @@ class EdgeSession:
         )
         frames = exchange.encode_draft(draft, pending, self._vocab_size)
         self._require_room(frames)
-        return self._edge.send(window, frames)
+        sent = self._edge.send(window, frames)
+        self.note_welcome()
+        return sent
 
     def wait_verdict(
         self,

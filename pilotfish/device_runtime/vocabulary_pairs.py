@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError, PairMismatchError
 from pilotfish.device_runtime.bridge import Pair
-from pilotfish.device_runtime.bridge.arrival import Progress, target_vocabulary
+from pilotfish.device_runtime.bridge.vocabulary_fetch import Progress, target_vocabulary
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.pair_statistics import PairStatistics
 from pilotfish.engines.vocabulary import Vocabulary

@@ -52,7 +52,7 @@ def memory_of(earlier):
 
 def text_drafter(size, earlier, start=START):
     """A text drafter that knows these texts, and has begun to answer."""
-    drafter = TextDrafter(memory_of(earlier))
+    drafter = TextDrafter(Recollection(memory_of(earlier)))
     pair = PAIRS[size]
     drafter.set_bridge(pair.bridge(), "words")
     drafter.start(pair.prompt(list(start)))
@@ -71,7 +71,7 @@ def windows_of(drafter, *, auto, ends=(), seen=None):
                 exchange,
                 law,
                 ends,
-                shaper=shaper_of(setting, law),
+                logits_processor=shaper_of(setting, law),
                 auto=auto is not None,
             )
         if seen is not None:
@@ -228,7 +228,7 @@ def test_a_tree_is_no_larger_than_what_the_wire_takes():
 
 def model_drafter(folder, pair, tokens, earlier, seed=3):
     artifact = tiny_artifact(folder, tokens=tokens, eos=END, seed=seed)
-    drafter = ModelDrafter(
+    drafter = ModelDrafter.open(
         artifact,
         provider="cpu",
         threads=1,

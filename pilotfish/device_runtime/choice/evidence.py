@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE, Acceptance
 from pilotfish.device_runtime.choice.hints import EdgeHints, hint_source
-from pilotfish.device_runtime.choice.outcomes import ForecastErrors
 from pilotfish.device_runtime.choice.pass_pace import (
     PassPace,
     RecentValues,
@@ -35,6 +34,42 @@ from pilotfish.wire.protocols.protocol import PairSizes, RoundBytes
 
 _HOPE_WEIGHT = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
 _SLOWER = 4.0
+_MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of one answer's ratio
+_ON_TIME_ANSWERS = 2.0  # prior weight of a ratio of 1, in answers
+_FULL_ANSWER = 16  # rounds of an answer with full weight; shorter ones weigh less
+_FORECAST_FADE = 0.95  # per answer
+
+
+class ForecastErrors:
+    """Ratio of measured to forecast seconds per token under `ahead`, over the last answers.
+
+    The cost model leaves out an edge that drops hints under load, jitter, hints that are gathered,
+    and an edge drafter that contributes nothing. Plans with and without the device's drafts have
+    a ratio each. Both fade towards 1 with every answer of any protocol, so that a plan that failed
+    is tried again after a long time.
+    """
+
+    def __init__(self) -> None:
+        # f64 [2], by whether the device drafts: answers, and the sum of their ratios
+        self._seen: dict[bool, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
+
+    def fade(self) -> None:
+        """Note an answer."""
+        for seen in self._seen.values():
+            seen *= _FORECAST_FADE
+
+    def add(self, plan: Plan, rounds: int, token_s: float, expected_s: float) -> None:
+        """Add seconds a token over so many rounds, and those that the model has for them."""
+        if token_s > 0.0 and expected_s > 0.0:
+            ratio = min(_MAX_RATIO, max(_MIN_RATIO, token_s / expected_s))
+            self._seen[hint_source(plan) != EDGE] += min(1.0, rounds / _FULL_ANSWER) * np.array(
+                [1.0, ratio]
+            )
+
+    def factor(self, plan: Plan) -> float:
+        """Return by how much a forecast of this plan is to be multiplied."""
+        answers, ratios = self._seen[hint_source(plan) != EDGE].tolist()
+        return float((_ON_TIME_ANSWERS + ratios) / (_ON_TIME_ANSWERS + answers))
 
 
 class Evidence:

@@ -95,8 +95,8 @@ class DraftSource:
         """Load it for so many lanes."""
         if self.artifact is None:
             assert self.memory is not None
-            return TextDrafter(self.memory)
-        return ModelDrafter(
+            return TextDrafter(Recollection(self.memory))
+        return ModelDrafter.open(
             self.artifact,
             provider=provider,
             threads=threads,

@@ -10,24 +10,19 @@ both, so that branches are drawn of either.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.fair_lock import FairLock
+from pilotfish.device_runtime.drafting.shared_model import SharedModel
 from pilotfish.device_runtime.drafting.text_drafter import Recollection, rows
 from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.language_model import open_model
-from pilotfish.engines.pass_times import pass_times
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Floats, mix_logits
 from pilotfish.speculation.recall import Echo
@@ -39,59 +34,9 @@ from pilotfish.wire.protocols import SpeculationProtocol
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_WIDTHS = (1, 2, 4)
 _SURE = 0.8  # odds by which the text takes the place of a pass
 _CHUNK = 128  # tokens of a prompt read in one pass
 _PIECE = 32  # likewise, where the target's tokens wait for the pass
-
-
-class SharedModel:
-    """One model with a slot for each `Drafter`. Thread-safe.
-
-    Drafters take turns, one pass each in order of request: a pass returns views that the next one
-    overwrites, and a long prompt of one lane must not stall another.
-    """
-
-    def __init__(
-        self,
-        artifact: Artifact,
-        *,
-        provider: str,
-        threads: int | None,
-        context: int | None,
-        lanes: int,
-    ) -> None:
-        self.decoder = open_model(
-            artifact,
-            slots=lanes,
-            context=context,
-            threads=threads,
-            provider=provider,
-            drafts=True,
-        )
-        self.pass_times = pass_times(self.decoder, _WIDTHS)
-        self.lock = FairLock()
-        self._free = list(range(lanes))
-        self._lock = threading.Lock()
-
-    def acquire_slot(self) -> int:
-        """Empty and return the lowest free slot; `UnsupportedError` if all are taken."""
-        with self._lock:
-            if not self._free:
-                raise UnsupportedError(
-                    f"All {self.decoder.slots} lanes of this device are taken: close one, or open "
-                    "the device with more."
-                )
-            slot = min(self._free)
-            self._free.remove(slot)
-        with self.lock:
-            self.decoder.rollback(slot, 0)
-        return slot
-
-    def release_slot(self, slot: int) -> None:
-        """Free a slot."""
-        with self._lock:
-            self._free.append(slot)
 
 
 class ModelDrafter(Drafter):
@@ -104,35 +49,20 @@ class ModelDrafter(Drafter):
     standalone, prior_acceptance = True, PRIOR_ACCEPTANCE
 
     def __init__(
-        self,
-        artifact: Artifact,
-        *,
-        provider: str,
-        threads: int | None,
-        context: int | None,
-        lanes: int = 1,
-        text: Recollection | None = None,
+        self, artifact: Artifact, shared: SharedModel, text: Recollection | None = None
     ) -> None:
         super().__init__()
         self.manifest = manifest = artifact.manifest
-        shared = SharedModel(
-            artifact, provider=provider, threads=threads, context=context, lanes=lanes
-        )
+        self._artifact, self._shared_model, self._text = artifact, shared, text
+        self._decoder = shared.decoder
         self.name, self.origin = manifest.model, manifest.origin
-        self.context = shared.decoder.context
+        self.context, self.execution = self._decoder.context, self._decoder.execution
         self.hidden_size = manifest.dimensions.hidden if manifest.hidden_states else 0
         self.no_tree_reason = manifest.chained or ""
         self.pass_times = shared.pass_times
         self.bridge: Bridge = TrivialBridge(manifest.vocab_size, artifact.kept)
-        self._text = text
-        self._take(shared)
-
-    def _take(self, lanes: SharedModel) -> None:
-        self._window, self._forced = Tree(), []
-        self._lanes = lanes
-        self._decoder = lanes.decoder
-        self.execution = lanes.decoder.execution
-        self._slot = lanes.acquire_slot()
+        self._vocabulary = ""
+        self._slot = shared.acquire_slot()
         self._released = False
         self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: own tokens in the K/V cache
         self._chain_length = 0  # of these, read as a chain; nodes of a tree may follow
@@ -141,19 +71,37 @@ class ModelDrafter(Drafter):
         # f32 [γ, d]: the hidden states at the tokens of the window that have been read
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
         self._tree: Tree | None = None  # the tree behind the chain
+        self._mixes_text = False  # the text may draft in the open window
+
+    @classmethod
+    def open(
+        cls,
+        artifact: Artifact,
+        *,
+        provider: str,
+        threads: int | None,
+        context: int | None,
+        lanes: int = 1,
+        text: Recollection | None = None,
+    ) -> Self:
+        """Load the model for this number of lanes, and make the first one's drafter."""
+        shared = SharedModel(
+            artifact, provider=provider, threads=threads, context=context, lanes=lanes
+        )
+        return cls(artifact, shared, text)
 
     def fork(self) -> Self:
         """Make a drafter for another session; `UnsupportedError` if no lane is free."""
-        other = copy(self)
-        other._take(self._lanes)
+        other = type(self)(self._artifact, self._shared_model)
         other._text = self._text.fork() if self._text else None
+        other.set_bridge(self.bridge, self._vocabulary)
         return other
 
     def release(self) -> None:
         """Free the lane; the drafter must not be used afterwards."""
         if not self._released:
             self._released = True
-            self._lanes.release_slot(self._slot)
+            self._shared_model.release_slot(self._slot)
             if self._text is not None:
                 self._text.release()
 
@@ -209,7 +157,7 @@ class ModelDrafter(Drafter):
         tree, self._tree = self._tree, None
         read = self._held - self._trunk  # the deepest level was drawn but not read
         known = [node - 1 for node in path if node <= read]
-        with self._lanes.lock:
+        with self._shared_model.lock:
             self._decoder.keep_path(self._slot, known)
         self._chain_length = self._trunk
         self._append(self.bridge.to_draft_ids(tree.ids[known]))
@@ -237,7 +185,7 @@ class ModelDrafter(Drafter):
         while (held := self._chain_length) < len(context) - leave:
             between()
             part = context[held:-1][:_CHUNK].astype(np.int64)
-            with self._lanes.lock:
+            with self._shared_model.lock:
                 self._decoder.forward([Pass(slot=self._slot, tokens=part, rows=0)])
             self._append(part)
 
@@ -257,7 +205,7 @@ class ModelDrafter(Drafter):
         rest = self._unread(self._with(committed, drafts))
         if len(rest) <= _PIECE:
             return False
-        with self._lanes.lock:
+        with self._shared_model.lock:
             piece = rest[:_PIECE]
             self._decoder.forward([Pass(slot=self._slot, tokens=piece, rows=0)])
         self._append(piece)
@@ -296,7 +244,7 @@ class ModelDrafter(Drafter):
 
     def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
         """Run a pass and return its logits; writes hidden states to ``states`` if given."""
-        with self._lanes.lock:
+        with self._shared_model.lock:
             # copies: the next pass, perhaps of another lane, overwrites the decoder's buffers
             output = self._decoder.forward([passed])[0]
             if states is not None:
@@ -313,7 +261,7 @@ class ModelDrafter(Drafter):
         while expansion and nodes_at_most(expansion) > self.context - len(self._context):
             expansion = expansion[:-1]
         self._trunk = len(self._context)
-        self._heard = not protocol.requires
+        self._mixes_text = not protocol.requires
         if self._text is not None:
             self._text.update(committed)
         return expansion
@@ -327,7 +275,7 @@ class ModelDrafter(Drafter):
                 level = Level(self._logits(np.concatenate([self._context, draft_ids]))[None])
             return level
         logits = self._read_level(tree) if len(tree) else self._logits(self._context)[None]
-        if self._text is None or not self._heard:
+        if self._text is None or not self._mixes_text:
             return Level(logits)
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
         echoes = [self._shared(self._text.predict(path)) for path in paths]

@@ -117,19 +117,15 @@ class TextDrafter(Drafter):
         {nodes: nodes * _NODE_S for nodes in (1, 2, 4)}
     )
 
-    def __init__(self, memory: TextMemory) -> None:
+    def __init__(self, recall: Recollection) -> None:
         super().__init__()
-        self._take(Recollection(memory), TrivialBridge(1), "")
-
-    def _take(self, recall: Recollection, bridge: Bridge, vocabulary: str) -> None:
         self._recall = recall
-        self.set_bridge(bridge, vocabulary)
+        self.set_bridge(TrivialBridge(1))
 
     def fork(self) -> Self:
         """Make a drafter for another session."""
-        other = type(self).__new__(type(self))
-        Drafter.__init__(other)
-        other._take(self._recall.fork(), self.bridge, self._vocabulary)
+        other = type(self)(self._recall.fork())
+        other.set_bridge(self.bridge, self._vocabulary)
         return other
 
     def release(self) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from pilotfish.base.errors import (
     AccessDeniedError,
@@ -34,9 +34,6 @@ from pilotfish.base.errors import (
 )
 from pilotfish.device_runtime.record import Recovery, Round
 from pilotfish.wire.protocols import LOCAL
-
-if TYPE_CHECKING:
-    from pilotfish.device_runtime.link.edge_link import EdgeLink
 
 OnLinkLoss = Literal["wait", "local", "fail"]
 
@@ -139,12 +136,23 @@ class CancelToken:
         self.check()
 
 
+class RetryingLink(Protocol):
+    """The part of a link that decides whether a busy edge is asked again."""
+
+    @property
+    def connection(self) -> int:
+        """Number of the present connection."""
+
+    def wait_or_raise(self, error: PilotfishError, since_s: float) -> None:
+        """Wait before asking a busy edge again, or raise ``error``."""
+
+
 class RetryBudget:
     """Counts the failures of one request, and raises when there are too many."""
 
     _MOST = 3  # times that an edge may lose the session within one round
 
-    def __init__(self, link: "EdgeLink") -> None:
+    def __init__(self, link: RetryingLink) -> None:
         self._link = link
         self._since_s = time.monotonic()
         self._connection = 0

@@ -7,16 +7,15 @@ and whose reply was lost, is not sent again: the edge serves it again when it is
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from pilotfish.base.errors import BusyError, from_code
-from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES
-from pilotfish.device_runtime.link.retry import BUSY, RESEND_S
+from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES, ChunkFlow
+from pilotfish.device_runtime.link.line import ReceivedReply
+from pilotfish.device_runtime.link.link_estimator import LinkEstimator
+from pilotfish.device_runtime.link.retry import BUSY, RESEND_S, RetryingLink
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
-
-if TYPE_CHECKING:
-    from pilotfish.device_runtime.link.edge_link import EdgeLink
 
 _SLICE_S: Final = 0.1  # of a wait
 _MOST_SETBACKS: Final = 8  # times that the edge may have less of a message than before
@@ -76,10 +75,36 @@ class _ChunkedUpload:
         return ack.offset > before
 
 
+class UploadLink(RetryingLink, Protocol):
+    """The part of a link that sends a message in chunks."""
+
+    uplink: ChunkFlow
+    estimator: LinkEstimator
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether the edge takes large messages in chunks."""
+
+    def await_handshake(self) -> None:
+        """Wait for a connection over which the edge has been greeted."""
+
+    def try_send(self, message: m.Request, frames: Sequence[m.Buffer] = ()) -> int | None:
+        """Send a message without waiting; returns its bytes, or None if there is no connection."""
+
+    def receive(self, timeout_s: float) -> ReceivedReply | None:
+        """Return the next reply; None after a time-out."""
+
+    def on_progress(self) -> None:
+        """Note that more of a large message has arrived than before."""
+
+    def check_transfer(self, last_checked_s: float) -> None:
+        """Raise if the edge has been away, or has taken nothing, for too long."""
+
+
 class ChunkedUploads:
     """Sends the large messages of one link."""
 
-    def __init__(self, link: "EdgeLink") -> None:
+    def __init__(self, link: UploadLink) -> None:
         self._link = link
         self._flow = link.uplink
         self._upload: _ChunkedUpload | None = None

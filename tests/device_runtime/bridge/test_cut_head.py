@@ -118,7 +118,7 @@ def test_rounds_of_the_real_drafter_are_exact_over_all_their_outcomes(
 ) -> None:
     artifact = drafts(tmp_path / "draft", name, KEPT[name])
     pair = pair_of(artifact, targets(tmp_path / "target", name))
-    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+    drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
     drafter.set_bridge(pair.bridge())
     drafter.start(pair.prompt(PROMPT))
 

@@ -44,7 +44,7 @@ def pair(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def fresh(artifact: Artifact, pair: Pair, lanes: int = 1) -> ModelDrafter:
     """A drafter that has read nothing."""
-    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None, lanes=lanes)
+    drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None, lanes=lanes)
     drafter.set_bridge(pair.bridge())
     return drafter
 
