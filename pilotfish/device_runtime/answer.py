@@ -25,12 +25,12 @@ from pilotfish.wire.messages import MAX_GRAMMAR
 _TAIL = 16  # tokens of a prompt, in which a thought may begin
 
 
-def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> Outline:
+def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> Outline:
     """Return what the answer to a prompt may be. content: what it must be, if anything.
 
     `UnsupportedError` if it cannot call the prompt's tools.
     """
-    content = _plain(content)
+    content = _simplify(content)
     if not prompt.is_chat_turn or target.chat_template is None:
         return Outline(content=content)
     family = target.chat_format
@@ -50,7 +50,7 @@ def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> O
         return outline
     strict = {tool.name for tool in tools.callable if tool.strict}
     outline = with_relaxed_tools(outline, strict, partial(_fits, grammars=target.grammars))
-    if (size := _size(outline)) > MAX_GRAMMAR:
+    if (size := _grammar_bytes(outline)) > MAX_GRAMMAR:
         raise UnsupportedError(
             f"The strict tools and what the answer must be have {size:,} bytes, as they are sent; "
             f"{MAX_GRAMMAR:,} is the most: leave some out."
@@ -58,7 +58,7 @@ def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> O
     return outline
 
 
-def _plain(content: Grammar | None) -> Grammar | None:
+def _simplify(content: Grammar | None) -> Grammar | None:
     """Return a grammar without what asserts nothing in its schema."""
     if content is None or content.kind != "json":
         return content
@@ -68,7 +68,7 @@ def _plain(content: Grammar | None) -> Grammar | None:
         return content
 
 
-def _size(outline: Outline) -> int:
+def _grammar_bytes(outline: Outline) -> int:
     """Count the bytes of an outline's grammar, as it is sent."""
     grammar = outline.grammar
     return 0 if grammar is None else len(grammar.text.encode("utf-8", "replace"))
@@ -78,7 +78,7 @@ def _fits(outline: Outline, grammars: Grammars) -> bool:
     """Whether an outline can be sent, and compiles, as far as can be known here."""
     if outline.grammar is None:
         return True
-    if _size(outline) > MAX_GRAMMAR:
+    if _grammar_bytes(outline) > MAX_GRAMMAR:
         return False
     try:
         grammars.attempt(outline.grammar)
@@ -127,7 +127,9 @@ class AnswerBuffer:
         self._eos = frozenset(ends)
         self._stop = tuple(plan.stop)
         self._max_tokens = plan.max_tokens
-        self._held = ""  # the end of the text, while it may be the beginning of a stop string
+        self._pending_text = (
+            ""  # the end of the text, while it may be the beginning of a stop string
+        )
 
     @property
     def remaining(self) -> int:
@@ -152,13 +154,13 @@ class AnswerBuffer:
         reason: unless it has ended.
         """
         text = self._end(reason)
-        parts = [*self._read(text), *self._told(self._reader.end())]
+        parts = [*self._read(text), *self._append_parts(self._reader.end())]
         return [Piece(text, [], "target", parts=parts)] if text or parts else []
 
     def _read(self, text: str) -> list[TurnPart]:
-        return self._told(self._reader.push(text))
+        return self._append_parts(self._reader.push(text))
 
-    def _told(self, parts: list[TurnPart]) -> list[TurnPart]:
+    def _append_parts(self, parts: list[TurnPart]) -> list[TurnPart]:
         self.parts += parts
         return parts
 
@@ -199,7 +201,7 @@ class AnswerBuffer:
         if self.finish_reason is not None:
             return ""
         self.finish_reason = reason
-        released, self._held = self._held, ""
+        released, self._pending_text = self._pending_text, ""
         self.text += released
         return released
 
@@ -208,14 +210,17 @@ class AnswerBuffer:
         if not self._stop:
             self.text += new
             return new
-        pending = self._held + new
+        pending = self._pending_text + new
         found = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
         if found:
             self.finish_reason = "stop"
-            released, self._held = pending[: min(found)], ""
+            released, self._pending_text = pending[: min(found)], ""
         else:
             keep = max((_overlap(pending, stop) for stop in self._stop), default=0)
-            released, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
+            released, self._pending_text = (
+                pending[: len(pending) - keep],
+                pending[len(pending) - keep :],
+            )
         self.text += released
         return released
 

@@ -89,9 +89,9 @@ class Device:
     ) -> None:
         if lanes < 1:
             raise UnsupportedError(f"A device has at least one lane, not {lanes}.")
-        self._patience = RetryPolicy.from_policy(on_link_loss, patience_s)
+        self._retry_policy = RetryPolicy.from_policy(on_link_loss, patience_s)
         self._on_round = on_round
-        self._interrupt = CancelToken()
+        self._cancel_token = CancelToken()
         self._link: EdgeLink | None = None
         self._turns = DeviceTurns()
         self._shares = share_texts
@@ -104,11 +104,11 @@ class Device:
         self._hello = source.hello
         # the edge first: its absence shows at once, while loading a model takes long
         if edge is not None:
-            self._family = LinkGroup(edge, load_keys(edge, keys))
-            self._link = self._dial(self._interrupt)
+            self._link_group = LinkGroup(edge, load_keys(edge, keys))
+            self._link = self._dial(self._cancel_token)
         try:
             drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
-            self._partners = VocabularyPairs(
+            self._pairs = VocabularyPairs(
                 source.vocabulary,
                 source.vocabulary_subset,
                 drafter.pass_times,
@@ -116,9 +116,9 @@ class Device:
                 self._hello.hidden_size,
                 on_fetch,
             )
-            if self._link is not None and self._patience.starts_without_edge:
+            if self._link is not None and self._retry_policy.starts_without_edge:
                 self._link.wait_briefly()
-            self._occupy(drafter)
+            self._use_drafter(drafter)
         except BaseException:
             if self._link is not None:
                 self._link.close()
@@ -126,28 +126,28 @@ class Device:
 
     def _dial(self, interrupt: CancelToken) -> EdgeLink:
         """Open a link and, unless the policy allows a later edge, wait for the connection."""
-        link = self._family.open(self._patience, interrupt)
+        link = self._link_group.open(self._retry_policy, interrupt)
         try:
             link.set_hello(self._hello)
-            if not self._patience.starts_without_edge:
+            if not self._retry_policy.starts_without_edge:
                 link.connect()
                 link.handshake()
         except BaseException:
-            self._family.remove(link)
+            self._link_group.remove(link)
             link.close()
             raise
         return link
 
-    def _occupy(self, drafter: Drafter) -> None:
+    def _use_drafter(self, drafter: Drafter) -> None:
         """Use this drafter, and start a conversation with the edge if it is there."""
         self._drafter = drafter
-        self._partner = self._partners.latest
+        self._pair = self._pairs.latest
         self._start_conversation()
         self._match_vocabulary()
 
     def _start_conversation(self) -> None:
         """Start a conversation in the partner's vocabulary."""
-        _, pair, learned = self._partner
+        _, pair, learned = self._pair
         self._drafter.set_bridge(pair.bridge(), pair.fingerprint)
         if self._link is not None:
             self._link.require_vocabulary(pair.fingerprint)
@@ -156,8 +156,8 @@ class Device:
             pair.target,
             self._link,
             learned,
-            self._patience,
-            self._interrupt,
+            self._retry_policy,
+            self._cancel_token,
             self._on_round,
             shares=self._shares,
         )
@@ -168,18 +168,18 @@ class Device:
         if link is None or link.welcomed is None:
             return False
         met = link.welcomed
-        if self._partners.expect(met) == self._partner.vocabulary:
+        if self._pairs.expect(met) == self._pair.vocabulary:
             return False
         link.require_vocabulary(link.vocabulary)
         try:
-            self._partner = self._partners.get(link, met)
+            self._pair = self._pairs.get(link, met)
         except BaseException as error:
-            link.require_vocabulary(self._partner.pair.fingerprint)
+            link.require_vocabulary(self._pair.pair.fingerprint)
             if isinstance(error, PairMismatchError):
                 if link.welcome is not None:
                     return False  # the earlier vocabulary again
                 link.unusable = link.vocabulary
-            if self._patience.policy == "local" and isinstance(error, AWAY):
+            if self._retry_policy.policy == "local" and isinstance(error, AWAY):
                 return False  # the drafter goes on alone until a suitable edge is there
             raise
         self._start_conversation()
@@ -193,17 +193,17 @@ class Device:
         """
         self._turns.check()
         other = copy(self)
-        other._interrupt, other._turns = CancelToken(), DeviceTurns()
+        other._cancel_token, other._turns = CancelToken(), DeviceTurns()
         drafter = self._drafter.fork()
         try:
             if self._link is not None:
-                other._link = self._dial(other._interrupt)
+                other._link = self._dial(other._cancel_token)
                 if other._link.welcomed is None:  # not greeted yet: assume the same edge
                     other._link.on_welcome(self._link.welcomed)
-            other._occupy(drafter)
+            other._use_drafter(drafter)
         except BaseException:
             if other._link is not None and other._link is not self._link:
-                self._family.remove(other._link)
+                self._link_group.remove(other._link)
                 other._link.close()
             drafter.release()
             raise
@@ -248,25 +248,25 @@ class Device:
         try:
             self._turns.take(turn)
             with self._turns.running(turn):
-                self._interrupt.reset()
+                self._cancel_token.reset()
                 turn.pieces = self._answer(asked, how, owner)
-            return AnswerStream(self._turns, turn, self._finished)
+            return AnswerStream(self._turns, turn, self._last_answer)
         except BaseException:
             self._turns.end(turn)
             raise
 
     def _answer(
-        self, asked: PromptInput | Prompt, options: Options, owner: Owner
+        self, source: PromptInput | Prompt, options: Options, owner: Owner
     ) -> Generator[Piece, None, None]:
         """Greet the edge if need be, check the options, and make the pieces of an answer."""
         wish = self._wanted_plan(options)
-        self._meet_edge(wish)
+        self._handshake(wish)
         self._match_vocabulary()
-        made = self._translated(asked)
+        made = self._translate(source)
         pieces = self._conversation.answer(made, wish, owner, alone=False)
-        return self._restarted(pieces, made, wish, owner)
+        return self._restart_on_mismatch(pieces, made, wish, owner)
 
-    def _finished(self) -> Generation:
+    def _last_answer(self) -> Generation:
         assert self.last is not None
         return self.last
 
@@ -281,12 +281,12 @@ class Device:
             auto = Auto()
         if not isinstance(auto, Auto):
             return plan(**options)
-        self._partner.statistics.check(auto.policy)
+        self._pair.statistics.check(auto.policy)
         wish = AutoRequest(auto, options)
         self._conversation.plans(wish)
         return wish
 
-    def _meet_edge(self, wish: Plan | AutoRequest) -> None:
+    def _handshake(self, request: Plan | AutoRequest) -> None:
         """Greet an edge not met before: the prompt's vocabulary depends on it."""
         link = self._link
         if link is None:
@@ -294,17 +294,17 @@ class Device:
         link.lost_ns = None  # ignore an earlier answer's loss
         if link.welcomed is not None:
             return
-        if self._patience.policy == "local":
+        if self._retry_policy.policy == "local":
             link.poll()
-        elif isinstance(wish, AutoRequest) or wish.protocol != LOCAL:
+        elif isinstance(request, AutoRequest) or request.protocol != LOCAL:
             with suppress(PairMismatchError):  # an edge of another vocabulary has been met, too
                 link.handshake()
 
-    def _restarted(
+    def _restart_on_mismatch(
         self,
         pieces: Generator[Piece, None, None],
-        made: Prompt,
-        wish: Plan | AutoRequest,
+        prompt: Prompt,
+        request: Plan | AutoRequest,
         owner: Owner,
     ) -> Generator[Piece, None, None]:
         """Yield the pieces; restarts the answer if the edge's vocabulary is not the prompt's."""
@@ -312,24 +312,24 @@ class Device:
             try:
                 first = next(pieces, None)
             except PairMismatchError:
-                if not self._match_vocabulary() and self._patience.policy != "local":
+                if not self._match_vocabulary() and self._retry_policy.policy != "local":
                     raise
             else:
                 if first is not None:
                     yield first
                     yield from pieces
                 return
-        yield from self._conversation.answer(self._translated(made), wish, owner)
+        yield from self._conversation.answer(self._translate(prompt), request, owner)
 
-    def _translated(self, prompt: PromptInput | Prompt) -> Prompt:
+    def _translate(self, prompt: PromptInput | Prompt) -> Prompt:
         """Translate the prompt to the vocabularies of this pair."""
-        pair = self._partner.pair
+        pair = self._pair.pair
         if not isinstance(prompt, Prompt):
-            return pair.prompt(prompt, most=self.context - 1)
+            return pair.prompt(prompt, max_tokens=self.context - 1)
         if prompt.pair == pair.digests:
             return prompt
         if prompt.can_reencode or prompt.vocabulary in ("", pair.fingerprint):
-            return pair.prompt(prompt.source, chat=prompt.chat, most=self.context - 1)
+            return pair.prompt(prompt.source, chat=prompt.chat, max_tokens=self.context - 1)
         raise PairMismatchError(
             f"These token ids are of another vocabulary than that of {pair.target.model}, which "
             "the edge serves now: make the prompt again."
@@ -345,7 +345,7 @@ class Device:
 
         Ends its waits for the edge, too; calls that wait for their turn go on.
         """
-        self._interrupt.cancel()
+        self._cancel_token.cancel()
 
     @property
     def last_checked_s(self) -> float:
@@ -354,7 +354,7 @@ class Device:
         It also checks while it waits for the edge or reads a prompt: a thread that has not checked
         for long hangs, and cannot be interrupted.
         """
-        return self._interrupt.last_checked_s
+        return self._cancel_token.last_checked_s
 
     def prompt(self, asked: PromptInput, *, chat: bool = True) -> Prompt:
         """Tokenise a prompt as `stream` does, for target and drafter.
@@ -362,12 +362,12 @@ class Device:
         chat: a text is a user message; otherwise it is used as it is. The vocabulary is that of the
         edge that any lane of this device greeted last.
         """
-        return self._partners.latest.pair.prompt(asked, chat=chat, most=self.context - 1)
+        return self._pairs.latest.pair.prompt(asked, chat=chat, max_tokens=self.context - 1)
 
     @property
     def knows_target(self) -> bool:
         """Whether `prompt` knows the edge's vocabulary, or there is no edge."""
-        link, partners = self._link, self._partners
+        link, partners = self._link, self._pairs
         if link is None:
             return True
         met = link.welcomed
@@ -376,7 +376,7 @@ class Device:
     @property
     def pair(self) -> Pair:
         """The drafter's vocabulary and the target's; its own twice until an edge is greeted."""
-        return self._partners.latest.pair
+        return self._pairs.latest.pair
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -400,9 +400,9 @@ class Device:
 
     def shared(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER) -> int:
         """Count the first tokens of an owner's prompt that this conversation already holds."""
-        if prompt.vocabulary != self._partner.pair.fingerprint:
+        if prompt.vocabulary != self._pair.pair.fingerprint:
             return 0  # ids of another vocabulary
-        return self._conversation.session.shared(prompt.ids, owner)
+        return self._conversation.session.shared_tokens(prompt.ids, owner)
 
     # The edge
 
@@ -417,7 +417,7 @@ class Device:
     @property
     def evidence(self) -> Evidence:
         """The evidence that protocol "auto" decides by, shared by all lanes."""
-        return self._partner.statistics.evidence
+        return self._pair.statistics.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
         """Measure the link to the edge with a ping; rates: and with a larger one, its rates.
@@ -427,7 +427,7 @@ class Device:
         with self._turns.turn():
             if self._link is None:
                 raise UnsupportedError("This device has no edge, so there is no link to measure.")
-            self._interrupt.reset()
+            self._cancel_token.reset()
             ping(self._link)
             if rates:
                 ping(self._link, PROBE_BYTES)
@@ -445,7 +445,7 @@ class Device:
 
         Of this device and all `beside` it, the one that is best off.
         """
-        return self._family.status if self._link is not None else None
+        return self._link_group.status if self._link is not None else None
 
     def attend(self) -> None:
         """Greet an edge that has come back, while this device answers nothing; never waits.
@@ -458,7 +458,7 @@ class Device:
     def retry(self) -> None:
         """Try at once to connect, where no connection is: keys may have changed. For any thread."""
         if self._link is not None and self._turns.usable:
-            self._family.retry()
+            self._link_group.retry()
 
     def link_state(self) -> LinkState | None:
         """The link's state; None without an edge. Sends nothing."""
@@ -479,19 +479,19 @@ class Device:
         self._turns.check()
         if self._link is None:
             raise UnsupportedError("This device has no edge, so there is nothing to redirect.")
-        self._family.redirect(edge, keys)
+        self._link_group.redirect(edge, keys)
 
     def close(self) -> None:
         """Close the session and the connection, and free the lane.
 
         Ends the present answer, and refuses what waits for its turn, with `DeviceClosedError`.
         """
-        if not self._turns.close(self._interrupt.cancel):
+        if not self._turns.close(self._cancel_token.cancel):
             return
         link, self._link = self._link, None
         try:
             if link is not None:
-                self._family.remove(link)
+                self._link_group.remove(link)
                 self._conversation.session.edge.close()
         finally:
             if link is not None:

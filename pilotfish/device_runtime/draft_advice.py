@@ -32,8 +32,8 @@ class DraftAdvice:
         self, constraint: GrammarConstraint | None, why: GrammarError | None = None
     ) -> None:
         self._constraint = constraint
-        self._why = why
-        self.alone = False  # no edge decides
+        self._error = why
+        self.decides_alone = False  # no edge decides
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
@@ -44,9 +44,9 @@ class DraftAdvice:
                 return self._constraint.forbid(logits, answer, paths)
             except GrammarError as error:
                 self._give_up(error)
-        if self.alone:
-            refused = BusyError if isinstance(self._why, GrammarBusyError) else BadGrammarError
-            raise refused(f"This device cannot keep to the grammar alone: {self._why}")
+        if self.decides_alone:
+            refused = BusyError if isinstance(self._error, GrammarBusyError) else BadGrammarError
+            raise refused(f"This device cannot keep to the grammar alone: {self._error}")
         return ()
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
@@ -60,7 +60,7 @@ class DraftAdvice:
 
     def _give_up(self, why: GrammarError) -> None:
         _log.info("drafts are not constrained any more: %s", why)
-        self._constraint, self._why = None, why
+        self._constraint, self._error = None, why
 
 
 def draft_advice(plan: Plan, target: Vocabulary) -> DraftAdvice | None:

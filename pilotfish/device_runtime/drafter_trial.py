@@ -78,7 +78,7 @@ def try_drafters(
     check_head(target)
     for drafter in drafters.values():
         _check_vocabulary(drafter, target)
-    answers = _answers(target, prompts, progress)
+    answers = _generate_answers(target, prompts, progress)
     reader = open_model(target)
     readers = {name: open_model(drafter, drafts=True) for name, drafter in drafters.items()}
     bridges = {
@@ -97,7 +97,7 @@ def try_drafters(
     progress("comparing distributions", len(answers), len(answers))
     verified = [] if target_s is not None else [(reader, size) for size in SIZES]
     drafted = [(own, 1) for own in readers.values()]
-    seconds = _timed([*drafted, *verified], answers[0][0], progress)
+    seconds = _time_passes([*drafted, *verified], answers[0][0], progress)
     taken = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
     trials = {}
     for (name, positions), draft_s in zip(found.items(), seconds, strict=False):
@@ -136,7 +136,7 @@ def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
         )
 
 
-def _answers(
+def _generate_answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
     """Return each prompt with its answer, i64 [n] less the last token, and the answer's length."""
@@ -160,7 +160,7 @@ def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArr
     return decoder.prefill(0, text, rows=rows).logits
 
 
-def _timed(
+def _time_passes(
     wanted: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
     """Time passes of these numbers of tokens behind a text, in turns; returns seconds."""

@@ -32,7 +32,10 @@ from pilotfish.wire.protocols.protocol import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_CREDIT, _AGAIN = 48, 36  # stream tokens asked for ahead; an edge has room for 64 messages at least
+_PULL_TOKENS, _PULL_BELOW = (
+    48,
+    36,
+)  # stream tokens asked for ahead; an edge has room for 64 messages at least
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )
@@ -80,16 +83,18 @@ class EdgeSession:
         self._vocab_size = vocab_size
         self._id = secrets.token_bytes(16)
         self._generation = -1
-        self._held = 0  # committed tokens, from the first on, that the edge has too
+        self._edge_length = 0  # committed tokens, from the first on, that the edge has too
         self._plan: Plan | None = None
-        self._since = 0  # tokens of its prompt
+        self._prompt_length = 0  # tokens of its prompt
         self._conditions: m.DecisionConditions | None = None
-        self._begun = 0  # committed tokens when the edge was last told to begin
+        self._begin_length = 0  # committed tokens when the edge was last told to begin
         self.has_prompt_logprobs = (
             True  # the prompt's log-probabilities have come, if they were asked for
         )
         self._last_limits = _UNLIMITED
-        self._begun_on = 0  # the connection over which the edge was last told to begin; 0: none
+        self._begin_connection = (
+            0  # the connection over which the edge was last told to begin; 0: none
+        )
 
     @property
     def limits(self) -> m.Limits:
@@ -109,22 +114,24 @@ class EdgeSession:
 
     # The edge's tokens
 
-    def prepare(self, plan: Plan, since: int, conditions: m.DecisionConditions | None) -> None:
+    def prepare(
+        self, plan: Plan, prompt_length: int, conditions: m.DecisionConditions | None
+    ) -> None:
         """Set the plan of the next generation, and the conditions that the edge decides by.
 
         since: tokens of its prompt.
         """
         self.note_welcome()
-        self._plan, self._since, self._conditions = plan, since, conditions
+        self._plan, self._prompt_length, self._conditions = plan, prompt_length, conditions
         self.has_prompt_logprobs = plan.prompt_logprobs is None
 
     def truncate(self, length: int) -> None:
         """Note that the committed tokens were cut to ``length``."""
-        self._held = min(self._held, length)
+        self._edge_length = min(self._edge_length, length)
 
     def set_edge_length(self, length: int) -> None:
         """Note that the edge holds ``length`` committed tokens."""
-        self._held = length
+        self._edge_length = length
 
     def begin(self) -> None:
         """Send `begin`: the committed tokens that the edge lacks, and how to sample."""
@@ -134,8 +141,8 @@ class EdgeSession:
         begin = m.Begin(
             session=self._id,
             generation=self._generation,
-            keep=self._held,
-            hash=self._committed.hash_at(self._held),
+            keep=self._edge_length,
+            hash=self._committed.hash_at(self._edge_length),
             protocol=self._plan.protocol,
             seed=law.seed,
             temperature=law.sampling.temperature,
@@ -144,21 +151,23 @@ class EdgeSession:
             options=self._plan.exchange.options.to_dict() if self._plan.exchange else {},
             conditions=self._conditions,
             min_p=law.sampling.min_p,
-            shape=m.LogitsOptionsMsg.from_options(law.logits_options, self._since),
+            shape=m.LogitsOptionsMsg.from_options(law.logits_options, self._prompt_length),
             logprobs=self._plan.logprobs,
             prompt_logprobs=None if self.has_prompt_logprobs else self._plan.prompt_logprobs,
         )
-        self._begun = len(self._committed)
-        missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
+        self._begin_length = len(self._committed)
+        missing = self._committed.ids[
+            self._edge_length :
+        ].copy()  # may change while ZeroMQ sends it
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
         if law.logits_options.grammar is not None:
             frames.append(law.logits_options.grammar.text.encode())
         self._edge.notify(begin, frames)
         self.note_welcome()
-        self._begun_on = self._edge.connection
-        self._held = len(self._committed)
+        self._begin_connection = self._edge.connection
+        self._edge_length = len(self._committed)
 
-    def _begin_anew(self, reason: PilotfishError) -> None:
+    def _begin_again(self, reason: PilotfishError) -> None:
         """Send the edge all committed tokens again.
 
         An unknown session gets a new id: without keys, the old id may belong to the broken
@@ -166,9 +175,11 @@ class EdgeSession:
         """
         if isinstance(reason, UnknownSessionError):
             self._id = secrets.token_bytes(16)
-        if self._edge.connection != self._begun_on:  # so quick a return that nothing else showed it
+        if (
+            self._edge.connection != self._begin_connection
+        ):  # so quick a return that nothing else showed it
             self._edge.on_lost()
-        self._held = 0
+        self._edge_length = 0
         self.begin()
 
     def cancel(self) -> None:
@@ -185,23 +196,23 @@ class EdgeSession:
         """Go on with another session, of which the edge holds nothing."""
         self.close()
         self._id = secrets.token_bytes(16)
-        self._held = 0
+        self._edge_length = 0
 
     def expects_prompt_logprobs(self, start: int) -> bool:
         """Whether a reply from this position on has the prompt's log-probabilities."""
-        return not self.has_prompt_logprobs and start == self._begun
+        return not self.has_prompt_logprobs and start == self._begin_length
 
     # Windows
 
     def send(self, exchange: SpeculationProtocol[Any], draft: Draft) -> SentRequest:
         """Send a window, with the pending token before it if there is one."""
-        all_held = self._held == len(self._committed)
-        pending = NO_IDS if all_held else self._committed.ids[self._held :].copy()
+        all_held = self._edge_length == len(self._committed)
+        pending = NO_IDS if all_held else self._committed.ids[self._edge_length :].copy()
         window = m.Window(
             session=self._id,
             generation=self._generation,
             start=len(self._committed),
-            hash=self._committed.hash_at(self._held),
+            hash=self._committed.hash_at(self._edge_length),
         )
         frames = exchange.encode_draft(draft, pending, self._vocab_size)
         self._require_room(frames)
@@ -225,15 +236,15 @@ class EdgeSession:
         """
         setbacks = RetryBudget(self._edge)
         while True:
-            wanted = self._answers(len(self._committed), m.Verdict, m.StatesRequest)
+            wanted = self._reply_test(len(self._committed), m.Verdict, m.StatesRequest)
             try:
                 answer = self._edge.wait(sent, wanted, late=late)
                 if isinstance(answer.reply, m.Verdict):
-                    return self._verified(answer, answer.reply, drafted_ns)
-                return self._supplied(exchange, draft, answer, drafted_ns)
+                    return self._verified_window(answer, answer.reply, drafted_ns)
+                return self._send_states(exchange, draft, answer, drafted_ns)
             except _RECOVERABLE as error:
                 setbacks.add(error)
-                self._begin_anew(error)
+                self._begin_again(error)
             if len(draft.ids) > self.limits.window:
                 return None
             sent = self.send(exchange, draft)
@@ -247,7 +258,7 @@ class EdgeSession:
                 "or a protocol that sends less."
             )
 
-    def _supplied(
+    def _send_states(
         self, exchange: SpeculationProtocol[Any], draft: Draft, first: TimedReply, drafted_ns: int
     ) -> VerifiedWindow:
         """Send the hidden states that the edge asked for, and wait for the verdict."""
@@ -258,9 +269,9 @@ class EdgeSession:
         states = m.States(session=self._id, generation=self._generation, start=start)
         frames = exchange.encode_states(draft, first.frames)
         self._require_room(frames)
-        answer = self._edge.request(states, frames, self._answers(start, m.Verdict))
+        answer = self._edge.request(states, frames, self._reply_test(start, m.Verdict))
         assert isinstance(answer.reply, m.Verdict)
-        found = self._verified(answer, answer.reply, first.received_ns)
+        found = self._verified_window(answer, answer.reply, first.received_ns)
         found.timings = timings + found.timings
         found.uplink_bytes += first.uplink_bytes
         found.downlink_bytes += first.downlink_bytes
@@ -268,7 +279,9 @@ class EdgeSession:
         found.inquired = len(first.frames[0])
         return found
 
-    def _verified(self, answer: TimedReply, verdict: m.Verdict, ready_ns: int) -> VerifiedWindow:
+    def _verified_window(
+        self, answer: TimedReply, verdict: m.Verdict, ready_ns: int
+    ) -> VerifiedWindow:
         """Build a verified window from a reply, and feed the link's meter."""
         return VerifiedWindow(
             verdict,
@@ -280,7 +293,7 @@ class EdgeSession:
             verdict.times.verify_ns * _NS,
         )
 
-    def _answers(
+    def _reply_test(
         self, start: int, *kinds: type[m.Verdict | m.StatesRequest | m.Tokens]
     ) -> Callable[[m.Reply], bool]:
         """Return a test that tells this round's reply from late ones of earlier rounds."""
@@ -326,16 +339,16 @@ class EdgeSession:
                 generation=self._generation,
                 start=start,
                 hash=self._committed.hash,
-                count=min(_CREDIT, expected - start),
+                count=min(_PULL_TOKENS, expected - start),
             )
-            wanted = self._answers(start, m.Tokens)
+            wanted = self._reply_test(start, m.Tokens)
             before_ns = time.monotonic_ns()
             asked, more_bytes = not begun, 0
             try:
                 if asked:
                     sent = self._edge.send(pull)
                 else:
-                    if pulled < expected and pulled - start <= _AGAIN:
+                    if pulled < expected and pulled - start <= _PULL_BELOW:
                         more_bytes = self._edge.try_send(pull) or 0
                     sent = SentRequest(pull, (), more_bytes, before_ns)
                 answer = self._edge.wait(sent, wanted, on_idle=on_idle)
@@ -343,7 +356,7 @@ class EdgeSession:
             except _RECOVERABLE as error:
                 begun = False
                 setbacks.add(error)
-                self._begin_anew(error)
+                self._begin_again(error)
                 continue
             if asked or more_bytes:
                 pulled = start + pull.count

@@ -115,12 +115,12 @@ class Meter:
     def _run(self) -> None:
         """Integrate samples by the trapezoidal rule."""
         try:
-            joules, then = 0.0, _sample(self._rails)
+            joules, then = 0.0, _read_sample(self._rails)
             while not self._stop.wait(self._period_s):
-                now = _sample(self._rails)
+                now = _read_sample(self._rails)
                 joules += now.joules_since(then)
                 then = now
-            self.joules = joules + _sample(self._rails).joules_since(then)
+            self.joules = joules + _read_sample(self._rails).joules_since(then)
         except (OSError, ValueError):
             self.joules = None
 
@@ -159,7 +159,7 @@ class Watch:
         joules, then = 0.0, None
         while True:
             try:
-                now = _sample(self._rails)
+                now = _read_sample(self._rails)
             except (OSError, ValueError):
                 self.watts = then = None
             else:
@@ -180,5 +180,5 @@ class _Sample(NamedTuple):
         return (self.at_s - then.at_s) * (then.watts + self.watts) / 2
 
 
-def _sample(power: Sequence[Rail]) -> _Sample:
+def _read_sample(power: Sequence[Rail]) -> _Sample:
     return _Sample(time.monotonic(), sum(rail.watts() for rail in power))

@@ -31,22 +31,22 @@ class PairStatistics:
     def __init__(
         self, drafter_pace: Mapping[int, float], sizes: PairSizes, prior: float = PRIOR_ACCEPTANCE
     ) -> None:
-        self._pace, self._hope = drafter_pace, prior
+        self._pace, self._prior = drafter_pace, prior
         self._sizes = sizes
         self._policies = {name: policy() for name, policy in POLICIES.items()}
         self._lock = threading.Lock()
-        self._met = False
+        self._has_welcome = False
         self.evidence = Evidence(drafter_pace, {}, sizes, prior=prior)
 
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Take the target's pass times from the first edge's welcome."""
         with self._lock:
-            if welcome is None or self._met:
+            if welcome is None or self._has_welcome:
                 return
-            self._met = True
+            self._has_welcome = True
             pace = {told.tokens: told.ns * 1e-9 for told in welcome.passes}
             beside = {told.tokens: told.ns * 1e-9 for told in welcome.drafts}
-            self.evidence = Evidence(self._pace, pace, self._sizes, beside, self._hope)
+            self.evidence = Evidence(self._pace, pace, self._sizes, beside, self._prior)
 
     def check(self, policy: str) -> None:
         """Raise `UnsupportedError` for an unknown policy."""

@@ -227,10 +227,10 @@ def plan(
             f"Under protocol {protocol} nothing is drafted: draft_temperature, draft_top_k and "
             f"draft_top_p go with {', '.join(PROTOCOL_REGISTRY)}."
         )
-    drafter = _drafting(target, exchange, *wanted)
+    drafter = _drafter_sampling(target, exchange, *wanted)
     if exchange is not None:
         exchange.check(target, drafter)
-    chosen = own_options((options.to_dict() if options is not None else {}) | own)
+    chosen = protocol_options((options.to_dict() if options is not None else {}) | own)
     if exchange is not None and exchange.Options in chosen:
         exchange = exchange.with_options(chosen[exchange.Options])
     if seed is None:
@@ -249,10 +249,10 @@ def plan(
     )
 
 
-def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
+def protocol_options(values: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
     """Read the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
     found: dict[type[ProtocolOptions], ProtocolOptions] = {}
-    left = {name: value for name, value in given.items() if value is not None}
+    left = {name: value for name, value in values.items() if value is not None}
     for kind in option_types():
         mine = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
         try:
@@ -319,7 +319,7 @@ def alternatives(
         if name not in offered:
             continue
         try:
-            plans += _plans(name, options, windows)
+            plans += _plans_of(name, options, windows)
         except UnsupportedError as error:  # `greedy` does not sample, nor does a decision head
             refused = refused or error
     if refused is not None and not any(one.exchange for one in plans):
@@ -346,7 +346,7 @@ def alternatives(
     return fitting or plans
 
 
-def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
+def _plans_of(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
     wanted: Options = {**options, "protocol": name}
     if name in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[name].streams:
         wanted = {**wanted, "window": None}
@@ -389,7 +389,7 @@ def _sampling(
         raise UnsupportedError(f"{prefix}{error}.") from error
 
 
-def _drafting(
+def _drafter_sampling(
     target: Sampling,
     exchange: SpeculationProtocol[Any] | None,
     temperature: float | None,
@@ -426,7 +426,7 @@ def _expansion(
         if exchange is None or exchange.streams:
             return ()
         levels = AUTO_LEVELS if window == AUTO else int(window)
-        return _fitting(exchange.expansion(levels))
+        return _cut_to_window(exchange.expansion(levels))
     if exchange is None or not exchange.allows_trees:
         trees = ", ".join(name for name, other in PROTOCOL_REGISTRY.items() if other.allows_trees)
         raise UnsupportedError(f"Protocol {protocol} drafts a chain; expansion goes with {trees}.")
@@ -445,7 +445,7 @@ def _check_window(window: object) -> None:
         raise UnsupportedError(f"window must be 0 to {MAX_WINDOW}, or {AUTO!r}, not {window!r}.")
 
 
-def _fitting(expansion: Expansion) -> Expansion:
+def _cut_to_window(expansion: Expansion) -> Expansion:
     """Cut the expansion to the levels that fit into a window."""
     while nodes_at_most(expansion) > MAX_WINDOW:
         expansion = expansion[:-1]

@@ -139,9 +139,9 @@ class Probing(NamedTuple):
     uplink_bytes: int = 0
     downlink_bytes: int = 0
 
-    def since(self, before: "Probing") -> "Probing":
+    def since(self, earlier: "Probing") -> "Probing":
         """Subtract an earlier count."""
-        return Probing(*(now - then for now, then in zip(self, before, strict=True)))
+        return Probing(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,14 +78,14 @@ class Session:
         self._drafter = drafter
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
-        self._interrupt = interrupt or CancelToken()
+        self._cancel_token = interrupt or CancelToken()
         # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
-        self._odds = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
+        self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._plan: Plan | None = None
-        self._last: Round | None = None  # of this generation
+        self._last_round: Round | None = None  # of this generation
         self._prompt_length = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []  # if asked for, once they have come
-        self._shaper: LogitsProcessor | None = None
+        self._logits_processor: LogitsProcessor | None = None
         self._constraint: DraftAdvice | None = None
         self._shares = shares
         self._owner: Owner = DEFAULT_OWNER  # whose the committed tokens are
@@ -132,11 +132,11 @@ class Session:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
-        self._shaper, self._constraint = (
+        self._logits_processor, self._constraint = (
             plan.sampling.logits_processor(len(ids), constraint),
             constraint,
         )
-        kept = self.shared(ids, owner)
+        kept = self.shared_tokens(ids, owner)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
         if owner != self._owner:
@@ -145,7 +145,7 @@ class Session:
                 self.edge.forget()
             self._owner = owner
         self._drafter.start(prompt, owner, lossless=lossless(plan.protocol))
-        self._plan, self._last = plan, None
+        self._plan, self._last_round = plan, None
         self.prompt_logprobs, self._prompt_length = [], len(ids)
         self.edge.truncate(kept)
         self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
@@ -169,7 +169,7 @@ class Session:
                 "protocol local needs a model."
             )
 
-    def shared(self, prompt: NDArray[np.uint32], owner: Owner = DEFAULT_OWNER) -> int:
+    def shared_tokens(self, prompt: NDArray[np.uint32], owner: Owner = DEFAULT_OWNER) -> int:
         """Count the first tokens of the owner's prompt that the session holds already."""
         if owner != self._owner and not self._shares:
             return 0
@@ -179,10 +179,10 @@ class Session:
         """Bring the edge up to date: at the start, and after the drafter went on alone."""
         assert self._plan is not None
         if self._constraint is not None:
-            self._constraint.alone = False
+            self._constraint.decides_alone = False
         self.edge.begin()
         if not self._plan.streams:  # while the edge reads, too
-            self._drafter.prefill(self.committed.ids, self._interrupt.check)
+            self._drafter.prefill(self.committed.ids, self._cancel_token.check)
 
     def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:
         """Return what a decision head needs of link and drafter; None for other protocols."""
@@ -223,8 +223,8 @@ class Session:
             reply = self.edge.wait_verdict(
                 exchange, draft, sent, drafted_ns, late=exchange.requests_states
             )
-        ruling = self._prompt_of(plan, _ruling(draft, reply), start)
-        ruling, logprobs = self._logprobs_of(plan, draft, ruling)
+        ruling = self._take_prompt_logprobs(plan, _decision(draft, reply), start)
+        ruling, logprobs = self._take_logprobs(plan, draft, ruling)
         accepted = len(draft.path(ruling.accepted))
         notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
         token = exchange.finish_round(
@@ -233,12 +233,12 @@ class Session:
         tokens = self._commit(draft, ruling, token)
         reply.timings.draft += (drafted_ns - began_ns) * _NS
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
-        self._last = _record(exchange, draft, notes, reply, start, tokens)
-        self._last.logprobs = logprobs
-        self._last.forced = self._drafter.forced_positions(accepted)
-        return self._last
+        self._last_round = _record(exchange, draft, notes, reply, start, tokens)
+        self._last_round.logprobs = logprobs
+        self._last_round.forced = self._drafter.forced_positions(accepted)
+        return self._last_round
 
-    def _logprobs_of(
+    def _take_logprobs(
         self, plan: Plan, draft: Draft, ruling: Decision
     ) -> tuple[Decision, list[TokenLogprob | None]]:
         """Return the ruling without the frame of logprobs, and what that tells of its tokens.
@@ -254,23 +254,23 @@ class Session:
         told = decode_logprobs(frame, plan.logprobs, self._vocab, (count, count + 1))
         if len(told) > count:
             pending = told.pop(0)
-            if self._last is not None and self._last.logprobs:
-                self._last.logprobs[-1] = pending
+            if self._last_round is not None and self._last_round.logprobs:
+                self._last_round.logprobs[-1] = pending
         if ruling.token is None:
             told.append(None)
         return ruling._replace(frames=frames), told
 
-    def _prompt_of(self, plan: Plan, ruling: Decision, start: int) -> Decision:
+    def _take_prompt_logprobs(self, plan: Plan, ruling: Decision, start: int) -> Decision:
         """Return the ruling without the frame of the prompt's logprobs, if it has one."""
         if not self.edge.expects_prompt_logprobs(start):
             return ruling
         if not ruling.frames:
             raise MalformedError("The edge's verdict lacks the prompt's logprobs.")
         *frames, frame = ruling.frames
-        self._note_prompt(plan, frame, start)
+        self._set_prompt_logprobs(plan, frame, start)
         return ruling._replace(frames=frames)
 
-    def _note_prompt(self, plan: Plan, frame: Buffer, start: int) -> None:
+    def _set_prompt_logprobs(self, plan: Plan, frame: Buffer, start: int) -> None:
         """Take in the logprobs of the first ``start`` tokens, as far as they are the prompt's."""
         assert plan.prompt_logprobs is not None
         told = decode_logprobs(frame, plan.prompt_logprobs, self._vocab, (start - 1,))
@@ -282,14 +282,14 @@ class Session:
     ) -> Draft:
         """Draft a window of at most ``plan.expansion`` and ``remaining`` − 1 tokens."""
         levels = min(remaining, self.context - len(self.committed)) - 1
-        expansion = self._room(plan.expansion, levels)
+        expansion = self._fitting_expansion(plan.expansion, levels)
         return self._drafter.draft(
             self.committed.ids,
             expansion,
             exchange,
             plan.drafting,
             ends,
-            logits_processor=self._shaper,
+            logits_processor=self._logits_processor,
             auto=plan.auto,
         )
 
@@ -305,7 +305,7 @@ class Session:
         self._drafter.keep_path(path)
         return tokens
 
-    def _room(self, expansion: Expansion, levels: int) -> Expansion:
+    def _fitting_expansion(self, expansion: Expansion, levels: int) -> Expansion:
         """Cut the expansion to ``levels``, the edge's window and the context.
 
         Counts the most nodes that the tree may have: the tokens drawn must not decide its size.
@@ -325,14 +325,14 @@ class Session:
         runner = self._forerunner(plan, count, ends)
         if runner is None:
             for tokens in self.edge.stream_tokens(count):
-                yield self._streamed(plan, tokens, end)
+                yield self._commit_stream(plan, tokens, end)
             return
         for tokens in self.edge.stream_tokens(count, runner.step):
-            record = self._streamed(plan, tokens, end)
-            met, leg = runner.meet(record.tokens, record.source, record.pass_s)
+            record = self._commit_stream(plan, tokens, end)
+            met, leg = runner.record_tokens(record.tokens, record.source, record.pass_s)
             record.run = (met.depth, met.compared, met.agreed)
             record.nodes, record.uplink_bytes = leg.drafts, record.uplink_bytes + leg.sent_bytes
-            record.timings = _shared(record.timings, leg.draft_s)
+            record.timings = _split_wait(record.timings, leg.draft_s)
             if leg.forced and record.source == DEVICE:
                 record.forced = tuple(at for at in leg.forced if at < record.accepted)
             yield record
@@ -346,14 +346,14 @@ class Session:
             self._drafter,
             self.edge,
             plan,
-            self._odds[plan.sampling.sampling.greedy],
+            self._estimators[plan.sampling.sampling.greedy],
             committed,
-            self._shaper,
+            self._logits_processor,
             last=len(committed) + count - 1,
             ends=ends,
         )
 
-    def _streamed(self, plan: Plan, tokens: StreamedTokens, end: int) -> Round:
+    def _commit_stream(self, plan: Plan, tokens: StreamedTokens, end: int) -> Round:
         """Commit tokens of the target; ``end``: no position from there on was asked for."""
         reply, answer, waited_ns = tokens
         start = len(self.committed)
@@ -362,11 +362,11 @@ class Session:
         if len(answer.frames) != 1 + asked or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens, or logprobs.")
         if prompt:
-            self._note_prompt(plan, answer.frames[-1], start)
+            self._set_prompt_logprobs(plan, answer.frames[-1], start)
         if start + count_ids(answer.frames[0], self._vocab) > end:
             raise MalformedError("The edge sent more tokens than it was asked for.")
         ids = decode_ids(answer.frames[0], self._vocab).tolist()
-        if not _fits(reply, len(ids)):
+        if not _are_possible(reply, len(ids)):
             raise MalformedError("The edge's account of drafts does not fit its tokens.")
         logprobs: list[TokenLogprob | None] = []
         if plan.logprobs is not None:
@@ -391,13 +391,13 @@ class Session:
 
     # The drafter alone
 
-    def _shape_alone(self, logits: Floats) -> None:
+    def _process_alone(self, logits: Floats) -> None:
         """Shape a row [V] that no edge looks at; `BadGrammarError` if it leaves no token."""
-        if self._shaper is None:
+        if self._logits_processor is None:
             return
         if self._constraint is not None:
-            self._constraint.alone = True
-        self._shaper.process(logits[None], self.committed.ids, [()])
+            self._constraint.decides_alone = True
+        self._logits_processor.process(logits[None], self.committed.ids, [()])
         if not np.isfinite(logits.max()):
             raise BadGrammarError("The drafter has no token that the grammar allows.")
 
@@ -408,9 +408,9 @@ class Session:
                 return
             started_ns = time.monotonic_ns()
             start = len(self.committed)
-            self._drafter.prefill(self.committed.ids, self._interrupt.check)
+            self._drafter.prefill(self.committed.ids, self._cancel_token.check)
             logits = self._drafter.logits(self.committed.ids)
-            self._shape_alone(logits)
+            self._process_alone(logits)
             token = choose(logits, law, start, Purpose.LOCAL)
             self.committed.extend([token])
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
@@ -418,14 +418,14 @@ class Session:
             yield record
 
 
-def _fits(reply: Tokens, count: int) -> bool:
+def _are_possible(reply: Tokens, count: int) -> bool:
     """Whether what is told of a pass's drafts can be: ``count`` tokens came of it."""
     whose = SOURCES if reply.drafted else ("", *SOURCES)
     most = min(reply.drafted, count)
     return reply.source in whose and reply.accepted <= most and reply.drafted <= MOST_DRAFTS
 
 
-def _shared(waited: Timings, draft_s: float) -> Timings:
+def _split_wait(waited: Timings, draft_s: float) -> Timings:
     """Divide the time from one token to the next: what was spent drafting was not waited."""
     draft_s = min(draft_s, waited.total)
     downlink_s = max(0.0, waited.downlink - draft_s)
@@ -433,7 +433,7 @@ def _shared(waited: Timings, draft_s: float) -> Timings:
     return Timings(draft=draft_s, verify=verify_s, downlink=downlink_s)
 
 
-def _ruling(draft: Draft, reply: VerifiedWindow) -> Decision:
+def _decision(draft: Draft, reply: VerifiedWindow) -> Decision:
     """Convert the verdict to a ruling; `MalformedError` if it does not fit the window."""
     verdict = reply.verdict
     if verdict.accepted > len(draft.ids):

@@ -29,8 +29,12 @@ from pilotfish.device_runtime.record import Generation, Piece
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_AGAIN_S = 0.1  # after which a running answer is interrupted again, in case it had only begun
-_LOOK_S = 1.0  # after which a waiting caller looks for itself whether the present stream is dropped
+_INTERRUPT_AGAIN_S = (
+    0.1  # after which a running answer is interrupted again, in case it had only begun
+)
+_CHECK_DROPPED_S = (
+    1.0  # after which a waiting caller looks for itself whether the present stream is dropped
+)
 
 _collecting: set[int] = set()  # threads within the garbage collector
 
@@ -102,8 +106,8 @@ class DeviceTurns:
                     if self._present is not None and self._present.dropped:
                         self.end(self._present)
                     else:
-                        self._refuse_own(turn.opener)
-                        self._changed.wait(_LOOK_S)
+                        self._refuse_holder(turn.opener)
+                        self._changed.wait(_CHECK_DROPPED_S)
                 self.check()
                 self._present = turn
             finally:
@@ -115,7 +119,7 @@ class DeviceTurns:
             self._waiting.remove(turn)
         self._changed.notify_all()
 
-    def _refuse_own(self, me: threading.Thread) -> None:
+    def _refuse_holder(self, me: threading.Thread) -> None:
         present = self._present
         if present is not None and me in (present.opener, present.reader):
             raise DeviceInUseError(
@@ -201,7 +205,7 @@ class DeviceTurns:
             self._changed.notify_all()
             while present is not None and present.running is not None:
                 interrupt()
-                self._changed.wait(_AGAIN_S)
+                self._changed.wait(_INTERRUPT_AGAIN_S)
             if self._ended:
                 return False
             self._ended = True
@@ -220,7 +224,7 @@ class AnswerStream(Iterator[Piece]):
     def __init__(
         self, turns: DeviceTurns, turn: DeviceTurn, whole: Callable[[], Generation]
     ) -> None:
-        self._turns, self._turn, self._whole = turns, turn, whole
+        self._turns, self._turn, self._last_answer = turns, turn, whole
         self.generation: Generation | None = None
 
     def __next__(self) -> Piece:
@@ -238,7 +242,7 @@ class AnswerStream(Iterator[Piece]):
         try:
             piece = next(self._turn.pieces, None)
             if piece is None:
-                self.generation = self._whole()
+                self.generation = self._last_answer()
         except BaseException:
             self._turns.end(self._turn)
             raise

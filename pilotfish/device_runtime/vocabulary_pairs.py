@@ -34,7 +34,7 @@ UNKNOWN = Vocabulary(
 )
 
 # Vocabularies kept in memory beside the drafter's, up to 100 MB each.
-_MOST = 3
+_MAX_PAIRS = 3
 
 
 class VocabularyPair(NamedTuple):
@@ -59,37 +59,39 @@ class VocabularyPairs:
     def __init__(
         self,
         drafter: Vocabulary | None,
-        kept: NDArray[np.int64] | None,
+        vocabulary_subset: NDArray[np.int64] | None,
         pace: Mapping[int, float],
         prior: float,
         hidden_size: int,
         progress: Progress | None,
     ) -> None:
-        self._any = drafter is None
-        self._own, self._kept = drafter or UNKNOWN, kept
+        self._any_vocabulary = drafter is None
+        self._drafter, self._vocabulary_subset = drafter or UNKNOWN, vocabulary_subset
         self._hidden = hidden_size
-        self._pace, self._hope = pace, prior
+        self._pace, self._prior = pace, prior
         self._progress = progress
         # the drafter by itself, until an edge is greeted
-        self.latest = self._alone = self._partner(self._own.digest, self._own)
+        self.latest = self._drafter_pair = self._new_pair(self._drafter.digest, self._drafter)
         # by the digest of the target's vocabulary; the drafter's own comes first
-        self._known = {self._own.digest: self.latest}
+        self._known = {self._drafter.digest: self.latest}
         # the last digest that does not fit the drafter, and the error: the check takes seconds, and
         # under `local` would be repeated before every answer
-        self._hopeless = ("", "")
+        self._mismatch = ("", "")
 
-    def _partner(self, name: str, target: Vocabulary) -> VocabularyPair:
-        pair = Pair(target if self._any else self._own, target, self._kept)
+    def _new_pair(self, name: str, target: Vocabulary) -> VocabularyPair:
+        pair = Pair(
+            target if self._any_vocabulary else self._drafter, target, self._vocabulary_subset
+        )
         sizes = PairSizes(target.vocab_size, self._hidden)
-        return VocabularyPair(name, pair, PairStatistics(self._pace, sizes, self._hope))
+        return VocabularyPair(name, pair, PairStatistics(self._pace, sizes, self._prior))
 
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.
 
         An older edge names none: it must have the drafter's tokens, if that has its own.
         """
-        alike = not self._any and welcome.tokenizer in ("", self._own.fingerprint)
-        return welcome.vocabulary or (self._own.digest if alike else "")
+        alike = not self._any_vocabulary and welcome.tokenizer in ("", self._drafter.fingerprint)
+        return welcome.vocabulary or (self._drafter.digest if alike else "")
 
     def get(self, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
         """Find or make the partner for this welcome; fetches an unknown vocabulary.
@@ -99,28 +101,28 @@ class VocabularyPairs:
         a pair without shared tokens.
         """
         name = self.expect(welcome)
-        hopeless, complaint = self._hopeless
+        hopeless, complaint = self._mismatch
         if name and name == hopeless:
             raise PairMismatchError(complaint)
         known = self._known.get(name)
         if known is None:  # several lanes may fetch it at once; the first is kept
-            found = self._found(name, link, welcome)
-            for oldest in list(self._known)[1 : 1 - _MOST]:
+            found = self._fetch(name, link, welcome)
+            for oldest in list(self._known)[1 : 1 - _MAX_PAIRS]:
                 self._known.pop(oldest, None)
             known = self._known.setdefault(name, found)
         self.latest = known
         return known
 
-    def _found(self, name: str, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
+    def _fetch(self, name: str, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
         try:
             target = target_vocabulary(link, welcome, self._progress)
         except MalformedError as error:
-            if welcome.tokenizer != self._own.fingerprint:
+            if welcome.tokenizer != self._drafter.fingerprint:
                 raise
             _log.warning("the drafter's own chat template is used: %s", error)
-            return self._alone._replace(vocabulary=name)
+            return self._drafter_pair._replace(vocabulary=name)
         try:
-            return self._partner(name, target)
+            return self._new_pair(name, target)
         except PairMismatchError as error:
-            self._hopeless = (name, str(error))
+            self._mismatch = (name, str(error))
             raise

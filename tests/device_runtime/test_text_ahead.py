@@ -52,8 +52,8 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
         last=100,
         ends=(),
     )
-    runner._pace_s = 10.0  # of a pass of the target's: hints are far between
+    runner._pass_s = 10.0  # of a pass of the target's: hints are far between
     while runner.step():
         pass
-    assert runner._lead.drafts.tolist() == [9, 10, 11, 12]
-    assert runner._lead.unsent == 0
+    assert runner._ahead.drafts.tolist() == [9, 10, 11, 12]
+    assert runner._ahead.unsent == 0

@@ -260,7 +260,7 @@ def test_a_model_with_which_the_text_grows_a_tree_is_exact(words, expansion, tmp
 
 def exactly(words, name, expansion, sure, folder, monkeypatch):
     """A round is exact, with fixed windows and "auto", by the model or by the text."""
-    monkeypatch.setattr(pilotfish.device_runtime.drafting.model_drafter, "_SURE", sure)
+    monkeypatch.setattr(pilotfish.device_runtime.drafting.model_drafter, "_MIN_ACCEPTANCE", sure)
     if words == "the same":
         pair, tokens = Pair(*[vocabulary(["a", "b", "ab"], END)] * 2), ["a", "b", "ab"]
     else:

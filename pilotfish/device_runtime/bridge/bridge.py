@@ -67,9 +67,11 @@ class TrivialBridge(Bridge):
 
     trivial = True
 
-    def __init__(self, vocab_size: int, kept: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, vocab_size: int, vocabulary_subset: NDArray[np.int64] | None = None) -> None:
         self.vocab_size = vocab_size
-        self._projection = None if kept is None else Projection(kept, vocab_size)
+        self._projection = (
+            None if vocabulary_subset is None else Projection(vocabulary_subset, vocab_size)
+        )
 
     def start(self, prompt: Prompt) -> None:
         """Do nothing."""
@@ -108,30 +110,33 @@ class SharedTokensBridge(Bridge):
     def __init__(
         self,
         shared: SharedTokens,
-        context: ContextTranslator,
-        kept: NDArray[np.int64] | None = None,
+        translator: ContextTranslator,
+        vocabulary_subset: NDArray[np.int64] | None = None,
     ) -> None:
         self.vocab_size = shared.target_size
         self._shared = shared
-        self._projection = Projection(shared.to_target_ids(kept), shared.target_size)
-        self._answer = context
-        self._after = 0  # committed tokens of the prompt
+        self._projection = Projection(shared.to_target_ids(vocabulary_subset), shared.target_size)
+        self._translator = translator
+        self._target_prompt_tokens = 0  # committed tokens of the prompt
         self._ids = np.empty(256, dtype=np.int64)  # own ids: the prompt's, then the answer's
-        self._prompt = 0  # own ids of the prompt
+        self._draft_prompt_tokens = 0  # own ids of the prompt
 
     def start(self, prompt: Prompt) -> None:
         """Begin a generation with an empty answer."""
-        self._after, self._prompt = len(prompt.ids), len(prompt.draft_ids)
-        self._reserve(self._prompt)
-        self._ids[: self._prompt] = prompt.draft_ids
-        self._answer.restart()
+        self._target_prompt_tokens, self._draft_prompt_tokens = (
+            len(prompt.ids),
+            len(prompt.draft_ids),
+        )
+        self._reserve(self._draft_prompt_tokens)
+        self._ids[: self._draft_prompt_tokens] = prompt.draft_ids
+        self._translator.restart()
 
     def context(self, committed: Ids) -> NDArray[Any]:
         """Return the prompt's ids, then those of the answer's text."""
-        answer = self._answer.translate(committed[self._after :])
-        length = self._prompt + len(answer)
+        answer = self._translator.translate(committed[self._target_prompt_tokens :])
+        length = self._draft_prompt_tokens + len(answer)
         self._reserve(length)
-        self._ids[self._prompt : length] = answer
+        self._ids[self._draft_prompt_tokens : length] = answer
         return self._ids[:length]
 
     def _reserve(self, length: int) -> None:

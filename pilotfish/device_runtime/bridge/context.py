@@ -9,7 +9,7 @@ may lack its last bytes). Such bytes are one token each.
 
 The cost is that of the new tokens: of the last run only the tail behind the last *cut* is encoded
 again. A text may be cut where (1) later text cannot change a token before the cut, and (2) the text
-behind it encodes as it would alone. `cut_of` finds such places for the two families of
+behind it encodes as it would alone. `choose_cut` finds such places for the two families of
 vocabularies; texts of any other tokenizer are never cut. If a rule is wrong for an unusual
 pattern, drafts get worse but the output stays the same.
 """
@@ -55,10 +55,10 @@ class ContextTranslator:
     """
 
     def __init__(self, target: Tokenizer, drafter: Tokenizer, specials: Mapping[int, int]) -> None:
-        self._target, self._own, self._specials = target, drafter, specials
-        self._cut = cut_of(drafter)
+        self._target, self._drafter, self._specials = target, drafter, specials
+        self._cut = choose_cut(drafter)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._raw: dict[int, list[int]] = {}  # own tokens by byte, for those seen so far
+        self._byte_ids: dict[int, list[int]] = {}  # own tokens by byte, for those seen so far
         self.restart()
 
     def restart(self) -> None:
@@ -97,7 +97,7 @@ class ContextTranslator:
                 data = b"".join(map(self._target.token_bytes, run))
                 settled += self._read(self._decoder.decode(data))
         if self._text != self._encoded:
-            encoding = self._own.encode_rest(self._text)
+            encoding = self._drafter.encode_rest(self._text)
             characters, tokens = self._cut(self._text, encoding)
             settled += encoding.ids[:tokens]
             self._text, self._tail = self._text[characters:], encoding.ids[tokens:]
@@ -116,32 +116,32 @@ class ContextTranslator:
 
     def _finish(self) -> list[int]:
         """End the run of text and return its ids."""
-        ids: list[int] = self._own.encode_rest(self._text).ids if self._text else []
+        ids: list[int] = self._drafter.encode_rest(self._text).ids if self._text else []
         self._text = ""
         return ids
 
     def _raw_ids(self, data: bytes) -> list[int]:
         """Return the own ids of bytes that are not UTF-8."""
         for byte in data:
-            if byte not in self._raw:
-                id = self._own.byte_token(byte)
-                replacement = self._own.encode_rest("\ufffd").ids if id is None else [id]
-                self._raw[byte] = replacement
-        return [id for byte in data for id in self._raw[byte]]
+            if byte not in self._byte_ids:
+                id = self._drafter.byte_token(byte)
+                replacement = self._drafter.encode_rest("\ufffd").ids if id is None else [id]
+                self._byte_ids[byte] = replacement
+        return [id for byte in data for id in self._byte_ids[byte]]
 
 
-def cut_of(own: Tokenizer) -> Cut:
+def choose_cut(tokenizer: Tokenizer) -> Cut:
     """Choose the rule for cutting a text, by the kind of its tokenizer."""
-    if not _finds_added_tokens_by_themselves(own.steps):
-        return _never
-    if _splits_into_words(own.steps):
-        return _cut_between_words(_added_pairs(own.steps))
-    if _merges_all(own):
-        return _cut_between_unmerged(own.neighbours | _added_pairs(own.steps))
-    return _never
+    if not _added_tokens_ignore_context(tokenizer.steps):
+        return _no_cut
+    if _splits_into_words(tokenizer.steps):
+        return _cut_between_words(_added_pairs(tokenizer.steps))
+    if _merges_all(tokenizer):
+        return _cut_between_unmerged(tokenizer.neighbours | _added_pairs(tokenizer.steps))
+    return _no_cut
 
 
-def _never(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
+def _no_cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
     return 0, 0
 
 
@@ -162,7 +162,7 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
             if (
                 words[token] != words[token - 1]
                 and 0 < at <= last
-                and _separate(text[at - 1], text[at])
+                and _are_separable(text[at - 1], text[at])
                 and text[at - 1 : at + 1] not in pairs
             ):
                 return at, token
@@ -171,7 +171,7 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
     return cut
 
 
-def _separate(left: str, right: str) -> bool:
+def _are_separable(left: str, right: str) -> bool:
     """Whether adjacent characters are of different kinds, and no normal form joins them."""
     # Marks compose with letters before them, and change places. Letters that compose with the
     # character before, Hangul's vowels and finals, do so with letters.
@@ -199,7 +199,7 @@ def _cut_between_unmerged(pairs: Set[str]) -> Cut:
     return cut
 
 
-def _added(steps: dict[str, Any]) -> list[dict[str, Any]]:
+def _relevant_added_tokens(steps: dict[str, Any]) -> list[dict[str, Any]]:
     """List the added tokens that matter for literal text: all, if any of them is not special.
 
     Those that are not special are found in a text before any other step; special ones are not
@@ -211,16 +211,20 @@ def _added(steps: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _added_pairs(steps: dict[str, Any]) -> Set[str]:
     """Return the adjacent characters within added tokens, where a text is not cut."""
-    contents = [token["content"].replace(" ", mark) for token in _added(steps) for mark in MARKS]
+    contents = [
+        token["content"].replace(" ", mark)
+        for token in _relevant_added_tokens(steps)
+        for mark in MARKS
+    ]
     return frozenset(chain.from_iterable(map(character_pairs, contents)))
 
 
-def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
+def _added_tokens_ignore_context(steps: dict[str, Any]) -> bool:
     """Whether added tokens are found regardless of the text around them and of normal forms."""
     rules = ["single_word", "lstrip", "rstrip"]
     if any(flat(steps["normalizer"])):
         rules.append("normalized")
-    plain = [token for token in _added(steps) if not token["special"]]
+    plain = [token for token in _relevant_added_tokens(steps) if not token["special"]]
     return not any(token[rule] for token in plain for rule in rules)
 
 
@@ -231,11 +235,11 @@ def _splits_into_words(steps: dict[str, Any]) -> bool:
     return (
         kinds <= {"NFC"}
         and any(step["type"] == "ByteLevel" for step in splits)
-        and all(_is_known(step) for step in splits)
+        and all(_is_known_split(step) for step in splits)
     )
 
 
-def _is_known(split: dict[str, Any]) -> bool:
+def _is_known_split(split: dict[str, Any]) -> bool:
     if split["type"] != "Split":
         return split["type"] in ("ByteLevel", "Digits", "Punctuation")
     pattern = split["pattern"].get("Regex")
@@ -243,18 +247,18 @@ def _is_known(split: dict[str, Any]) -> bool:
     return whole and pattern is not None and not LOOKS_BEHIND.search(pattern)
 
 
-def _merges_all(own: Tokenizer) -> bool:
+def _merges_all(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer is SentencePiece's BPE: it marks spaces, then merges."""
-    model = own.steps["model"]
+    model = tokenizer.steps["model"]
     merges = model["type"] == "BPE" and not any(model.get(name) for name in WHOLE_WORD_RULES)
     # Characters without a token must not become one unknown token together.
     apart = not model.get("fuse_unk") or (
-        model.get("byte_fallback") and None not in map(own.byte_token, range(256))
+        model.get("byte_fallback") and None not in map(tokenizer.byte_token, range(256))
     )
-    normalizer = list(flat(without_first_space(own.steps["normalizer"])))
-    splits = list(flat(without_first_space(own.steps["pre_tokenizer"])))
+    normalizer = list(flat(without_first_space(tokenizer.steps["normalizer"])))
+    splits = list(flat(without_first_space(tokenizer.steps["pre_tokenizer"])))
     marked = normalizer == [MARK_SPACES]
-    left = [step for step in splits if not _leaves_all(step, marked)]
+    left = [step for step in splits if not _does_nothing(step, marked)]
     marks = (marked and not left) or (
         not normalizer
         and len(left) == 1
@@ -264,7 +268,7 @@ def _merges_all(own: Tokenizer) -> bool:
     return merges and apart and marks
 
 
-def _leaves_all(step: dict[str, Any], marked: bool) -> bool:
+def _does_nothing(step: dict[str, Any], marked: bool) -> bool:
     """Whether a pre-tokenizer does nothing; marked: the spaces are marks already."""
     names = ("type", "split", "prepend_scheme", "replacement")
     does = tuple(map(step.get, names))

@@ -33,9 +33,9 @@ class Talk:
 PromptInput: TypeAlias = "str | Sequence[int] | Messages | Talk"
 
 
-def are_messages(asked: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def are_messages(source: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     """Whether a prompt consists of messages, not a text or token ids; an empty list does not."""
-    return not isinstance(asked, str | Talk) and len(asked) > 0 and isinstance(asked[0], Mapping)
+    return not isinstance(source, str | Talk) and len(source) > 0 and isinstance(source[0], Mapping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +56,10 @@ class Prompt:
     pair: tuple[str, str]
 
     @classmethod
-    def unencoded(cls, asked: PromptInput, chat: bool) -> Prompt:
+    def unencoded(cls, source: PromptInput, chat: bool) -> Prompt:
         """Make a prompt without tokens, to be tokenised once the vocabularies are known."""
         none = np.empty(0, dtype=np.uint32)
-        return cls(asked, chat, none, none, "", ("", ""))
+        return cls(source, chat, none, none, "", ("", ""))
 
     @property
     def can_reencode(self) -> bool:

@@ -78,14 +78,16 @@ class SharedTokens:
         ids[self.target] = self.draft_ids
         return ids
 
-    def to_target_ids(self, kept: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    def to_target_ids(
+        self, vocabulary_subset: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Return i64 [V_d]: the target's id of each drafter's id, V_t for those not shared.
 
         kept: the tokens that the drafter's head was cut to, i64 [N]; returns theirs only, [N].
         """
         places = np.full(self.draft_size, self.target_size, np.int64)
         places[self.draft_ids] = self.target
-        return places if kept is None else places[kept]
+        return places if vocabulary_subset is None else places[vocabulary_subset]
 
     def __len__(self) -> int:
         return len(self.target)

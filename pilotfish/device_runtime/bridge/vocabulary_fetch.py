@@ -27,7 +27,7 @@ _log = logging.getLogger("pilotfish.device")
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SLACK_BYTES = 1024  # more than zlib adds to incompressible bytes
-_KEPT = 16  # vocabularies; the least recently used ones are deleted
+_MAX_CACHED = 16  # vocabularies; the least recently used ones are deleted
 
 
 def target_vocabulary(
@@ -52,25 +52,25 @@ def target_vocabulary(
             f"{MAX_VOCABULARY} bytes, and is called by its SHA-256."
         )
     path = cache_directory() / "vocabularies" / f"{digest}.bin"
-    kept = _cached(path, digest, size)
+    kept = _read_cache(path, digest, size)
     if kept is not None:
-        return _checked(kept, welcome)
-    blob = _fetched(link, welcome, progress)
+        return _decode(kept, welcome)
+    blob = _fetch(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
-        raise _broken("its bytes are not those that it promised")
-    _store(path, blob)  # before the check: a useless vocabulary need not be fetched again
-    return _checked(blob, welcome)
+        raise _unusable_error("its bytes are not those that it promised")
+    _write_cache(path, blob)  # before the check: a useless vocabulary need not be fetched again
+    return _decode(blob, welcome)
 
 
-def _fetched(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes:
+def _fetch(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes:
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     _log.info("fetching the vocabulary of %s from the edge, %d KiB", welcome.model, size >> 10)
     blob = bytearray()
     crossed = 0
     for number, expected in enumerate(_part_sizes(size)):
-        frame = _part(link, Fetch(vocabulary=digest, part=number))
+        frame = _fetch_part(link, Fetch(vocabulary=digest, part=number))
         crossed += len(frame)
-        blob += _unpacked(frame, expected)
+        blob += _unpack(frame, expected)
         if progress is not None:
             progress(len(blob), size)
     _log.info("the vocabulary is here; %d KiB crossed the link", crossed >> 10)
@@ -82,7 +82,7 @@ def _part_sizes(size: int) -> Iterator[int]:
         yield min(PART_BYTES, size - at)
 
 
-def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
+def _fetch_part(link: EdgeLink, fetch: Fetch) -> Buffer:
     """Fetch the frame of one part; waits for a busy edge as the link's policy says."""
 
     def wanted(reply: Reply) -> bool:
@@ -100,25 +100,25 @@ def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
             setbacks.add(error)
         else:
             if len(frames) != 1:
-                raise _broken(f"a part came with {len(frames)} frames, not with one")
+                raise _unusable_error(f"a part came with {len(frames)} frames, not with one")
             return frames[0]
 
 
-def _unpacked(frame: Buffer, expected: int) -> bytes:
+def _unpack(frame: Buffer, expected: int) -> bytes:
     """Decompress a part, to no more bytes than expected."""
     if len(frame) > expected + _SLACK_BYTES:
-        raise _broken(f"a part of {expected} bytes came as {len(frame)}")
+        raise _unusable_error(f"a part of {expected} bytes came as {len(frame)}")
     unpacking = zlib.decompressobj()
     try:
         data = unpacking.decompress(frame, expected + 1)  # one more, or zlib does not see the end
     except zlib.error as error:
-        raise _broken(f"a part cannot be unpacked: {error}") from None
+        raise _unusable_error(f"a part cannot be unpacked: {error}") from None
     if len(data) != expected or not unpacking.eof or unpacking.unused_data:
-        raise _broken(f"a part does not hold the {expected} bytes that it should")
+        raise _unusable_error(f"a part does not hold the {expected} bytes that it should")
     return data
 
 
-def _checked(blob: bytes, welcome: Welcome) -> Vocabulary:
+def _decode(blob: bytes, welcome: Welcome) -> Vocabulary:
     try:
         vocabulary = Vocabulary.decode(blob, welcome.model)
         fits = (
@@ -127,13 +127,13 @@ def _checked(blob: bytes, welcome: Welcome) -> Vocabulary:
             and vocabulary.fingerprint == welcome.tokenizer
         )
     except ArtifactError as error:
-        raise _broken(str(error)) from None
+        raise _unusable_error(str(error)) from None
     if not fits:
-        raise _broken("it is not the one by which the edge counts its tokens")
+        raise _unusable_error("it is not the one by which the edge counts its tokens")
     return vocabulary
 
 
-def _broken(reason: str) -> PilotfishError:
+def _unusable_error(reason: str) -> PilotfishError:
     return MalformedError(
         f"The edge's vocabulary cannot be used: {reason}. Export the target again, and restart the "
         "edge; if that does not help, use a drafter with the target's own vocabulary."
@@ -143,7 +143,7 @@ def _broken(reason: str) -> PilotfishError:
 # The cache
 
 
-def _cached(path: Path, digest: str, size: int) -> bytes | None:
+def _read_cache(path: Path, digest: str, size: int) -> bytes | None:
     """Read a cached vocabulary; None if the file is missing, unreadable or damaged."""
     try:
         if path.stat().st_size == size:
@@ -160,9 +160,9 @@ def _cached(path: Path, digest: str, size: int) -> bytes | None:
     return None
 
 
-def _store(path: Path, blob: bytes) -> None:
+def _write_cache(path: Path, blob: bytes) -> None:
     try:
         replace_file(path, blob)
-        keep_newest(path.parent, "*.bin", _KEPT)
+        keep_newest(path.parent, "*.bin", _MAX_CACHED)
     except OSError as error:
         _log.warning("the vocabulary cannot be kept, and will be fetched again: %s", error)

@@ -26,14 +26,14 @@ from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SpeculationProtocol, counters
 
 PRIOR_ACCEPTANCE = 0.8  # α of a pair without evidence, where a model drafts
-_HOPE_WEIGHT = 4.0  # positions, or rounds, that this counts for
+_PRIOR_WEIGHT = 4.0  # positions, or rounds, that this counts for
 _POOL_WEIGHT = 16.0  # and the evidence on other depths or protocols
 _FADE = 0.97  # an answer
-_MOST = 0.98  # α, however the protocols scale
+_MAX_ACCEPTANCE = 0.98  # α, however the protocols scale
 Kind = tuple[str, bool]
 
 
-def _kind(plan: Plan) -> Kind:
+def _kind_of(plan: Plan) -> Kind:
     """Return the key of plans that accept alike: family, and whether the target is greedy."""
     family = plan.exchange.family if plan.exchange is not None else ""
     return family or plan.protocol, plan.sampling.sampling.greedy
@@ -80,18 +80,18 @@ class Acceptance:
     """
 
     def __init__(self, prior: float = PRIOR_ACCEPTANCE) -> None:
-        self._hope = prior
+        self._prior = prior
         self._counts: dict[Kind, DepthCounts] = defaultdict(DepthCounts)
-        self._hazards: dict[Kind, NDArray[np.float64]] = {}  # computed from these
+        self._by_depth: dict[Kind, NDArray[np.float64]] = {}  # computed from these
 
     def add(self, plan: Plan, rounds: Iterable[Round]) -> None:
         """Add the rounds of an answer, complete or not."""
-        self._hazards.clear()
+        self._by_depth.clear()
         for seen in self._counts.values():
             seen.fade()
         if plan.exchange is None:
             return
-        seen = self._counts[_kind(plan)]
+        seen = self._counts[_kind_of(plan)]
         gains = [name for name, counter in counters().items() if counter.is_lossy_gain]
         for one in rounds:
             if one.run is None and plan.streams:
@@ -102,12 +102,12 @@ class Acceptance:
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α at each depth, given that it is reached; f64 [`MAX_WINDOW`]."""
-        kind = _kind(plan)
-        if kind not in self._hazards:
-            self._hazards[kind] = self._expected(*kind)
-        return self._hazards[kind]
+        kind = _kind_of(plan)
+        if kind not in self._by_depth:
+            self._by_depth[kind] = self._estimate(*kind)
+        return self._by_depth[kind]
 
-    def _expected(self, kind: str, greedy: bool) -> NDArray[np.float64]:
+    def _estimate(self, kind: str, greedy: bool) -> NDArray[np.float64]:
         members = {one.family or name: one for name, one in PROTOCOL_REGISTRY.items()}
         # only the lossless part is pooled
         scale = {name: _strict_agreement(one, greedy=greedy) for name, one in members.items()}
@@ -118,14 +118,14 @@ class Acceptance:
                 agreed += seen.agreed / scale[name]
         own = self._counts[kind, greedy]
         expected = np.minimum(
-            _MOST,
-            smoothed(reached, agreed, self._hope)
+            _MAX_ACCEPTANCE,
+            smooth(reached, agreed, self._prior)
             * (scale[kind] if members[kind].lossless else members[kind].relative_acceptance),
         )
         return (_POOL_WEIGHT * expected + own.accepted) / (_POOL_WEIGHT + own.reached)
 
 
-def smoothed(
+def smooth(
     reached: NDArray[np.float64], agreed: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
     """Estimate α at each depth, f64 [n], from counts there and of the depths alike.
@@ -134,7 +134,7 @@ def smoothed(
     positions at most, and so on from half to half. hope: what is expected without any.
     """
     found = np.full(
-        len(reached), (_HOPE_WEIGHT * prior + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
+        len(reached), (_PRIOR_WEIGHT * prior + agreed.sum()) / (_PRIOR_WEIGHT + reached.sum())
     )
     half = np.arange(len(reached)) // 2
     reached_on, agreed_on = (np.cumsum(counts[::-1])[::-1][half] for counts in (reached, agreed))

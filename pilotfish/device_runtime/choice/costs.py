@@ -29,7 +29,7 @@ _UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
 _UNKNOWN_RTT_S = 0.05
 _STREAM_BYTES = 60.0  # down, of a token under `stream`
 _HINT_BYTES = 46.0  # up, of a hint of one token
-_TAIL = 512  # depths beyond the evidence, which go on as its last one
+_TAIL_DEPTHS = 512  # depths beyond the evidence, which go on as its last one
 
 
 class PlanCosts(NamedTuple):
@@ -42,7 +42,7 @@ class PlanCosts(NamedTuple):
 def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict what a committed token costs under this plan."""
     if hint_source(plan):
-        return _corrected(plan, link, evidence)
+        return _ahead_costs(plan, link, evidence)
     if plan.protocol == STREAM:
         return stream_costs(plan.max_tokens, link, evidence)
     if plan.exchange is None:
@@ -75,10 +75,12 @@ def with_defaults(state: LinkState) -> Link:
 
 def stream_costs(max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict for the target alone, and an answer of so many tokens."""
-    return _alone(STREAM, max_tokens, link, evidence)
+    return _target_alone_costs(STREAM, max_tokens, link, evidence)
 
 
-def _alone(protocol: str, max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
+def _target_alone_costs(
+    protocol: str, max_tokens: int, link: Link, evidence: Evidence
+) -> PlanCosts:
     """Predict for the target alone, under `stream` or while there are no hints."""
     pass_s = evidence.streaming_s(protocol)
     token_s = streamed_token_s(pass_s + evidence.pass_interval_s(), _STREAM_BYTES, link, max_tokens)
@@ -91,50 +93,50 @@ def add_forecast_error(plan: Plan, rounds: Sequence[Round], link: Link, evidence
     if not hint_source(plan) or not steady:
         return
     token_s = median_of_parts(steady, _mean_token_s)
-    expected_s = _hinted(plan, link, evidence).token_s - link.rtt_s / plan.max_tokens
-    evidence.outcomes.add(plan, len(steady), token_s, expected_s)
+    expected_s = _modelled_costs(plan, link, evidence).token_s - link.rtt_s / plan.max_tokens
+    evidence.forecast_errors.add(plan, len(steady), token_s, expected_s)
 
 
 def _mean_token_s(rounds: Sequence[Round]) -> float:
     return sum(one.timings.total for one in rounds) / sum(1 + one.accepted for one in rounds)
 
 
-def _corrected(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+def _ahead_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict for a target that takes hints, by the model and by how it came true."""
-    factor = evidence.outcomes.factor(plan)
-    found = PlanCosts(*(factor * each for each in _hinted(plan, link, evidence)))
+    factor = evidence.forecast_errors.factor(plan)
+    found = PlanCosts(*(factor * each for each in _modelled_costs(plan, link, evidence)))
     # where the device is at rest, the target is as fast as alone at worst
-    return min(found, _without(plan, link, evidence)) if hint_source(plan) == EDGE else found
+    return min(found, _unhinted_costs(plan, link, evidence)) if hint_source(plan) == EDGE else found
 
 
-def _without(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+def _unhinted_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict for a target that takes hints, while there are none."""
-    return _alone(evidence.pace_protocol(plan), plan.max_tokens, link, evidence)
+    return _target_alone_costs(evidence.pace_protocol(plan), plan.max_tokens, link, evidence)
 
 
-def _hinted(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+def _modelled_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict for a target that takes hints: from the source that is best, where there are several.
 
     Repeats go with another source: what the text does not repeat is left to that.
     """
     sources = hint_source(plan)
-    found = [_without(plan, link, evidence)]
+    found = [_unhinted_costs(plan, link, evidence)]
     if sources in (ALL, DEVICE):
         drafted_s = max(evidence.hint_s(plan.protocol), transfer_s(_HINT_BYTES, link.up_bps))
         found.append(
-            _drafted(
+            _draft_costs(
                 plan, link, evidence, link.rtt_s, drafted_s, evidence.acceptance_by_depth(plan)
             )
         )
     beside_s = evidence.edge_drafter_token_s()
     if sources in (ALL, EDGE) and beside_s is not None:
         hazards = evidence.edge_hints.acceptance_by_depth(plan)
-        found.append(_drafted(plan, link, evidence, 0.0, beside_s, hazards))
+        found.append(_draft_costs(plan, link, evidence, 0.0, beside_s, hazards))
     best = min(found)
-    return best if sources == DEVICE else min(best, _repeating(plan, link, evidence, best))
+    return best if sources == DEVICE else min(best, _repeat_costs(plan, link, evidence, best))
 
 
-def _drafted(
+def _draft_costs(
     plan: Plan,
     link: Link,
     evidence: Evidence,
@@ -143,7 +145,7 @@ def _drafted(
     hazards: NDArray[np.float64],
 ) -> PlanCosts:
     """Predict for drafts that take so long, and so long to arrive; hazards: f64 [n]."""
-    run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
+    run = survival(np.append(hazards, np.full(_TAIL_DEPTHS, hazards[-1])))
     between_s = evidence.pass_interval_s()
     passes = [
         evidence.streaming_s(evidence.pace_protocol(plan), drafts)
@@ -163,7 +165,7 @@ def _drafted(
     return PlanCosts(streamed_token_s(costs.token_s, bytes_down, link, plan.max_tokens), edge_s)
 
 
-def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts) -> PlanCosts:
+def _repeat_costs(plan: Plan, link: Link, evidence: Evidence, other_costs: PlanCosts) -> PlanCosts:
     """Predict where repeats of the text are hints: their passes', and the others as otherwise."""
     share, tokens, positions = evidence.edge_hints.repeats(plan)
     pass_s = evidence.streaming_s(evidence.pace_protocol(plan), round(positions) - 1)
@@ -172,5 +174,5 @@ def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts)
         (pass_s + evidence.pass_interval_s()) / tokens, bytes_down, link, plan.max_tokens
     )
     repeated = PlanCosts(token_s, pass_s / tokens)
-    mixed = (share * a + (1 - share) * b for a, b in zip(repeated, otherwise, strict=True))
+    mixed = (share * a + (1 - share) * b for a, b in zip(repeated, other_costs, strict=True))
     return PlanCosts(*mixed)

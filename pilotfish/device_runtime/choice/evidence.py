@@ -32,8 +32,8 @@ from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE
 from pilotfish.wire.protocols.protocol import PairSizes, RoundBytes
 
-_HOPE_WEIGHT = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
-_SLOWER = 4.0
+_PRIOR_ROUNDS = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
+_ASSUMED_SLOWDOWN = 4.0
 _MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of one answer's ratio
 _ON_TIME_ANSWERS = 2.0  # prior weight of a ratio of 1, in answers
 _FULL_ANSWER = 16  # rounds of an answer with full weight; shorter ones weigh less
@@ -51,24 +51,24 @@ class ForecastErrors:
 
     def __init__(self) -> None:
         # f64 [2], by whether the device drafts: answers, and the sum of their ratios
-        self._seen: dict[bool, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
+        self._ratios: dict[bool, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
 
     def fade(self) -> None:
         """Note an answer."""
-        for seen in self._seen.values():
+        for seen in self._ratios.values():
             seen *= _FORECAST_FADE
 
     def add(self, plan: Plan, rounds: int, token_s: float, expected_s: float) -> None:
         """Add seconds a token over so many rounds, and those that the model has for them."""
         if token_s > 0.0 and expected_s > 0.0:
             ratio = min(_MAX_RATIO, max(_MIN_RATIO, token_s / expected_s))
-            self._seen[hint_source(plan) != EDGE] += min(1.0, rounds / _FULL_ANSWER) * np.array(
+            self._ratios[hint_source(plan) != EDGE] += min(1.0, rounds / _FULL_ANSWER) * np.array(
                 [1.0, ratio]
             )
 
     def factor(self, plan: Plan) -> float:
         """Return by how much a forecast of this plan is to be multiplied."""
-        answers, ratios = self._seen[hint_source(plan) != EDGE].tolist()
+        answers, ratios = self._ratios[hint_source(plan) != EDGE].tolist()
         return float((_ON_TIME_ANSWERS + ratios) / (_ON_TIME_ANSWERS + answers))
 
 
@@ -90,18 +90,20 @@ class Evidence:
     ) -> None:
         self._drafter_pace = drafter_pace
         # without times of the edge: slower than the drafter, and as fast for many tokens as for one
-        slow_s = _SLOWER * drafter_pace[1]
+        slow_s = _ASSUMED_SLOWDOWN * drafter_pace[1]
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
-        self._beside_pace = dict(sorted((edge_drafter_pace or {}).items()))
+        self._edge_drafter_pace = dict(sorted((edge_drafter_pace or {}).items()))
         self._sizes = sizes
         self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
-        self.outcomes = ForecastErrors()  # of forecasts
+        self.forecast_errors = ForecastErrors()  # of forecasts
         self._drafting, self._verifying = PassPace(), PassPace()
-        self._around_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode, settle
-        self._queue_s, self._between_s = RecentValues(), RecentValues()
-        self._up: dict[str, RecentValues] = defaultdict(RecentValues)  # bytes, over expectation
-        self._down: dict[str, RecentValues] = defaultdict(RecentValues)
-        self._again: dict[str, RecentValues] = defaultdict(
+        self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode, settle
+        self._queue_s, self._interval_s = RecentValues(), RecentValues()
+        self._up_ratios: dict[str, RecentValues] = defaultdict(
+            RecentValues
+        )  # bytes, over expectation
+        self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
+        self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(
             RecentValues
         )  # further exchanges, likewise
 
@@ -111,10 +113,10 @@ class Evidence:
         """Add the rounds of an answer, complete or not."""
         self._acceptance.add(plan, rounds)
         self.edge_hints.add(plan, rounds)
-        self.outcomes.fade()
+        self.forecast_errors.fade()
         steady = rounds[1:]  # the first one waits for the prompt to be read
         if plan.streams:
-            self._add_streamed(plan, steady)
+            self._add_stream(plan, steady)
         else:
             self._add_rounds(plan, steady)
         self._fade(plan)
@@ -122,15 +124,15 @@ class Evidence:
     def _fade(self, plan: Plan) -> None:
         """Let times get older that an answer under this plan tells nothing of."""
         in_rounds = plan.exchange is not None and not plan.streams
-        for name, around_s in self._around_s.items():
+        for name, around_s in self._overhead_s.items():
             if not in_rounds or name != plan.protocol:
                 around_s.fade()
         if not in_rounds:
             self._queue_s.fade()
         if not plan.streams:
-            self._between_s.fade()
+            self._interval_s.fade()
 
-    def _add_streamed(self, plan: Plan, rounds: Sequence[Round]) -> None:
+    def _add_stream(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times of a stream's passes, and of the drafts made meanwhile."""
         name = self.pace_protocol(plan)
         drafted_s = pass_s(self._drafter_pace, 1)
@@ -139,10 +141,10 @@ class Evidence:
         self._verifying.add(
             name,
             [one.pass_s / pass_s(self._target_pace, 1 + one.window) for one in rounds],
-            with_edge_drafter=self._beside(plan),
+            with_edge_drafter=self._edge_may_draft(plan),
         )
         if rounds:  # tokens may come in bursts, so only the mean distance counts
-            self._between_s.append(max(0.0, median_of_parts(rounds, _mean_between_s)))
+            self._interval_s.append(max(0.0, median_of_parts(rounds, _mean_interval_s)))
 
     def _add_rounds(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times and bytes of rounds in which one end waits for the other."""
@@ -160,13 +162,13 @@ class Evidence:
             return
         self._verifying.add(name, verifying)
         for one in rounds:
-            self._around_s[name].append(one.timings.encode + one.timings.settle)
+            self._overhead_s[name].append(one.timings.encode + one.timings.settle)
             self._queue_s.append(one.timings.queue)
-            expected = self._expected_freight(plan, one.window)
-            self._up[name].append(one.uplink_bytes / expected.up)
-            self._down[name].append(one.downlink_bytes / expected.down)
-            if (again := self._expected_again(plan, one.window)) > 0.0:
-                self._again[name].append((one.exchanges - 1) / again)
+            expected = self._expected_bytes(plan, one.window)
+            self._up_ratios[name].append(one.uplink_bytes / expected.up)
+            self._down_ratios[name].append(one.downlink_bytes / expected.down)
+            if (again := self._expected_extra_trips(plan, one.window)) > 0.0:
+                self._extra_trip_ratios[name].append((one.exchanges - 1) / again)
 
     # Estimates
 
@@ -186,19 +188,23 @@ class Evidence:
         """Estimate the seconds of a round off the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
         draft_s = self._drafting_s(plan, expansion) * self._drafting.factor(name)
-        around_s = self._around_s[name].median(0.0) + self._queue_s.median(0.0)
+        around_s = self._overhead_s[name].median(0.0) + self._queue_s.median(0.0)
         return draft_s + self.verifying_s(plan) + around_s
 
     def round_bytes(self, plan: Plan) -> RoundBytes:
         """Estimate the bytes of a round: the protocol's own estimate, corrected by past rounds."""
-        up, down = self._expected_freight(plan, len(plan.expansion))
+        up, down = self._expected_bytes(plan, len(plan.expansion))
         name = plan.protocol
-        return RoundBytes(up * self._up[name].mean(1.0), down * self._down[name].mean(1.0))
+        return RoundBytes(
+            up * self._up_ratios[name].mean(1.0), down * self._down_ratios[name].mean(1.0)
+        )
 
     def round_trips(self, plan: Plan) -> float:
         """Estimate the round trips of a round, 1 to 2: the protocol's estimate, corrected."""
-        again = self._expected_again(plan, len(plan.expansion))
-        return 1.0 + min(1.0, again * self._again[plan.protocol].mean(1.0, _HOPE_WEIGHT))
+        again = self._expected_extra_trips(plan, len(plan.expansion))
+        return 1.0 + min(
+            1.0, again * self._extra_trip_ratios[plan.protocol].mean(1.0, _PRIOR_ROUNDS)
+        )
 
     def verifying_s(self, plan: Plan) -> float:
         """Estimate the seconds of the target's pass over a window of this plan."""
@@ -213,11 +219,11 @@ class Evidence:
         """
         if hint_source(plan) != EDGE:
             return plan.protocol
-        return f"{plan.protocol}, {EDGE}" if self._beside(plan) else STREAM
+        return f"{plan.protocol}, {EDGE}" if self._edge_may_draft(plan) else STREAM
 
-    def _beside(self, plan: Plan) -> bool:
+    def _edge_may_draft(self, plan: Plan) -> bool:
         """Whether the edge may draft while its target runs."""
-        return bool(self._beside_pace) and hint_source(plan) not in ("", DEVICE)
+        return bool(self._edge_drafter_pace) and hint_source(plan) not in ("", DEVICE)
 
     def streaming_s(self, protocol: str, drafts: int = 0) -> float:
         """Estimate the same for a target that streams, of a pass with so many drafts in it."""
@@ -225,7 +231,7 @@ class Evidence:
 
     def pass_interval_s(self) -> float:
         """Estimate the seconds from such a pass to the next."""
-        return self._between_s.median(0.0)
+        return self._interval_s.median(0.0)
 
     def hint_s(self, protocol: str) -> float:
         """Estimate the seconds in which the device drafts a token while the target runs."""
@@ -233,7 +239,7 @@ class Evidence:
 
     def edge_drafter_token_s(self) -> float | None:
         """Return the seconds of a token of the edge's own drafter; None where it has none."""
-        return pass_s(self._beside_pace, 1) if self._beside_pace else None
+        return pass_s(self._edge_drafter_pace, 1) if self._edge_drafter_pace else None
 
     def local_token_s(self) -> float:
         """Estimate the seconds of a token of `local`."""
@@ -244,7 +250,7 @@ class Evidence:
         hazards = self.acceptance_by_depth(plan)[:window]
         return float(hazards.mean()) if len(hazards) else 0.0
 
-    def _expected_freight(self, plan: Plan, window: int) -> RoundBytes:
+    def _expected_bytes(self, plan: Plan, window: int) -> RoundBytes:
         assert plan.exchange is not None
         return plan.exchange.estimate_bytes(
             plan.expansion[:window],
@@ -253,7 +259,7 @@ class Evidence:
             self._sizes,
         )
 
-    def _expected_again(self, plan: Plan, window: int) -> float:
+    def _expected_extra_trips(self, plan: Plan, window: int) -> float:
         """Estimate the round trips of a round beyond the first."""
         assert plan.exchange is not None
         return (
@@ -278,5 +284,5 @@ class Evidence:
         return pass_s(self._target_pace, 1 + nodes_at_most(tuple(expansion)))
 
 
-def _mean_between_s(rounds: Sequence[Round]) -> float:
+def _mean_interval_s(rounds: Sequence[Round]) -> float:
     return fmean(one.timings.total for one in rounds) - fmean(one.pass_s for one in rounds)

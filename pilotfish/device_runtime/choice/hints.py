@@ -12,17 +12,17 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.acceptance import DepthCounts, smoothed
+from pilotfish.device_runtime.choice.acceptance import DepthCounts, smooth
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
 _FADE = 0.8  # an answer; whether a text repeats itself depends on the request
-_HOPE = 0.8  # α of an edge's drafter that has shown nothing
+_PRIOR_ACCEPTANCE = 0.8  # α of an edge's drafter that has shown nothing
 # passes that could have taken a repeat, those that did, tokens and positions of these: as if 32 had
 # been seen, and one in 25 had found a token more
-_HOPED = np.array([32.0, 1.28, 2.56, 2.56])
+_PRIOR_REPEATS = np.array([32.0, 1.28, 2.56, 2.56])
 
 
 def hint_source(plan: Plan) -> str:
@@ -40,13 +40,13 @@ class EdgeHints:
 
     def __init__(self) -> None:
         # f64 [4], as `_HOPED`
-        self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_HOPED.copy)
+        self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_PRIOR_REPEATS.copy)
         self._drafts: dict[bool, DepthCounts] = defaultdict(DepthCounts)
 
     def add(self, plan: Plan, rounds: Iterable[Round]) -> None:
         """Add the rounds of an answer."""
         for repeats in self._repeats.values():
-            repeats += (1 - _FADE) * (_HOPED - repeats)
+            repeats += (1 - _FADE) * (_PRIOR_REPEATS - repeats)
         for drafts in self._drafts.values():
             drafts.fade()
         if hint_source(plan) not in (ALL, EDGE):
@@ -63,7 +63,7 @@ class EdgeHints:
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α of the edge's drafter at each depth, given that it is reached; f64 [n]."""
         seen = self._drafts[plan.sampling.sampling.greedy]
-        return smoothed(seen.reached, seen.agreed, _HOPE)
+        return smooth(seen.reached, seen.agreed, _PRIOR_ACCEPTANCE)
 
     def repeats(self, plan: Plan) -> tuple[float, float, float]:
         """Estimate the share of tokens from passes with a repeat, and of such a pass the tokens

@@ -17,22 +17,25 @@ import numpy as np
 
 from pilotfish.device_runtime.record import Round
 
-_RECENT = 24  # rounds
-_PART = 16  # rounds whose mean is taken, since tokens come in bursts;
-_LEAST_PART = 4  # in a short answer as few as these, of three parts
-_OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
-_OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it averages; answers without, to forget it
-_OWN_ALONE = 32  # answers in a row under one protocol, likewise
+_RECENT_ROUNDS = 24  # rounds
+_PART_ROUNDS = 16  # rounds whose mean is taken, since tokens come in bursts;
+_MIN_PART_ROUNDS = 4  # in a short answer as few as these, of three parts
+_MAX_PROTOCOL_FACTOR = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
+_AVERAGED_ANSWERS, _MAX_IDLE_ANSWERS = (
+    8,
+    16,
+)  # answers that it averages; answers without, to forget it
+_MAX_CONSECUTIVE_ANSWERS = 32  # answers in a row under one protocol, likewise
 # The machine's correction before the first answer. Two values, so that the median ignores a first
 # answer that was slow because the process stood still.
-_PRIOR = (1.0, 1.0)
+_PRIOR_FACTORS = (1.0, 1.0)
 
 
 class RecentValues(deque[float]):
     """The last values of one quantity."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
-        super().__init__(values, maxlen=_RECENT)
+        super().__init__(values, maxlen=_RECENT_ROUNDS)
 
     def median(self, otherwise: float) -> float:
         """Return their median; ``otherwise`` if there are none."""
@@ -58,10 +61,15 @@ class PassPace:
     """
 
     def __init__(self) -> None:
-        self._machine = RecentValues()
-        self._own: dict[str, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_OWN_ANSWERS))
-        self._idle: Counter[str] = Counter()
-        self._last, self._alone = "", 0  # the last one, and its answers in a row
+        self._machine_factors = RecentValues()
+        self._protocol_factors: dict[str, deque[float]] = defaultdict(
+            lambda: deque([1.0], maxlen=_AVERAGED_ANSWERS)
+        )
+        self._idle_answers: Counter[str] = Counter()
+        self._last_protocol, self._consecutive_answers = (
+            "",
+            0,
+        )  # the last one, and its answers in a row
 
     def add(self, name: str, factors: Sequence[float], *, with_edge_drafter: bool = False) -> None:
         """Add the factors of an answer's passes under this protocol.
@@ -73,44 +81,57 @@ class PassPace:
         if not factors:
             self.fade()
             return
-        if self._machine or with_edge_drafter:
-            self._own[name].append(median(factors) / self._machines)
-        own = self._of(name)
+        if self._machine_factors or with_edge_drafter:
+            self._protocol_factors[name].append(median(factors) / self._machine_factor)
+        own = self._protocol_factor(name)
         if with_edge_drafter:
             self.fade()
         else:
-            self._alone = self._alone + 1 if self._last == name else 0
-            if self._alone % _OWN_ALONE == _OWN_ALONE - 1:  # the machine's is all that there is
-                self._machine = RecentValues(own * factor for factor in self._machine)
+            self._consecutive_answers = (
+                self._consecutive_answers + 1 if self._last_protocol == name else 0
+            )
+            if (
+                self._consecutive_answers % _MAX_CONSECUTIVE_ANSWERS == _MAX_CONSECUTIVE_ANSWERS - 1
+            ):  # the machine's is all that there is
+                self._machine_factors = RecentValues(
+                    own * factor for factor in self._machine_factors
+                )
                 own = 1.0
-                del self._own[name]
-            self._machine.extend(factor / own for factor in factors)
-        self._last = name
-        self._idle = Counter({other: 1 + idle for other, idle in self._idle.items()})
-        self._idle[name] = 0
-        for other in [other for other, idle in self._idle.items() if idle > _OWN_IDLE]:
-            self._own.pop(other, None)
-            del self._idle[other]
+                del self._protocol_factors[name]
+            self._machine_factors.extend(factor / own for factor in factors)
+        self._last_protocol = name
+        self._idle_answers = Counter(
+            {other: 1 + idle for other, idle in self._idle_answers.items()}
+        )
+        self._idle_answers[name] = 0
+        for other in [
+            other for other, idle in self._idle_answers.items() if idle > _MAX_IDLE_ANSWERS
+        ]:
+            self._protocol_factors.pop(other, None)
+            del self._idle_answers[other]
 
     def fade(self) -> None:
         """Note an answer without such passes: the machine's factor gets older."""
-        self._machine.fade()
+        self._machine_factors.fade()
 
     def factor(self, name: str) -> float:
         """Return the factor to expect now."""
-        return self._machines * self._of(name)
+        return self._machine_factor * self._protocol_factor(name)
 
     @property
-    def _machines(self) -> float:
-        return float(median([*_PRIOR, *self._machine]))
+    def _machine_factor(self) -> float:
+        return float(median([*_PRIOR_FACTORS, *self._machine_factors]))
 
-    def _of(self, name: str) -> float:
-        return min(_OWN_MOST, max(1 / _OWN_MOST, median(self._own[name])))
+    def _protocol_factor(self, name: str) -> float:
+        return min(
+            _MAX_PROTOCOL_FACTOR,
+            max(1 / _MAX_PROTOCOL_FACTOR, median(self._protocol_factors[name])),
+        )
 
 
 def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], float]) -> float:
     """Return the median of a mean over parts of an answer, at least one round, in their order."""
-    parts = max(1, len(rounds) // _PART, min(3, len(rounds) // _LEAST_PART))
+    parts = max(1, len(rounds) // _PART_ROUNDS, min(3, len(rounds) // _MIN_PART_ROUNDS))
     cuts = [len(rounds) * at // parts for at in range(parts + 1)]
     return median(mean(rounds[begin:end]) for begin, end in pairwise(cuts))
 

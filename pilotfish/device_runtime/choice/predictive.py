@@ -23,9 +23,9 @@ from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import EDGE
 
-_CLEARLY = 0.95  # of the held plan's time: below that another one is chosen
-_KINDS = 64  # kinds of requests, each with its last choice
-_Name = tuple[str, int, str]  # protocol, window, whose hints
+_SWITCH_BELOW = 0.95  # of the held plan's time: below that another one is chosen
+_MAX_KINDS = 64  # kinds of requests, each with its last choice
+_PlanName = tuple[str, int, str]  # protocol, window, whose hints
 
 
 class PredictivePolicy(Policy):
@@ -34,7 +34,7 @@ class PredictivePolicy(Policy):
     name = "predictive"
 
     def __init__(self) -> None:
-        self._held: dict[tuple[bool, tuple[_Name, ...]], _Name] = {}
+        self._last_choices: dict[tuple[bool, tuple[_PlanName, ...]], _PlanName] = {}
 
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
@@ -42,25 +42,25 @@ class PredictivePolicy(Policy):
         """Choose the cheapest plan, or the last choice if that is hardly dearer."""
         known = with_defaults(link)
         costs = [plan_costs(plan, known, evidence) for plan in plans]
-        names = tuple(_named(plan) for plan in plans)
+        names = tuple(_plan_name(plan) for plan in plans)
         kind = auto.thrift, names
-        held = self._held.pop(kind, None)
-        rest = _undrafted(plans, costs)
+        held = self._last_choices.pop(kind, None)
+        rest = _cheapest_without_drafting(plans, costs)
         kept = rest if held is None else names.index(held)
         limit_s = stream_costs(plans[0].max_tokens, known, evidence).token_s
         prices = _prices(costs, kept, limit_s if auto.thrift else None)
         best = min(range(len(plans)), key=prices.__getitem__)
-        if kept is not None and prices[best] > _CLEARLY * prices[kept]:
+        if kept is not None and prices[best] > _SWITCH_BELOW * prices[kept]:
             best = kept
         if rest is not None and prices[rest] <= prices[best]:
             best = rest  # the device need not draft in vain
-        self._held[kind] = names[best]  # the newest is last
-        if len(self._held) > _KINDS:
-            del self._held[next(iter(self._held))]
-        return plans[best], _told(names, costs, best, link, thrift=auto.thrift)
+        self._last_choices[kind] = names[best]  # the newest is last
+        if len(self._last_choices) > _MAX_KINDS:
+            del self._last_choices[next(iter(self._last_choices))]
+        return plans[best], _describe_choice(names, costs, best, link, thrift=auto.thrift)
 
 
-def _undrafted(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
+def _cheapest_without_drafting(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
     """Return which plan is the cheapest for which the device drafts nothing; None without any."""
     rests = [
         at for at, plan in enumerate(plans) if plan.protocol == STREAM or hint_source(plan) == EDGE
@@ -78,17 +78,24 @@ def _prices(costs: Sequence[PlanCosts], kept: int | None, limit_s: float | None)
     if limit_s is None or min(token_s) > limit_s:
         return token_s
     return [
-        each.edge_s if each.token_s * (_CLEARLY if at == kept else 1.0) <= limit_s else math.inf
+        each.edge_s
+        if each.token_s * (_SWITCH_BELOW if at == kept else 1.0) <= limit_s
+        else math.inf
         for at, each in enumerate(costs)
     ]
 
 
-def _named(plan: Plan) -> _Name:
+def _plan_name(plan: Plan) -> _PlanName:
     return plan.protocol, len(plan.expansion), hint_source(plan)
 
 
-def _told(
-    names: Sequence[_Name], costs: Sequence[PlanCosts], at: int, link: LinkState, *, thrift: bool
+def _describe_choice(
+    names: Sequence[_PlanName],
+    costs: Sequence[PlanCosts],
+    at: int,
+    link: LinkState,
+    *,
+    thrift: bool,
 ) -> Choice:
     """Describe the choice, with all forecasts, the cheapest first."""
     forecasts = [

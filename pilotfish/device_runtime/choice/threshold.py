@@ -43,14 +43,14 @@ class ThresholdPolicy(Policy):
         wanted = FULL if far else SELECTIVE
         fitting = [plan for plan in plans if plan.protocol == wanted]
         if not fitting:
-            raise UnsupportedError(_refusal(wanted, auto, plans))
+            raise UnsupportedError(_explain_refusal(wanted, auto, plans))
         plan, choice = self._windows.choose(auto, fitting, link, evidence)
         side = "above" if far else "not above"
         reason = f"RTT {side} {threshold_s * 1e3:g} ms: {choice.reason}"
         return plan, replace(choice, policy=self.name, reason=reason)
 
 
-def _refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
+def _explain_refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
     """Explain why no plan of the protocol is among the plans, and what to do."""
     rule = f"Policy {THRESHOLD} chooses between {FULL} and {SELECTIVE}"
     if auto.among is None and not auto.lossy:

@@ -175,7 +175,7 @@ class Drafter(ABC):
             1.0
         ]  # of each node of the level, the predicted probability of its acceptance
         for depth, count in enumerate(expansion):
-            level = self._shaped_level(tree, logits_processor, committed, unread=unread)
+            level = self._processed_level(tree, logits_processor, committed, unread=unread)
             if level is None:
                 break
             drawn = []
@@ -198,7 +198,7 @@ class Drafter(ABC):
         draft: Draft = protocol.attach_states(protocol.make_draft(tree, rows), self.hidden_states)
         return draft
 
-    def _shaped_level(
+    def _processed_level(
         self, tree: Tree, logits_processor: LogitsProcessor | None, committed: Ids, *, unread: bool
     ) -> Level | None:
         """Return the next level as a shaper leaves it; None where it leaves nothing."""
@@ -209,7 +209,7 @@ class Drafter(ABC):
             token = logits_processor.forced_token(committed, path)
             if token is not None and self.bridge.can_draft(token):
                 self._forced.append(len(path))
-                return self._certain(token)
+                return self._forced_level(token)
         level = self._level(tree, unread=unread)
         if level is None:
             return None
@@ -218,7 +218,7 @@ class Drafter(ABC):
         nothing = dead or np.isneginf(level.logits.max(axis=1)).any()
         return None if nothing else level
 
-    def _certain(self, token: int) -> Level:
+    def _forced_level(self, token: int) -> Level:
         """Return a level [1, V] at which only this token can follow."""
         logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
         logits[0, token] = 0.0

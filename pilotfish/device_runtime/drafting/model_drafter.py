@@ -34,9 +34,9 @@ from pilotfish.wire.protocols import SpeculationProtocol
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_SURE = 0.8  # odds by which the text takes the place of a pass
+_MIN_ACCEPTANCE = 0.8  # odds by which the text takes the place of a pass
 _CHUNK = 128  # tokens of a prompt read in one pass
-_PIECE = 32  # likewise, where the target's tokens wait for the pass
+_SHORT_CHUNK = 32  # likewise, where the target's tokens wait for the pass
 
 
 class ModelDrafter(Drafter):
@@ -131,14 +131,14 @@ class ModelDrafter(Drafter):
         return self.context - len(self.bridge.context(committed))
 
     @property
-    def _held(self) -> int:
+    def _cache_length(self) -> int:
         return self._decoder.length(self._slot)
 
     def _roll_back(self, wanted: NDArray[Any]) -> None:
         """Drop the K/V after the common prefix with ``wanted``, and any unsettled tree."""
         self._tree = None
         self._chain_length = common_prefix(self._ids[: self._chain_length], wanted)
-        if self._chain_length < self._held:
+        if self._chain_length < self._cache_length:
             self._decoder.rollback(self._slot, self._chain_length)
 
     def _append(self, draft_ids: NDArray[Any]) -> None:
@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
         if self._tree is None:
             return
         tree, self._tree = self._tree, None
-        read = self._held - self._trunk  # the deepest level was drawn but not read
+        read = self._cache_length - self._trunk  # the deepest level was drawn but not read
         known = [node - 1 for node in path if node <= read]
         with self._shared_model.lock:
             self._decoder.keep_path(self._slot, known)
@@ -202,11 +202,11 @@ class ModelDrafter(Drafter):
 
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
         """Read a piece of these tokens if it is far behind their end; returns whether it was."""
-        rest = self._unread(self._with(committed, drafts))
-        if len(rest) <= _PIECE:
+        rest = self._unread(self._draft_context(committed, drafts))
+        if len(rest) <= _SHORT_CHUNK:
             return False
         with self._shared_model.lock:
-            piece = rest[:_PIECE]
+            piece = rest[:_SHORT_CHUNK]
             self._decoder.forward([Pass(slot=self._slot, tokens=piece, rows=0)])
         self._append(piece)
         return True
@@ -229,12 +229,12 @@ class ModelDrafter(Drafter):
             self._text.update(committed)
             if (level := self._look_up_text(drafts.tolist())) is not None:
                 return level
-        rest = self._unread(self._with(committed, drafts))
+        rest = self._unread(self._draft_context(committed, drafts))
         logits = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))
         self._append(rest)
         return Level(logits)
 
-    def _with(self, committed: Ids, drafts: Ids) -> NDArray[Any]:
+    def _draft_context(self, committed: Ids, drafts: Ids) -> NDArray[Any]:
         return np.concatenate([self.bridge.context(committed), self.bridge.to_draft_ids(drafts)])
 
     def _unread(self, context: NDArray[Any]) -> NDArray[np.int64]:
@@ -278,19 +278,19 @@ class ModelDrafter(Drafter):
         if self._text is None or not self._mixes_text:
             return Level(logits)
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
-        echoes = [self._shared(self._text.predict(path)) for path in paths]
+        echoes = [self._readable(self._text.predict(path)) for path in paths]
         return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
 
     def _look_up_text(self, path: Sequence[int]) -> Level | None:
         """Return what the text says behind a path, if its odds are good."""
         if self._text is None:
             return None
-        echo = self._shared(self._text.predict(path))
-        if echo is None or (odds := self._text.acceptance(echo)) < _SURE:
+        echo = self._readable(self._text.predict(path))
+        if echo is None or (odds := self._text.acceptance(echo)) < _MIN_ACCEPTANCE:
             return None
         return Level(rows([echo], self.bridge.vocab_size), [odds])
 
-    def _shared(self, echo: Echo | None) -> Echo | None:
+    def _readable(self, echo: Echo | None) -> Echo | None:
         """Return an echo if the model can read all its tokens, and so go on behind them."""
         if echo is None or not all(self.bridge.can_draft(token) for token in echo.tokens.tolist()):
             return None

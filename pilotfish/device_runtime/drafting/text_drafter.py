@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TEXT = "text"  # the name of this drafter where an artifact's folder is expected
 _BOUNDLESS = 1 << 31
 _NODE_S = 50e-6  # to find what may follow: a bound that is tested; no model has to be measured
-_OVERLAP = 2  # tokens of a continued conversation that are kept again, to find the rest by
+_OVERLAP_TOKENS = 2  # tokens of a continued conversation that are kept again, to find the rest by
 
 
 class Recollection(Recall):
@@ -50,10 +50,10 @@ class Recollection(Recall):
         self._vocabulary = ""
         self._owner: Owner = DEFAULT_OWNER
         # by owner: how often a repetition was right tells of the texts that were repeated
-        self._learnt: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict(
+        self._estimators: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict(
             {DEFAULT_OWNER: self._odds}
         )
-        self._kept: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
+        self._saved: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
         self._released = False
         memory.acquire()
 
@@ -86,11 +86,13 @@ class Recollection(Recall):
             self._forget(0)  # what the lane followed last is another's
         if (vocabulary, owner) != (self._vocabulary, self._owner):  # ids of another are other words
             self._vocabulary, self._owner = vocabulary, owner
-            self._kept = np.empty(0, np.uint32)
-            self.set_estimator(self._learnt.setdefault(owner, AcceptanceEstimator(REPEAT_PRIOR)))
-            self._learnt.move_to_end(owner)
-            if len(self._learnt) > MAX_OWNERS:
-                self._learnt.popitem(last=False)
+            self._saved = np.empty(0, np.uint32)
+            self.set_estimator(
+                self._estimators.setdefault(owner, AcceptanceEstimator(REPEAT_PRIOR))
+            )
+            self._estimators.move_to_end(owner)
+            if len(self._estimators) > MAX_OWNERS:
+                self._estimators.popitem(last=False)
         own = self._memory.texts(vocabulary, vocab_size, owner)
         shared = self._memory.shared_texts(vocabulary, vocab_size)
         self._texts = [own] if shared is None else [own, shared]
@@ -98,12 +100,12 @@ class Recollection(Recall):
 
     def end(self, committed: Ids) -> None:
         """Keep what the conversation u32 [n] has gained since it was kept last."""
-        known = common_prefix(self._kept, committed)
+        known = common_prefix(self._saved, committed)
         if known == len(committed) or not self._texts:
             return
-        self._kept = committed.copy()
+        self._saved = committed.copy()
         for texts in self._texts:
-            texts.add(committed[max(0, known - _OVERLAP) :])
+            texts.add(committed[max(0, known - _OVERLAP_TOKENS) :])
         self._memory.trim()
 
 
@@ -136,7 +138,7 @@ class TextDrafter(Drafter):
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
         self.bridge, self._vocabulary = bridge, vocabulary
         self._row = np.full((1, bridge.vocab_size), -np.inf, np.float32)
-        self._written: Ids = np.empty(0, np.uint32)  # the finite ones of it
+        self._finite_ids: Ids = np.empty(0, np.uint32)  # the finite ones of it
 
     def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
         """Begin a generation, with all that its owner said before it."""
@@ -187,8 +189,8 @@ class TextDrafter(Drafter):
 
     def _chain(self, echo: Echo) -> Level:
         """Write the only row [1, V] of a chain's level; the next one overwrites it."""
-        self._row[0, self._written] = -np.inf
-        self._written = echo.tokens
+        self._row[0, self._finite_ids] = -np.inf
+        self._finite_ids = echo.tokens
         self._row[0, echo.tokens] = np.log(echo.weights)
         return Level(self._row, [self._recall.acceptance(echo)])
 

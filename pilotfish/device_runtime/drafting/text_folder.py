@@ -33,7 +33,7 @@ _SECRET, _SECRET_BYTES = "secret", 32
 _MOST_FILES, _MOST_BYTES = 256, 64 << 20
 
 
-class _File(NamedTuple):
+class _TextFile(NamedTuple):
     used_ns: int
     size: int
     path: Path
@@ -53,18 +53,18 @@ class TextFolder:
 
     def shared_path(self, vocabulary: str) -> Path:
         """Return the file of texts that all share, and of those from before there were owners."""
-        return self._folder / f"{_short(vocabulary)}{_SUFFIX}"
+        return self._folder / f"{_vocabulary_key(vocabulary)}{_SUFFIX}"
 
     def owner_path(self, vocabulary: str, owner: str) -> Path:
         """Return the file of an owner's texts; `UnsupportedError` if the folder cannot be had."""
         if owner == DEFAULT_OWNER:
-            return self._folder / f"{_short(vocabulary)}.own{_SUFFIX}"
+            return self._folder / f"{_vocabulary_key(vocabulary)}.own{_SUFFIX}"
         try:
             self._secret = self._secret or self._read_secret()
         except OSError as error:
             raise unusable_store_error(self._owners, error) from error
         name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:32]
-        return self._owners / f"{_short(vocabulary)}.{name}{_SUFFIX}"
+        return self._owners / f"{_vocabulary_key(vocabulary)}.{name}{_SUFFIX}"
 
     def _read_secret(self) -> bytes:
         """Return the folder's secret, which the first process makes that needs it."""
@@ -101,28 +101,28 @@ class TextFolder:
         for one in others:
             if count < _MOST_FILES and size <= _MOST_BYTES:
                 break
-            if _removed(one.path):
+            if _try_remove(one.path):
                 size, count = size - one.size, count - 1
 
 
-def _short(vocabulary: str) -> str:
+def _vocabulary_key(vocabulary: str) -> str:
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
 
-def _files(folder: Path) -> list[_File]:
+def _files(folder: Path) -> list[_TextFile]:
     """List the files of a folder but its secret, with what a kill left half written."""
-    files: list[_File] = []
+    files: list[_TextFile] = []
     with suppress(OSError), os.scandir(folder) as entries:  # else opening a file tells why
         for entry in entries:
             if entry.name == _SECRET or not entry.is_file(follow_symlinks=False):
                 continue
             with suppress(FileNotFoundError):  # another device has removed it
                 about = entry.stat(follow_symlinks=False)
-                files.append(_File(about.st_mtime_ns, about.st_size, Path(entry.path)))
+                files.append(_TextFile(about.st_mtime_ns, about.st_size, Path(entry.path)))
     return files
 
 
-def _removed(path: Path) -> bool:
+def _try_remove(path: Path) -> bool:
     """Remove a file unless a device has it open; returns whether it is gone."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

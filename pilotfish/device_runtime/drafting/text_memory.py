@@ -42,54 +42,56 @@ class TextMemory:
     ) -> None:
         self._off = location is not None and str(location) == OFF
         self._folder = None if location is None or self._off else TextFolder(Path(location))
-        self._most, self._most_owners = max_tokens, max_owners
+        self._max_tokens, self._max_owners = max_tokens, max_owners
         self._shares = shared
         self._lock = threading.Lock()
         self._lanes = 0
         self._vocabulary = ""
         # by owner, those that came last at the end; None: everyone's
-        self._held: OrderedDict[str | None, TextStore] = OrderedDict()
+        self._stores: OrderedDict[str | None, TextStore] = OrderedDict()
 
     def texts(self, vocabulary: str, vocab_size: int, owner: Owner = DEFAULT_OWNER) -> TextStore:
         """Return the owner's texts in the vocabulary of this fingerprint and size."""
-        return TextStore(0) if owner is None else self._texts(vocabulary, vocab_size, owner)
+        return TextStore(0) if owner is None else self._store(vocabulary, vocab_size, owner)
 
     def shared_texts(self, vocabulary: str, vocab_size: int) -> TextStore | None:
         """Return everyone's texts in this vocabulary; None: nothing is shared."""
-        return self._texts(vocabulary, vocab_size, None) if self._shares else None
+        return self._store(vocabulary, vocab_size, None) if self._shares else None
 
-    def _texts(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
+    def _store(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
         with self._lock:
             known = vocabulary == self._vocabulary
-            if not known or owner not in self._held:
-                opened = self._opened(vocabulary, vocab_size, owner)  # may raise; nothing changes
+            if not known or owner not in self._stores:
+                opened = self._open_store(
+                    vocabulary, vocab_size, owner
+                )  # may raise; nothing changes
                 if not known:
                     self._forget()
                     self._vocabulary = vocabulary
-                self._held[owner] = opened
-            self._held.move_to_end(owner)
-            while len(self._held) > self._most_owners:
-                self._held.popitem(last=False)[1].close()
-            return self._held[owner]
+                self._stores[owner] = opened
+            self._stores.move_to_end(owner)
+            while len(self._stores) > self._max_owners:
+                self._stores.popitem(last=False)[1].close()
+            return self._stores[owner]
 
-    def _opened(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
+    def _open_store(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
         if self._off or not vocabulary:
             return TextStore(0)
         if self._folder is None:
-            return TextStore(self._most)
+            return TextStore(self._max_tokens)
         path = self._folder.shared_path(vocabulary)
         if vocabulary != self._vocabulary and not self._shares and path.exists():
             _log.warning("%s holds texts without an owner: only --share-texts uses them", path)
         if owner is not None:
             path = self._folder.owner_path(vocabulary, owner)
             self._folder.make_room(path)
-        return FileTextStore(path, self._most, vocab_size)
+        return FileTextStore(path, self._max_tokens, vocab_size)
 
     def trim(self) -> None:
         """Have the owner with most forget the oldest, while all have too much together."""
         with self._lock:
-            held = [texts for owner, texts in self._held.items() if owner is not None]
-            while sum(map(len, held)) > self._most:
+            held = [texts for owner, texts in self._stores.items() if owner is not None]
+            while sum(map(len, held)) > self._max_tokens:
                 max(held, key=len).drop_oldest()
 
     def acquire(self) -> None:
@@ -113,6 +115,6 @@ class TextMemory:
                 self._vocabulary = ""
 
     def _forget(self) -> None:
-        for texts in self._held.values():
+        for texts in self._stores.values():
             texts.close()
-        self._held.clear()
+        self._stores.clear()

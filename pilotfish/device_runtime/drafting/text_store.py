@@ -28,9 +28,9 @@ _log = logging.getLogger("pilotfish.device")
 
 _HEAD = struct.Struct("<II")
 _MODE = 0o600
-_USED_TWICE = 8  # bytes of a file for each token in memory
-_LEAST = 8192  # tokens for which that much is always allowed
-_LARGEST = 16  # bytes for each token that there may be; more is never written
+_MAX_BYTES_PER_TOKEN = 8  # bytes of a file for each token in memory
+_MIN_TOKENS = 8192  # tokens for which that much is always allowed
+_READ_BYTES_PER_TOKEN = 16  # bytes for each token that there may be; more is never written
 
 
 def unusable_store_error(path: Path, error: OSError) -> UnsupportedError:
@@ -44,13 +44,13 @@ class TextStore:
     """The texts of an owner, in memory. most: tokens; 0: none are kept."""
 
     def __init__(self, max_tokens: int, begin: Ids | None = None) -> None:
-        self._most = max_tokens
+        self._max_tokens = max_tokens
         self._corpus = Corpus(max_tokens, begin)
         self.snapshot = self._corpus.snapshot
 
     def add(self, text: Ids) -> None:
         """Add a text u32 [n]."""
-        if self._most and len(text):
+        if self._max_tokens and len(text):
             self._corpus.add(text)
 
     def __len__(self) -> int:
@@ -71,8 +71,8 @@ class FileTextStore(TextStore):
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._file = _held(path)
-            found = self._found(_LARGEST * max_tokens, vocab_size)
+            self._file = _open_locked(path)
+            found = self._read_file(_READ_BYTES_PER_TOKEN * max_tokens, vocab_size)
         except BlockingIOError as error:
             raise UnsupportedError(
                 f"Another device keeps its texts in {path.parent}: name another folder."
@@ -81,11 +81,11 @@ class FileTextStore(TextStore):
             raise unusable_store_error(path, error) from error
         super().__init__(max_tokens, found)
 
-    def _found(self, most_bytes: int, vocab_size: int) -> Ids:
+    def _read_file(self, most_bytes: int, vocab_size: int) -> Ids:
         """Read all whole texts, and cut off what is torn, or more than is ever written."""
         try:
             with os.fdopen(os.dup(self._file), "rb") as file:
-                found, self._size = _read(file.read(most_bytes), vocab_size)
+                found, self._size = _parse(file.read(most_bytes), vocab_size)
             if self._size < os.fstat(self._file).st_size:
                 _log.warning("%s ends in a torn text, which is left out", self._path)
                 os.ftruncate(self._file, self._size)
@@ -103,16 +103,18 @@ class FileTextStore(TextStore):
             if self._file < 0:
                 return
             try:
-                if self._size > _USED_TWICE * max(len(self), min(_LEAST, self._most)):
+                if self._size > _MAX_BYTES_PER_TOKEN * max(
+                    len(self), min(_MIN_TOKENS, self._max_tokens)
+                ):
                     self._rewrite()  # with this text
                     return
-                record = _record(text[-self._most :])
+                record = _record(text[-self._max_tokens :])
                 if os.pwrite(self._file, record, self._size) < len(record):
                     raise OSError(0, "the disk is full")
                 self._size += len(record)
             except OSError as error:
                 _log.warning("texts are kept in memory alone from now on: %s", error)
-                self._drop()
+                self._stop_writing()
 
     def _rewrite(self) -> None:
         """Write anew what is used."""
@@ -120,11 +122,11 @@ class FileTextStore(TextStore):
         texts = np.split(ids, np.flatnonzero(ids == BREAK) + 1)
         blob = b"".join(_record(text[:-1]) for text in texts if len(text) > 1)
         write_whole(self._path, blob, _MODE)
-        fresh = _held(self._path)
+        fresh = _open_locked(self._path)
         os.close(self._file)
         self._file, self._size = fresh, len(blob)
 
-    def _drop(self) -> None:
+    def _stop_writing(self) -> None:
         file, self._file = self._file, -1
         try:
             os.ftruncate(file, self._size)
@@ -142,7 +144,7 @@ class FileTextStore(TextStore):
                 self._file = -1
 
 
-def _held(path: Path) -> int:
+def _open_locked(path: Path) -> int:
     """Open a file of texts for this process and its owner alone; `BlockingIOError` if taken."""
     # O_NONBLOCK: nobody writes to a pipe that stands in its place
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
@@ -164,7 +166,7 @@ def _record(text: Ids) -> bytes:
     return _HEAD.pack(len(text), zlib.crc32(data)) + data
 
 
-def _read(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
+def _parse(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
     """Return all whole texts, with `BREAK` behind each, and the bytes up to the first torn one."""
     found = np.empty(len(blob) // 4, np.uint32)  # a head is longer than `BREAK`: that is enough
     at = used = 0

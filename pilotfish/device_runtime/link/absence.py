@@ -27,7 +27,7 @@ class LinkPhase(enum.Enum):
 
 # Seconds in all that do not count as away: handshakes have at most four round trips of three
 # seconds, and queues of routers hold seconds.
-_ALLOWED_S = {LinkPhase.CONNECTING: 15.0, LinkPhase.BLOCKED: 5.0}
+_TOLERATED_S = {LinkPhase.CONNECTING: 15.0, LinkPhase.BLOCKED: 5.0}
 
 
 class AbsenceClock:
@@ -38,38 +38,38 @@ class AbsenceClock:
     """
 
     def __init__(self, patience: RetryPolicy, now_s: float) -> None:
-        self._patience = patience
+        self._retry_policy = patience
         self._noted_s = now_s
-        self._standing = LinkPhase.AWAY  # until it has been met
+        self._phase = LinkPhase.AWAY  # until it has been met
         self.away_s = self.owed_s = 0.0
-        self._spent_s = dict.fromkeys(_ALLOWED_S, 0.0)
+        self._spent_s = dict.fromkeys(_TOLERATED_S, 0.0)
 
-    def note(self, standing: LinkPhase, now_s: float, stalled_s: float = 0.0) -> None:
+    def note(self, phase: LinkPhase, now_s: float, stalled_s: float = 0.0) -> None:
         """Note how the link stands; what passed since the last note counts as that.
 
         stood_s: seconds for which this process was suspended; they do not count as absence.
         """
         passed_s = max(0.0, now_s - self._noted_s - stalled_s)
-        before, self._standing, self._noted_s = self._standing, standing, now_s
-        if standing in _ALLOWED_S:
-            self._spent_s[standing] += passed_s
-            if self._spent_s[standing] > _ALLOWED_S[standing]:
+        before, self._phase, self._noted_s = self._phase, phase, now_s
+        if phase in _TOLERATED_S:
+            self._spent_s[phase] += passed_s
+            if self._spent_s[phase] > _TOLERATED_S[phase]:
                 self.away_s += passed_s
-        elif standing is LinkPhase.AWAY and before is not LinkPhase.IDLE:
+        elif phase is LinkPhase.AWAY and before is not LinkPhase.IDLE:
             self.away_s += passed_s
-        elif standing is LinkPhase.IDLE or (standing is LinkPhase.CARRYING and self.in_doubt):
+        elif phase is LinkPhase.IDLE or (phase is LinkPhase.CARRYING and self.in_doubt):
             self.owed_s += passed_s  # what crosses after a break may have crossed before
 
     def expect(self, now_s: float) -> None:
         """Wait for a reply from now on."""
         self.owed_s, self._noted_s = 0.0, now_s
-        if self._patience.policy != "local":
-            self._standing = LinkPhase.IDLE
+        if self._retry_policy.policy != "local":
+            self._phase = LinkPhase.IDLE
 
     def on_progress(self) -> None:
         """Note that the edge got on with our work: a reply, or more of a message than ever."""
         self.away_s = 0.0
-        self._spent_s = dict.fromkeys(_ALLOWED_S, 0.0)
+        self._spent_s = dict.fromkeys(_TOLERATED_S, 0.0)
 
     @property
     def in_doubt(self) -> bool:
@@ -79,17 +79,17 @@ class AbsenceClock:
     @property
     def away(self) -> bool:
         """Whether the edge was away at the last note."""
-        standing = self._standing
-        if standing in _ALLOWED_S:
-            return self._spent_s[standing] > _ALLOWED_S[standing]
+        standing = self._phase
+        if standing in _TOLERATED_S:
+            return self._spent_s[standing] > _TOLERATED_S[standing]
         return standing is LinkPhase.AWAY
 
     @property
     def expired(self) -> bool:
         """Whether the edge is away, and has been for longer than the policy allows."""
-        return self.away and self.away_s > self._patience.absent_s
+        return self.away and self.away_s > self._retry_policy.absent_s
 
     @property
     def overdue(self) -> bool:
         """Whether the edge has owed its reply for longer than the policy allows."""
-        return self.owed_s > self._patience.silent_s
+        return self.owed_s > self._retry_policy.silent_s

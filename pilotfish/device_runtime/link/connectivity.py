@@ -52,7 +52,7 @@ REFUSALS = {
     Connectivity.WRONG_EDGE_KEY: AccessDeniedError,
     Connectivity.KEYS_DIFFER: AccessDeniedError,
 }
-_OF_ERRORS: dict[type[PilotfishError], Connectivity] = {
+_STATES_BY_ERROR: dict[type[PilotfishError], Connectivity] = {
     AccessDeniedError: Connectivity.KEY_REFUSED,
     VersionMismatchError: Connectivity.OTHER_VERSION,
     PairMismatchError: Connectivity.OTHER_VOCABULARY,
@@ -60,13 +60,13 @@ _OF_ERRORS: dict[type[PilotfishError], Connectivity] = {
     BusyError: Connectivity.BUSY,
     TargetLostError: Connectivity.BUSY,
 }
-_OF_FAILURES = {
+_STATES_BY_FAILURE = {
     ConnectFailure.KEY: Connectivity.KEY_REFUSED,
     ConnectFailure.MECHANISM: Connectivity.KEYS_DIFFER,
     ConnectFailure.TIMEOUT: Connectivity.NO_HANDSHAKE,
     ConnectFailure.OTHER: Connectivity.NO_EDGE,
 }
-_OF_FINDINGS = {
+_STATES_BY_ADDRESS = {
     AddressState.NO_NAME: Connectivity.NO_NAME,
     AddressState.REFUSED: Connectivity.CONNECTION_REFUSED,
     AddressState.NO_ROUTE: Connectivity.NO_ROUTE,
@@ -76,7 +76,7 @@ _OF_FINDINGS = {
 }
 _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 # What is the matter, and what mends it.
-_WORDS = {
+_MESSAGES = {
     Connectivity.CONNECTED: ("The edge at {at} is connected.", ""),
     Connectivity.DRAINING: ("The edge at {at} is about to stop, and begins nothing new.", ""),
     Connectivity.BUSY: (
@@ -152,7 +152,7 @@ class LinkStatus(NamedTuple):
             if keys
             else ("it demands keys, and this device has none", "name the folder of keys (--keys)")
         )
-        message, remedy = _WORDS[state]
+        message, remedy = _MESSAGES[state]
         return cls(state, message.format(at=endpoint, keys=keys_are), remedy.format(mend=mend))
 
     def __str__(self) -> str:
@@ -173,17 +173,19 @@ class LinkStatus(NamedTuple):
 
 def state_of_error(error: PilotfishError) -> Connectivity | None:
     """Return the state of an edge that says this; None: it says nothing of the link."""
-    return next((state for kind, state in _OF_ERRORS.items() if isinstance(error, kind)), None)
+    return next(
+        (state for kind, state in _STATES_BY_ERROR.items() if isinstance(error, kind)), None
+    )
 
 
 def unconnected_state(
     attempts: ConnectAttempts, finding: AddressState | None, *, was_welcomed: bool
 ) -> Connectivity:
     """Return the state of a link without a connection. finding: what is at the address."""
-    if attempts.failure in _OF_FAILURES:
-        return _OF_FAILURES[attempts.failure]
+    if attempts.failure in _STATES_BY_FAILURE:
+        return _STATES_BY_FAILURE[attempts.failure]
     if attempts.surely_wrong_key:
         return Connectivity.WRONG_EDGE_KEY
-    if attempts.failure is not None and finding in _OF_FINDINGS:
-        return _OF_FINDINGS[finding]
+    if attempts.failure is not None and finding in _STATES_BY_ADDRESS:
+        return _STATES_BY_ADDRESS[finding]
     return Connectivity.LOST if was_welcomed else Connectivity.CONNECTING

@@ -44,8 +44,8 @@ from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
-_NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
-_GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
+_LOSS_DELAY_S = 0.02  # until the loss of a connection shows, after a message could not be sent
+_START_WAIT_S = 0.2  # at the start, for the connection to an edge that may come later
 
 
 class EdgeLink(HandshakeLine):
@@ -66,7 +66,7 @@ class EdgeLink(HandshakeLine):
     ) -> None:
         super().__init__(endpoint, keys, interrupt or CancelToken())
         self.lost_ns: int | None = None
-        self._patience = patience
+        self._retry_policy = patience
         self._sent_on = NO_CONNECTION
         self._busy_until_s = 0.0
         self._pauses = backoff()
@@ -81,16 +81,16 @@ class EdgeLink(HandshakeLine):
 
     def handshake(self) -> None:
         """Wait for the edge, and greet it if needed: it has the policy's whole time."""
-        if self._patience.policy != "local":
+        if self._retry_policy.policy != "local":
             self._absence.on_progress()
             self._absence.expect(time.monotonic())
         self.refresh()
         self.await_handshake()
 
-    def _note_standing(self, stood_s: float = 0.0) -> None:
+    def _note_phase(self, process_stall_s: float = 0.0) -> None:
         """Add what passed since the last note to what the edge was away, or owes a reply."""
-        standing = self._standing(doubted=self._absence.in_doubt)
-        self._absence.note(standing, time.monotonic(), stood_s)
+        standing = self._phase(doubted=self._absence.in_doubt)
+        self._absence.note(standing, time.monotonic(), process_stall_s)
 
     def await_handshake(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
@@ -99,10 +99,10 @@ class EdgeLink(HandshakeLine):
         since_s = time.monotonic()
         self._await_connection()
         while not self._ready:
-            if time.monotonic() - since_s > self._patience.silent_s:
-                raise self._silent()
+            if time.monotonic() - since_s > self._retry_policy.silent_s:
+                raise self._silent_error()
             try:
-                self._say_hello(self._patience.silent_s)
+                self._say_hello(self._retry_policy.silent_s)
             except BUSY as error:
                 self.wait_or_raise(error, since_s)
             self._await_connection()
@@ -117,17 +117,17 @@ class EdgeLink(HandshakeLine):
         # the first connection's own attempt has just begun; a later request asks anew
         since_s = 0.0 if otherwise is EdgeUnreachableError else time.monotonic()
         self.channel.attempts.retry_now()
-        self._note_standing()
+        self._note_phase()
         while not self.is_connected:
             status = self.status
             if status.state in REFUSALS and self.channel.attempts.failed_since(since_s):
                 self.changed()
                 raise status.error(was_welcomed=True, waited_s=0.0)
             if self._absence.expired:
-                raise self._gone(otherwise)
+                raise self._away_error(otherwise)
             looked_s = time.monotonic()
             arrived = self.receive(SLICE_S)
-            self._note_standing(stalled_s(looked_s))
+            self._note_phase(stalled_s(looked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
@@ -141,28 +141,28 @@ class EdgeLink(HandshakeLine):
         Raises if the edge is unsuitable, except under "local".
         """
         try:
-            return self._look()
+            return self._check_edge()
         except InterruptedGenerationError:
             raise
         except PilotfishError as error:
             if isinstance(error, BUSY):
-                self._put_off()
-            elif self._patience.policy != "local":
+                self._back_off()
+            elif self._retry_policy.policy != "local":
                 raise
             self._log_news(logging.WARNING, "the edge is of no use now: %s", error)
             return False
 
-    def _look(self) -> bool:
+    def _check_edge(self) -> bool:
         self.refresh()
         now = time.monotonic()
         if now < self._busy_until_s:
             return False
-        self._note_standing()
+        self._note_phase()
         if not self.is_connected:
-            if self._patience.policy != "local" and self.status.state in REFUSALS:
+            if self._retry_policy.policy != "local" and self.status.state in REFUSALS:
                 raise self.status.error(was_welcomed=True, waited_s=0.0)
             return False
-        if self._hello is None or self._unsuited == self.connection:
+        if self._hello is None or self._unsuitable_on == self.connection:
             return False
         if not self._ready:
             self._say_hello(0.0)
@@ -173,7 +173,7 @@ class EdgeLink(HandshakeLine):
         begun_s = time.monotonic()
         while not self.poll():
             spent_s = time.monotonic() - begun_s
-            if spent_s > (GRACE_S if self.channel.connected else _GLANCE_S):
+            if spent_s > (GRACE_S if self.channel.connected else _START_WAIT_S):
                 return
             time.sleep(0.005)
 
@@ -195,7 +195,7 @@ class EdgeLink(HandshakeLine):
         """Send a request as soon as the edge is greeted; again: it was sent, and maybe lost."""
         if not again:
             self._replies.abandon()
-        give_up = time.monotonic() + self._patience.silent_s
+        give_up = time.monotonic() + self._retry_policy.silent_s
         while True:
             self.await_handshake()
             large = sum(map(len, frames)) > LARGE_BYTES
@@ -211,8 +211,8 @@ class EdgeLink(HandshakeLine):
                 stood = time.monotonic_ns() - sent_ns > SOON_S * 1e9
                 return SentRequest(message, frames, size, sent_ns, position, stalled=stood)
             if time.monotonic() > give_up:
-                raise self._silent()
-            self._interrupt.sleep(_NEWS_S)
+                raise self._silent_error()
+            self._cancel_token.sleep(_LOSS_DELAY_S)
             self.refresh()
 
     def wait(
@@ -239,14 +239,14 @@ class EdgeLink(HandshakeLine):
             if arrived is not None:
                 reply = arrived.reply
                 if wanted(reply):
-                    self._got_on()
+                    self._note_progress()
                     if arrived.sliced:
                         self.estimator.on_transfer(down_bps=self.downlink.full_bps)
                     return pending.timed_reply(arrived, self.connection, self.channel.queued_s)
                 if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     error = from_code(reply.code, reply.message)
                     if isinstance(error, AccessDeniedError | DrainingError):
-                        error = self._turned_away(error)
+                        error = self._note_refusal(error)
                     raise error
                 pending.behind_bytes += arrived.size
             else:
@@ -255,16 +255,16 @@ class EdgeLink(HandshakeLine):
                 gone = not self.holds(self._sent_on)
                 if gone:
                     self.on_lost()
-                if gone or self._replies.gone or pending.is_lost(self._absence.owed_s):
-                    pending.on_resent(self._repeat(sent), self._absence.owed_s)
+                if gone or self._replies.is_lost or pending.is_lost(self._absence.owed_s):
+                    pending.on_resent(self._resend(sent), self._absence.owed_s)
             if self._replies.advance():
                 pending.on_progress()
                 self.on_progress()
             if pending.advances(self.channel.liveness() if self.channel.connected else None):
-                self._got_on()
-            self._mind(stands_s)
+                self._note_progress()
+            self._check_absence(stands_s)
 
-    def _repeat(self, sent: SentRequest) -> SentRequest:
+    def _resend(self, sent: SentRequest) -> SentRequest:
         """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
         if not self._replies.is_incomplete:
             self._replies.begin_again()
@@ -277,23 +277,23 @@ class EdgeLink(HandshakeLine):
     def on_progress(self) -> None:
         """Note that more of a large message has arrived than before."""
         self._absence.expect(time.monotonic())
-        self._got_on()
+        self._note_progress()
 
     def check_transfer(self, last_checked_s: float) -> None:
         """Raise if the edge is away, or takes nothing, for too long; it was waited since then."""
-        self._mind(stalled_s(last_checked_s))
+        self._check_absence(stalled_s(last_checked_s))
 
-    def _mind(self, stood_s: float) -> None:
+    def _check_absence(self, process_stall_s: float) -> None:
         """Note how the link stands while a reply is waited for; raise if that is for too long."""
-        self._note_standing(stood_s)
+        self._note_phase(process_stall_s)
         if self._absence.away:
             self.on_lost()
         if self._absence.expired:
-            raise self._gone(EdgeLostError)
+            raise self._away_error(EdgeLostError)
         if self._absence.overdue:
-            raise self._silent()
+            raise self._silent_error()
 
-    def _got_on(self) -> None:
+    def _note_progress(self) -> None:
         """Note that the edge got on with our work."""
         self._absence.on_progress()
         self._second.on_progress()
@@ -322,22 +322,22 @@ class EdgeLink(HandshakeLine):
         machine is too busy for this.
         """
         self.on_lost()
-        policy, spent_s = self._patience.policy, time.monotonic() - since_s
+        policy, spent_s = self._retry_policy.policy, time.monotonic() - since_s
         passing = isinstance(error, BusyError | DrainingError)
         waits = policy == "wait" or (policy == "fail" and passing)
-        if not waits or spent_s > self._patience.absent_s:
-            self._put_off()
+        if not waits or spent_s > self._retry_policy.absent_s:
+            self._back_off()
             raise error
-        self._interrupt.sleep(next(self._pauses))
+        self._cancel_token.sleep(next(self._pauses))
 
-    def _put_off(self) -> None:
+    def _back_off(self) -> None:
         """Pause the checks for a busy edge, longer each time."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
 
-    def _gone(self, otherwise: type[PilotfishError]) -> PilotfishError:
+    def _away_error(self, otherwise: type[PilotfishError]) -> PilotfishError:
         """Return the error for an edge that was away for too long."""
-        if self._patience.policy == "local":
-            self._put_off()  # the next attempt may cost a prompt's bytes
+        if self._retry_policy.policy == "local":
+            self._back_off()  # the next attempt may cost a prompt's bytes
         else:
             self._absence.on_progress()  # what is asked next has the policy's whole time
         status = self.status
@@ -345,9 +345,9 @@ class EdgeLink(HandshakeLine):
             status = self.status_of(Connectivity.QUIET)  # what was sent does not get across
         self.changed()
         was_met = otherwise is EdgeLostError
-        return status.error(was_welcomed=was_met, waited_s=self._patience.absent_s)
+        return status.error(was_welcomed=was_met, waited_s=self._retry_policy.absent_s)
 
-    def _silent(self) -> EdgeLostError:
+    def _silent_error(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.on_lost()
         self._greeted = self._asked = (
@@ -355,7 +355,7 @@ class EdgeLink(HandshakeLine):
         )
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
-            f"{self._patience.silent_s:g} s."
+            f"{self._retry_policy.silent_s:g} s."
         )
 
 

@@ -22,19 +22,19 @@ LEAST_BYTES: Final = 384  # with header, encryption and TCP's and IP's headers l
 SEGMENT_BYTES: Final = 1024  # and this less than Ethernet's 1500
 _TOO_LARGE: Final = 1400  # which some paths lose
 _FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
-_BEYOND_S: Final = 0.3  # bytes in flight beyond one RTT: what the link carries in this time
-_WHOLE_S: Final = 0.25  # a message that takes the link longer than this goes in chunks
+_QUEUE_S: Final = 0.3  # bytes in flight beyond one RTT: what the link carries in this time
+_MAX_WHOLE_S: Final = 0.25  # a message that takes the link longer than this goes in chunks
 _UNKNOWN_BYTES: Final = 16 << 10  # the same where the rate is unknown
 _RATES: Final = 8  # the last ones, of which the best counts
 _GROWTH, _STEADY = 1.25, 16  # a rate that has not grown so for so many chunks is the link's own
-_WAITED = 1.5  # times the least that a chunk took: it has waited for the link
+_QUEUED_FACTOR = 1.5  # times the least that a chunk took: it has waited for the link
 _GROW_AFTER: Final = 4  # chunks of a size that passed, until the double is tried
-_AGAIN_AFTER: Final = (
+_RETRY_AFTER: Final = (
     8  # likewise, until a size is tried again that did not pass; then 8 times more
 )
 
 
-class _UnderWay(NamedTuple):
+class _SentChunk(NamedTuple):
     end: int  # the offset behind it
     size: int
     sent_s: float
@@ -50,16 +50,18 @@ class ChunkFlow:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.large_lost = 0  # times that a connection stood still, which carried smaller chunks
-        self._small: int | None = None  # the size of chunks, one at a time; None: any size passes
-        self._barrier: int | None = None  # the least size that did not pass
-        self._passed, self._again_after = 0, _AGAIN_AFTER
-        self._connection, self._broken = 0, False
+        self._small_bytes: int | None = (
+            None  # the size of chunks, one at a time; None: any size passes
+        )
+        self._blocked_bytes: int | None = None  # the least size that did not pass
+        self._passed, self._retry_after = 0, _RETRY_AFTER
+        self._connection, self._reconnected = 0, False
         self._begin()
 
     def follow(self, connection: int) -> None:
         """Begin anew, if this is another connection: of its path nothing is known."""
         if connection != self._connection:
-            self._broken = self._connection != 0
+            self._reconnected = self._connection != 0
             self._connection = connection
             self._begin()
 
@@ -73,8 +75,8 @@ class ChunkFlow:
 
     def forget(self) -> None:
         """Note that nothing is under way any more."""
-        self._under_way: deque[_UnderWay] = deque()
-        self._bytes = 0
+        self._in_flight: deque[_SentChunk] = deque()
+        self._in_flight_bytes = 0
 
     @property
     def rate_bps(self) -> float:
@@ -86,84 +88,84 @@ class ChunkFlow:
 
         After a loss fewer, where the rate is unknown: whole messages may be what does not pass.
         """
-        if self._small is not None:
-            return self._small
+        if self._small_bytes is not None:
+            return self._small_bytes
         if rate_bps := max(known_bps or 0.0, self.rate_bps):
-            return max(SEGMENT_BYTES, int(rate_bps * _WHOLE_S / 8))
-        return unknown // 4 if self._broken else unknown
+            return max(SEGMENT_BYTES, int(rate_bps * _MAX_WHOLE_S / 8))
+        return unknown // 4 if self._reconnected else unknown
 
     @property
     def first_offset(self) -> int:
         """The offset at which begins what is under way; 0 if nothing is."""
-        return self._under_way[0].end - self._under_way[0].size if self._under_way else 0
+        return self._in_flight[0].end - self._in_flight[0].size if self._in_flight else 0
 
     @property
     def tries_larger(self) -> bool:
         """Whether a chunk is under way that is larger than any since large ones were lost."""
-        largest = max([chunk.size for chunk in self._under_way], default=0)
-        return self._barrier is not None and not self._passed and largest > LEAST_BYTES
+        largest = max([chunk.size for chunk in self._in_flight], default=0)
+        return self._blocked_bytes is not None and not self._passed and largest > LEAST_BYTES
 
     def next_size(self, left: int) -> int:
         """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
-        if self._small is not None:
-            return 0 if self._under_way else min(left, self._small)
+        if self._small_bytes is not None:
+            return 0 if self._in_flight else min(left, self._small_bytes)
         # several, so that acknowledgements come steadily; each large beside its header
         part = max(self._window // 8, min(self._window // 2, 2 * SEGMENT_BYTES), SEGMENT_BYTES)
         size = min(left, MAX_CHUNK, part)
-        return size if not self._under_way or self._bytes + size <= self._window else 0
+        return size if not self._in_flight or self._in_flight_bytes + size <= self._window else 0
 
     def on_sent(self, end: int, size: int) -> None:
         """Note that a chunk was sent, and the offset behind it."""
-        self._under_way.append(_UnderWay(end, size, self._clock(), self._delivered))
-        self._bytes += size
+        self._in_flight.append(_SentChunk(end, size, self._clock(), self._delivered))
+        self._in_flight_bytes += size
 
     def on_acknowledged(self, offset: int) -> None:
         """Note that the bytes before this offset have arrived."""
         now_s = self._clock()
-        while self._under_way and self._under_way[0].end <= offset:
-            chunk = self._under_way.popleft()
-            self._bytes -= chunk.size
+        while self._in_flight and self._in_flight[0].end <= offset:
+            chunk = self._in_flight.popleft()
+            self._in_flight_bytes -= chunk.size
             self._delivered += chunk.size
             self._learn(chunk, max(1e-6, now_s - chunk.sent_s))
 
-    def _learn(self, chunk: _UnderWay, took_s: float) -> None:
+    def _learn(self, chunk: _SentChunk, took_s: float) -> None:
         rate = (self._delivered - chunk.delivered) / took_s
         grows = rate > _GROWTH * max(self._rates, default=0.0)
         self._steady = 0 if grows else self._steady + 1
         self._rates.append(rate)
-        if took_s > _WAITED * self._least_s and self._steady >= _STEADY:
+        if took_s > _QUEUED_FACTOR * self._least_s and self._steady >= _STEADY:
             self.full_bps = 8 * median(self._rates)
         if took_s < self._least_s:
             self._least_s, self._least_bytes = took_s, chunk.size
-        if self._steady >= _STEADY or took_s > _WAITED * self._least_s + _BEYOND_S / 10:
+        if self._steady >= _STEADY or took_s > _QUEUED_FACTOR * self._least_s + _QUEUE_S / 10:
             rate = max(self._rates)
             rtt_s = max(0.0, self._least_s - self._least_bytes / rate)
-            most = rate * (rtt_s + _BEYOND_S)
+            most = rate * (rtt_s + _QUEUE_S)
         else:  # the link is not full yet: twice as much with each round trip
             most = _MOST_WINDOW
         self._window = int(min(most, self._window + chunk.size, _MOST_WINDOW))
-        if self._barrier is not None and chunk.size >= self._barrier:
-            self._barrier = None
-        if self._small is not None:
-            self._grow(self._small)
+        if self._blocked_bytes is not None and chunk.size >= self._blocked_bytes:
+            self._blocked_bytes = None
+        if self._small_bytes is not None:
+            self._grow(self._small_bytes)
 
     def _grow(self, small: int) -> None:
         """After enough chunks of one size, try the double."""
         self._passed += 1
-        blocked = self._barrier is not None and 2 * small >= self._barrier
-        if self._passed < (self._again_after if blocked else _GROW_AFTER):
+        blocked = self._blocked_bytes is not None and 2 * small >= self._blocked_bytes
+        if self._passed < (self._retry_after if blocked else _GROW_AFTER):
             return
         self._passed = 0
-        self._small = 2 * small if 2 * small < _FIRST_WINDOW else None
+        self._small_bytes = 2 * small if 2 * small < _FIRST_WINDOW else None
 
     def on_stall(self) -> None:
         """Note that a connection was given up on which what was under way did not move any more."""
-        size = max([chunk.size for chunk in self._under_way], default=_TOO_LARGE)
+        size = max([chunk.size for chunk in self._in_flight], default=_TOO_LARGE)
         if size <= LEAST_BYTES:
             return  # not for its size
-        if self._barrier is not None:
+        if self._blocked_bytes is not None:
             self.large_lost += 1
-            self._again_after *= _AGAIN_AFTER
-        self._barrier = min(size, self._barrier or size)
-        before = self._small if self._small is not None else 0
-        self._small, self._passed = max(LEAST_BYTES, before // 2), 0
+            self._retry_after *= _RETRY_AFTER
+        self._blocked_bytes = min(size, self._blocked_bytes or size)
+        before = self._small_bytes if self._small_bytes is not None else 0
+        self._small_bytes, self._passed = max(LEAST_BYTES, before // 2), 0

@@ -41,10 +41,10 @@ class HandshakeLine(SlicedLine):
         self.changed: Callable[[], None] = lambda: None
         self._hello: Hello | None = None
         self._required: str | None = None  # fingerprint of a vocabulary
-        self._greeted = self._asked = self._unsuited = NO_CONNECTION
-        self._ask_again_s = 0.0
+        self._greeted_on = self._hello_sent_on = self._unsuitable_on = NO_CONNECTION
+        self._hello_again_s = 0.0
         # what the edge said of itself over which connection, instead of a welcome
-        self._said: tuple[int, Connectivity] | None = None
+        self._refusal: tuple[int, Connectivity] | None = None
         self._last_news = ""  # of what edges said since one welcomed us
 
     def set_hello(self, hello: Hello) -> None:
@@ -55,7 +55,7 @@ class HandshakeLine(SlicedLine):
         """Accept only edges with this vocabulary from now on; None: any."""
         if fingerprint != self._required:
             self._required = fingerprint
-            self._unsuited = self._asked = NO_CONNECTION
+            self._unsuitable_on = self._hello_sent_on = NO_CONNECTION
             self.on_welcome(self.welcomed)
 
     def on_welcome(self, welcome: Welcome | None) -> None:
@@ -78,7 +78,7 @@ class HandshakeLine(SlicedLine):
             return False
         if self._hello is None:
             return True
-        return self._greeted == self.connection and self.welcome is not None
+        return self._greeted_on == self.connection and self.welcome is not None
 
     @property
     def takes_chunks(self) -> bool:
@@ -88,7 +88,7 @@ class HandshakeLine(SlicedLine):
     @property
     def status(self) -> LinkStatus:
         """The link's state, in words. For any thread."""
-        said = self._said
+        said = self._refusal
         if not self.channel.connected:
             state = self.unconnected_state()
         elif said is not None and said[0] == self.connection:
@@ -103,7 +103,11 @@ class HandshakeLine(SlicedLine):
         """Greet the edge over a new connection, where no answer does; never waits or raises."""
         try:
             self.refresh()
-            if self.channel.connected and self._unsuited != self.connection and not self._ready:
+            if (
+                self.channel.connected
+                and self._unsuitable_on != self.connection
+                and not self._ready
+            ):
                 self._say_hello(0.0)
         except PilotfishError as error:
             self._log_news(logging.INFO, "%s", error)
@@ -118,53 +122,53 @@ class HandshakeLine(SlicedLine):
     def _say_hello(self, wait_s: float) -> None:
         """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
         now = time.monotonic()
-        if self._asked != self.connection or now >= self._ask_again_s:
-            self._asked, self._ask_again_s = self.connection, now + RESEND_S
-            if self.try_send(self._hello_now()) is None:
-                self._asked = NO_CONNECTION
+        if self._hello_sent_on != self.connection or now >= self._hello_again_s:
+            self._hello_sent_on, self._hello_again_s = self.connection, now + RESEND_S
+            if self.try_send(self._current_hello()) is None:
+                self._hello_sent_on = NO_CONNECTION
         while (arrived := self.receive(wait_s)) is not None:
             reply = arrived[0]
             if isinstance(reply, Failure) and reply.session is None:
-                self._asked = NO_CONNECTION  # ask anew, next time
-                raise self._turned_away(from_code(reply.code, reply.message))
+                self._hello_sent_on = NO_CONNECTION  # ask anew, next time
+                raise self._note_refusal(from_code(reply.code, reply.message))
             if isinstance(reply, Welcome):
-                self._welcomed(reply)
+                self._on_welcome_reply(reply)
                 return
 
-    def _hello_now(self) -> Hello:
+    def _current_hello(self) -> Hello:
         """The greeting, with how large a reply may be that comes whole over this link."""
         assert self._hello is not None
         down_bps = self.estimator.rates_bps()[1]
         most = self.downlink.whole_bytes(down_bps, _WHOLE_REPLY_BYTES)
         return msgspec.structs.replace(self._hello, reply_bytes=most)
 
-    def _turned_away(self, error: PilotfishError) -> PilotfishError:
+    def _note_refusal(self, error: PilotfishError) -> PilotfishError:
         """Note what the edge says instead of a welcome; returns the error to raise."""
         state = state_of_error(error)
         if state is not None:
-            self._said = self.connection, state
+            self._refusal = self.connection, state
             self.changed()
         if state is Connectivity.KEY_REFUSED:  # it may be allowed again before it is cut
             return AccessDeniedError(str(self.status))
         if not isinstance(error, BUSY):
-            self._unsuited = self.connection
+            self._unsuitable_on = self.connection
         return error
 
-    def _welcomed(self, welcome: Welcome) -> None:
+    def _on_welcome_reply(self, welcome: Welcome) -> None:
         before = self.welcomed
         self.on_welcome(welcome)
         if self.welcome is None:
-            self._asked, self._unsuited = NO_CONNECTION, self.connection
+            self._hello_sent_on, self._unsuitable_on = NO_CONNECTION, self.connection
             # the next answer takes to its vocabulary, if that is possible
             other = self.vocabulary == self.unusable
             state = Connectivity.OTHER_VOCABULARY if other else Connectivity.CONNECTED
-            self._said = self.connection, state
+            self._refusal = self.connection, state
             self.changed()
             raise PairMismatchError(
                 f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
                 "answer's: ask again."
             )
-        self._greeted, self._said, self._last_news = self._asked, None, ""
+        self._greeted_on, self._refusal, self._last_news = self._hello_sent_on, None, ""
         self._diagnosis.clear()
         self.changed()
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):

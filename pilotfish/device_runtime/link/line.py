@@ -26,8 +26,8 @@ from pilotfish.wire.messages import Buffer, Reply, Request
 SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
 REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
 # A quiet connection that nobody waits for is ended after so long.
-_QUIET_MOST_S = 30.0
-_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
+_MAX_QUIET_S = 30.0
+_STALL_S = 0.15  # by which a wait took longer than was asked: this process stood still
 
 
 class ReceivedReply(NamedTuple):
@@ -49,9 +49,9 @@ class Line:
         self.channel = self._dial(endpoint, keys)
         self._diagnosis = Diagnosis(endpoint)
         self._keys = keys
-        self._interrupt = interrupt
-        self._turn = threading.Lock()  # to use the channel: one thread at a time
-        self._exchange = threading.Lock()  # to set or take the next channel
+        self._cancel_token = interrupt
+        self._channel_lock = threading.Lock()  # to use the channel: one thread at a time
+        self._next_lock = threading.Lock()  # to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
         self._process = os.getpid()  # the sockets' own; in one forked from it they are of no use
@@ -59,7 +59,7 @@ class Line:
 
     @staticmethod
     def _dial(endpoint: str, keys: DeviceKeys | None) -> EdgeChannel:
-        return EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
+        return EdgeChannel(endpoint, keys, REPLY_BYTES, _MAX_QUIET_S)
 
     @property
     def is_connected(self) -> bool:
@@ -78,7 +78,7 @@ class Line:
         """
         if os.getpid() != self._process:
             return None
-        with self._turn:
+        with self._channel_lock:
             if self._closed:
                 return None
             try:
@@ -91,9 +91,9 @@ class Line:
 
         Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
         """
-        self._interrupt.check()
-        with self._turn:
-            if self._replace():
+        self._cancel_token.check()
+        with self._channel_lock:
+            if self._take_next():
                 return None
             arrived = self.channel.receive(min(timeout_s, SLICE_S))
             if arrived is None:
@@ -103,30 +103,30 @@ class Line:
 
     def refresh(self) -> None:
         """Update the connection's state without waiting."""
-        with self._turn:
-            self._replace()
+        with self._channel_lock:
+            self._take_next()
             self.channel.read_events()
             self._try_second()
 
     def is_up(self) -> bool:
         """Whether there is a connection that lives. For any thread."""
         # a thread that waits on the channel now updates the state itself
-        if self._turn.acquire(blocking=False):
+        if self._channel_lock.acquire(blocking=False):
             try:
                 if self._closed:
                     return False
-                self._replace()
+                self._take_next()
                 self.channel.read_events()
                 self._try_second()
             finally:
-                self._turn.release()
+                self._channel_lock.release()
         return self.is_connected
 
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
         channel = self._dial(endpoint, keys)
-        with self._exchange:
+        with self._next_lock:
             if self._closed:
                 unused: EdgeChannel | None = channel
             else:
@@ -153,11 +153,11 @@ class Line:
         self._diagnosis.probe_now()
         self.channel.attempts.retry_now()
 
-    def _replace(self) -> bool:
+    def _take_next(self) -> bool:
         """Take the next channel; False if there is none. Only while ``_turn`` is held."""
         if self._next is None:
             return False
-        with self._exchange:
+        with self._next_lock:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
         self._diagnosis = Diagnosis(channel.endpoint)
@@ -169,23 +169,23 @@ class Line:
         """Try another connection while the present one is quiet; only while ``_turn`` is held."""
         if self._closed:
             return
-        better = self._second.replacement(self.channel, at_once=self._at_stake)
+        better = self._second.replacement(self.channel, at_once=self._is_risky)
         if better is not None:
             before, self.channel = self.channel, better
             liveness = before.liveness()
             if liveness is not None:
-                self._stood_still(liveness)
+                self._on_stall(liveness)
             before.close(0)
 
     @property
-    def _at_stake(self) -> bool:
+    def _is_risky(self) -> bool:
         """Whether the connection was risked, so that it will not move again if it stands still."""
         return False
 
-    def _stood_still(self, liveness: Liveness) -> None:
+    def _on_stall(self, liveness: Liveness) -> None:
         """Note that a connection was given up on which nothing moved any more."""
 
-    def _standing(self, *, doubted: bool) -> LinkPhase:
+    def _phase(self, *, doubted: bool) -> LinkPhase:
         """How the link to the edge stands; doubted: it was away, and nothing crossed since."""
         channel, liveness = self.channel, self.channel.liveness()
         if not channel.connected:
@@ -202,7 +202,7 @@ class Line:
 
     def close(self) -> None:
         """Close the socket."""
-        with self._turn, self._exchange:
+        with self._channel_lock, self._next_lock:
             self._closed = True
             self._second.drop()
             self.channel.close()
@@ -214,4 +214,4 @@ class Line:
 def stalled_s(since_s: float) -> float:
     """How long this process stood still in a wait of `SLICE_S` since then; 0 if it did not."""
     beyond_s = time.monotonic() - since_s - SLICE_S
-    return beyond_s if beyond_s > _STOOD_S else 0.0
+    return beyond_s if beyond_s > _STALL_S else 0.0

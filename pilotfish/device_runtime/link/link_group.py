@@ -19,7 +19,7 @@ from pilotfish.wire.transport import is_loopback
 LINK_LOG = "pilotfish.device.link"
 _log = logging.getLogger(LINK_LOG)
 
-_ORDER = {state: at for at, state in enumerate(Connectivity)}
+_RANK = {state: at for at, state in enumerate(Connectivity)}
 
 
 class LinkGroup:
@@ -32,7 +32,7 @@ class LinkGroup:
         self.address = edge, keys
         self._links: set[EdgeLink] = set()
         self._lock = threading.Lock()
-        self._journal = threading.Lock()  # to look at the state and log it: in this order
+        self._log_lock = threading.Lock()  # to look at the state and log it: in this order
         self._logged = Connectivity.CONNECTING
         self._away_s = time.monotonic()
 
@@ -73,11 +73,11 @@ class LinkGroup:
         with self._lock:
             links = [*self._links]
         states = (link.status for link in links)
-        return min(states, key=lambda status: _ORDER[status.state], default=None)
+        return min(states, key=lambda status: _RANK[status.state], default=None)
 
     def _log_change(self, patience: RetryPolicy) -> None:
         """Log the state if it is another one: a loss as a warning, and the end of it."""
-        with self._journal:
+        with self._log_lock:
             status, before = self.status, self._logged
             if status is None or status.state in (before, Connectivity.CONNECTING):
                 return

@@ -41,16 +41,18 @@ class PendingRequest:
         self._size = sent.size  # bytes sent in all
         self._resent = sent.chunked
         self._position = sent.position
-        self._reached = self._most = 0  # bytes acknowledged over this connection, and over any
+        self._acknowledged = self._furthest = (
+            0  # bytes acknowledged over this connection, and over any
+        )
         self._overdue_s = RESEND_S
 
     def advances(self, liveness: Liveness | None) -> bool:
         """Whether the other end's kernel has more of it than ever before."""
         if liveness is None or self._position is None:
             return False
-        self._reached = min(self.sent.size, liveness.acknowledged - self._position)
-        further = self._reached > self._most
-        self._most = max(self._most, self._reached)
+        self._acknowledged = min(self.sent.size, liveness.acknowledged - self._position)
+        further = self._acknowledged > self._furthest
+        self._furthest = max(self._furthest, self._acknowledged)
         return further
 
     def is_lost(self, owed_s: float) -> bool:
@@ -59,7 +61,7 @@ class PendingRequest:
         TCP loses nothing, but an edge drops what it has no room for. While the request is under
         way, sending it again would only be in its own way.
         """
-        crossing = self._position is not None and self._reached < self.sent.size
+        crossing = self._position is not None and self._acknowledged < self.sent.size
         return owed_s >= self._overdue_s and not crossing
 
     def on_progress(self) -> None:
@@ -70,10 +72,10 @@ class PendingRequest:
         """Note that it was sent again, when its reply had been owed for so long."""
         self._overdue_s = owed_s + 2.0 * max(RESEND_S, self._overdue_s)
         self._size += sent.size
-        self._resent, self._position, self._reached = True, sent.position, 0
+        self._resent, self._position, self._acknowledged = True, sent.position, 0
 
     def timed_reply(
-        self, arrived: ReceivedReply, connection: int, lay_s: Callable[[], float]
+        self, arrived: ReceivedReply, connection: int, queued_s: Callable[[], float]
     ) -> TimedReply:
         """Return its reply, which was just taken from this connection.
 
@@ -82,7 +84,7 @@ class PendingRequest:
         received_ns = time.monotonic_ns()
         useless = self.late or self.stalled or self._resent or arrived.sliced
         if not useless and received_ns - self.sent.sent_ns > SOON_S * 1e9:  # it may have lain
-            self.late = lay_s() > SOON_S
+            self.late = queued_s() > SOON_S
         return TimedReply(
             reply=arrived.reply,
             frames=arrived.frames,

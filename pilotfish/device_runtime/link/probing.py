@@ -38,10 +38,10 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
         _measure_rtt(link)
     state = link.estimator.state(None)
     readings = (state.up, state.down) if link.estimator.echoes else (state.up,)
-    due = rates and any(_older(rate, RATES_FRESH_S) for rate in readings)
-    if due and not _older(state.rtt, RATES_FRESH_S):
+    due = rates and any(_is_older(rate, RATES_FRESH_S) for rate in readings)
+    if due and not _is_older(state.rtt, RATES_FRESH_S):
         ping(link, PROBE_BYTES)
-    elif _older(state.rtt, FRESH_S):
+    elif _is_older(state.rtt, FRESH_S):
         ping(link)
 
 
@@ -57,5 +57,5 @@ def _measure_rtt(link: EdgeLink) -> None:
             return
 
 
-def _older(reading: Reading | None, age_s: float) -> bool:
+def _is_older(reading: Reading | None, age_s: float) -> bool:
     return reading is None or reading.age_s > age_s

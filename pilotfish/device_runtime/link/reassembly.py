@@ -14,15 +14,15 @@ from pilotfish.device_runtime.link.line import REPLY_BYTES, ReceivedReply
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, unpack
 
-_BEHIND: Final = 256  # replies that wait for a large one before them
-_MOST_SETBACKS: Final = 8  # times that the edge may forget a reply while it is fetched
+_MAX_QUEUED: Final = 256  # replies that wait for a large one before them
+_MAX_SETBACKS: Final = 8  # times that the edge may forget a reply while it is fetched
 
 
 @dataclass(slots=True)
 class _ReplyDownload:
     transfer: bytes
     total: int
-    asked: int = 0  # the bytes before here were asked for
+    requested: int = 0  # the bytes before here were asked for
     size: int = 0  # bytes that arrived, headers included
     body: bytearray = field(default_factory=bytearray)
 
@@ -37,11 +37,13 @@ class Reassembly:
         self._flow = flow
         self._current: _ReplyDownload | None = None
         self._ready: deque[ReceivedReply] = deque()
-        self._behind: deque[ReceivedReply] = deque()
-        self._behind_bytes = 0
-        self._furthest = self._noted = 0  # bytes of the reply that is waited for: the most so far
+        self._queued: deque[ReceivedReply] = deque()
+        self._queued_bytes = 0
+        self._furthest = self._reported = (
+            0  # bytes of the reply that is waited for: the most so far
+        )
         self._setbacks = 0
-        self.gone = False
+        self.is_lost = False
 
     @property
     def is_incomplete(self) -> bool:
@@ -54,7 +56,7 @@ class Reassembly:
 
     def advance(self) -> bool:
         """Whether more of a reply has come since the last call than ever before."""
-        before, self._noted = self._noted, self._furthest
+        before, self._reported = self._reported, self._furthest
         return self._furthest > before
 
     def take(self, arrival: ReceivedReply) -> None:
@@ -62,21 +64,21 @@ class Reassembly:
         reply, current = arrival.reply, self._current
         if isinstance(reply, m.Slice) and (current is None or reply.transfer == current.transfer):
             self._take_slice(reply, arrival)
-        elif current is None or not _keeps_its_turn(reply):
+        elif current is None or not _is_ordered(reply):
             self._ready.append(arrival)
-        elif len(self._behind) < _BEHIND and self._behind_bytes + arrival.size <= REPLY_BYTES:
-            self._behind.append(arrival)
-            self._behind_bytes += arrival.size
+        elif len(self._queued) < _MAX_QUEUED and self._queued_bytes + arrival.size <= REPLY_BYTES:
+            self._queued.append(arrival)
+            self._queued_bytes += arrival.size
 
     def chunk_requests(self) -> list[m.More]:
         """What may be asked for now."""
         asked: list[m.More] = []
         if (current := self._current) is None:
             return asked
-        while size := self._flow.next_size(current.total - current.asked):
-            more = m.More(transfer=current.transfer, offset=current.asked, bytes=size)
-            current.asked += size
-            self._flow.on_sent(current.asked, size)
+        while size := self._flow.next_size(current.total - current.requested):
+            more = m.More(transfer=current.transfer, offset=current.requested, bytes=size)
+            current.requested += size
+            self._flow.on_sent(current.requested, size)
             asked.append(more)
         return asked
 
@@ -84,41 +86,41 @@ class Reassembly:
         """Ask again for what was asked for and has not come."""
         self._flow.forget()
         if self._current is not None:
-            self._current.asked = len(self._current.body)
+            self._current.requested = len(self._current.body)
 
     def abandon(self) -> None:
         """Forget what is missing: nobody waits for it any more."""
         if self._current is not None:
             self._finish()
-        self.gone = False
-        self._begin()
+        self.is_lost = False
+        self._reset_progress()
 
     def begin_again(self) -> None:
         """Note that the request whose reply the edge has forgotten is sent again."""
-        self.gone = False
+        self.is_lost = False
 
-    def _begin(self) -> None:
+    def _reset_progress(self) -> None:
         """Note that the next reply is another one."""
-        self._furthest = self._noted = self._setbacks = 0
+        self._furthest = self._reported = self._setbacks = 0
 
     def _take_slice(self, part: m.Slice, arrival: ReceivedReply) -> None:
         if self._current is None and (part.offset or not part.total):
             return  # of a reply for which nobody waits any more
         try:
-            self._expect_possible(part, arrival.frames)
+            self._check_slice(part, arrival.frames)
             data = arrival.frames[0]
             if self._current is None:
                 self._flow.forget()
-                self._current = _ReplyDownload(part.transfer, part.total, asked=len(data))
+                self._current = _ReplyDownload(part.transfer, part.total, requested=len(data))
             if not part.total:
-                self._lose()
+                self._on_lost()
             elif part.offset == len(self._current.body):  # else it came before
                 self._append(self._current, data, arrival.size)
         except MalformedError:
             self._finish()
             raise
 
-    def _expect_possible(self, part: m.Slice, frames: "list[m.Buffer]") -> None:
+    def _check_slice(self, part: m.Slice, frames: "list[m.Buffer]") -> None:
         most = REPLY_BYTES + PACKING_BYTES
         if len(frames) != 1 or part.total > most or (not part.total and len(frames[0])):
             raise MalformedError(
@@ -140,27 +142,27 @@ class Reassembly:
         if isinstance(reply, m.Slice):
             raise MalformedError("A reply that comes in slices is no slice itself.")
         self._ready.append(ReceivedReply(reply, frames, current.size, sliced=True))
-        self._begin()
+        self._reset_progress()
         self._finish()
 
-    def _lose(self) -> None:
+    def _on_lost(self) -> None:
         """Note that the edge has not got the rest any more."""
         self._finish()
         self._setbacks += 1
-        if self._setbacks > _MOST_SETBACKS:
+        if self._setbacks > _MAX_SETBACKS:
             raise BusyError("The edge forgets its reply again and again; try later.")
-        self.gone = True
+        self.is_lost = True
 
     def _finish(self) -> None:
         """Go on with what came behind the reply."""
-        behind, self._behind, self._behind_bytes = self._behind, deque(), 0
+        behind, self._queued, self._queued_bytes = self._queued, deque(), 0
         self._current = None
         self._flow.forget()
         for arrival in behind:
             self.take(arrival)
 
 
-def _keeps_its_turn(reply: m.Reply) -> bool:
+def _is_ordered(reply: m.Reply) -> bool:
     """Whether a reply must not overtake one that came before it."""
     if isinstance(reply, m.Failure):
         return reply.session is not None

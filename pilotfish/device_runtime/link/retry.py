@@ -150,13 +150,13 @@ class RetryingLink(Protocol):
 class RetryBudget:
     """Counts the failures of one request, and raises when there are too many."""
 
-    _MOST = 3  # times that an edge may lose the session within one round
+    _MAX_LOST_SESSIONS = 3  # times that an edge may lose the session within one round
 
     def __init__(self, link: RetryingLink) -> None:
         self._link = link
         self._since_s = time.monotonic()
         self._connection = 0
-        self._forgotten = 0
+        self._lost_sessions = 0
 
     def add(self, error: PilotfishError) -> None:
         """Count a failure and wait until the next attempt, or raise ``error``."""
@@ -164,9 +164,9 @@ class RetryBudget:
             self._link.wait_or_raise(error, self._since_s)
             return
         if self._connection != self._link.connection:  # another edge, maybe
-            self._connection, self._forgotten = self._link.connection, 0
-        self._forgotten += 1
-        if self._forgotten == self._MOST:
+            self._connection, self._lost_sessions = self._link.connection, 0
+        self._lost_sessions += 1
+        if self._lost_sessions == self._MAX_LOST_SESSIONS:
             raise error
 
 
@@ -177,16 +177,16 @@ class OutageLog:
         self.recoveries: list[Recovery] = []
         self._at = 0
         self._since_ns: int | None = None
-        self._local = 0
+        self._local_tokens = 0
 
     def add(self, record: Round, lost_ns: int | None, now_ns: int) -> bool:
         """Add a round; True if it is the first verified one after a loss."""
         if lost_ns is None:
             return False
         if self._since_ns is None:
-            self._at, self._since_ns, self._local = record.start, lost_ns, 0
+            self._at, self._since_ns, self._local_tokens = record.start, lost_ns, 0
         if record.protocol == LOCAL:
-            self._local += len(record.tokens)
+            self._local_tokens += len(record.tokens)
             return False
         self.end(now_ns)
         return True
@@ -195,5 +195,7 @@ class OutageLog:
         """End an open loss: the edge is back, or the answer ends."""
         if self._since_ns is not None:
             lost_s = (now_ns - self._since_ns) * 1e-9
-            self.recoveries.append(Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local))
+            self.recoveries.append(
+                Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local_tokens)
+            )
             self._since_ns = None

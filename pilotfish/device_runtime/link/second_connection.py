@@ -24,9 +24,9 @@ class SecondConnection:
     def __init__(self, dial: Callable[[], EdgeChannel]) -> None:
         self._dial = dial
         self._channel: EdgeChannel | None = None
-        self._stands_s: float | None = None  # since when it is connected
+        self._connected_s: float | None = None  # since when it is connected
         self._pauses = backoff()  # between attempts
-        self._try_s = 0.0  # when the next one may begin
+        self._next_try_s = 0.0  # when the next one may begin
 
     @property
     def is_connected(self) -> bool:
@@ -47,9 +47,9 @@ class SecondConnection:
         at_once: the present one is not expected to move again.
         """
         if self._channel is None:
-            if present.quiet and time.monotonic() >= self._try_s:
-                self._try_s = time.monotonic() + next(self._pauses)
-                self._stands_s, self._channel = None, self._dial()
+            if present.quiet and time.monotonic() >= self._next_try_s:
+                self._next_try_s = time.monotonic() + next(self._pauses)
+                self._connected_s, self._channel = None, self._dial()
             return None
         if present.connected and not present.quiet:
             self.drop()
@@ -63,18 +63,18 @@ class SecondConnection:
 
     def _is_better(self, second: EdgeChannel, present: EdgeChannel, *, at_once: bool) -> bool:
         if not second.connected:
-            self._stands_s = None
+            self._connected_s = None
             return second.attempts.refuses_key  # the key was revoked meanwhile: that is news
         if at_once or not present.connected:
             return True
         if second.local_host != present.local_host:
             return True  # this machine is on another network now
-        self._stands_s = self._stands_s or time.monotonic()
-        return time.monotonic() - self._stands_s >= _GRACE_S
+        self._connected_s = self._connected_s or time.monotonic()
+        return time.monotonic() - self._connected_s >= _GRACE_S
 
     def on_progress(self) -> None:
         """Note that the present connection is of use: the next attempt need not wait."""
-        self._pauses, self._try_s = backoff(), 0.0
+        self._pauses, self._next_try_s = backoff(), 0.0
 
     def drop(self) -> None:
         """End the attempt, if there is one."""

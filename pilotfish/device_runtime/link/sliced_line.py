@@ -35,7 +35,7 @@ class SlicedLine(Line):
             if isinstance(arrived.reply, Slice):
                 self.downlink.follow(self.connection)
                 self._replies.take(arrived)
-                self._ask_on()
+                self._request_chunks()
             else:  # over another connection nothing is asked for before `resume`
                 self._replies.take(arrived)
             ready = self._replies.next()
@@ -45,9 +45,9 @@ class SlicedLine(Line):
         """Go on with a reply that came in part, over the present connection."""
         self.downlink.follow(self.connection)
         self._replies.resume()
-        self._ask_on()
+        self._request_chunks()
 
-    def _ask_on(self) -> None:
+    def _request_chunks(self) -> None:
         """Ask for more of a reply that comes in slices."""
         for more in self._replies.chunk_requests():
             self.try_send(more)
@@ -57,10 +57,10 @@ class SlicedLine(Line):
         return self.channel.connected and self.connection == connection
 
     @property
-    def _at_stake(self) -> bool:
+    def _is_risky(self) -> bool:
         return self.uplink.tries_larger or self.downlink.tries_larger
 
-    def _stood_still(self, liveness: Liveness) -> None:
+    def _on_stall(self, liveness: Liveness) -> None:
         """Learn from a connection that was given up whether the path loses large segments.
 
         It may where one direction lives and the other does not; a path that is gone loses all.

@@ -18,7 +18,7 @@ from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 
 _SLICE_S: Final = 0.1  # of a wait
-_MOST_SETBACKS: Final = 8  # times that the edge may have less of a message than before
+_MAX_SETBACKS: Final = 8  # times that the edge may have less of a message than before
 _NONE: Final = 0  # no connection
 
 
@@ -35,7 +35,7 @@ class _ChunkedUpload:
         self._body = memoryview(pack(m.encode(message), frames))
         self.acked = self.next = 0
         self.connection = _NONE
-        self.unsure = self.asked = False
+        self.is_unsure = self.is_asked = False
         self.progress_s = time.monotonic()
         self._setbacks = 0
 
@@ -57,16 +57,16 @@ class _ChunkedUpload:
 
     def ask(self) -> None:
         """Go on where the edge says that it stopped."""
-        self.unsure, self.asked, self.next = True, False, self.acked
+        self.is_unsure, self.is_asked, self.next = True, False, self.acked
 
     def on_acknowledged(self, ack: m.Ack) -> bool:
         """Note how much the edge has; whether it is more than before."""
         if ack.transfer != self._transfer or ack.offset > len(self._body):
             return False
-        before, self.acked, self.unsure = self.acked, ack.offset, False
+        before, self.acked, self.is_unsure = self.acked, ack.offset, False
         if ack.offset < before:  # another edge, or one that forgot
             self._setbacks += 1
-            if self._setbacks > _MOST_SETBACKS:
+            if self._setbacks > _MAX_SETBACKS:
                 raise BusyError("The edge forgets again and again what it was sent; try later.")
             self.next = ack.offset
         self.next = max(self.next, ack.offset)
@@ -138,7 +138,7 @@ class ChunkedUploads:
 
     def _deliver(self, upload: _ChunkedUpload) -> int | None:
         size, begun_s = 0, time.monotonic()
-        while not upload.complete or upload.unsure:
+        while not upload.complete or upload.is_unsure:
             self._link.await_handshake()
             if not self._link.takes_chunks:
                 return None
@@ -149,19 +149,19 @@ class ChunkedUploads:
             size += self._push(upload)
             looked_s = time.monotonic()
             try:
-                self._hear(upload)
+                self._receive_ack(upload)
             except BUSY as error:
                 self._link.wait_or_raise(error, begun_s)
                 upload.ask()
-            self._look(upload, looked_s)
+            self._check_progress(upload, looked_s)
         if self._flow.full_bps is not None:
             self._link.estimator.on_transfer(up_bps=self._flow.full_bps)
         return size
 
     def _push(self, upload: _ChunkedUpload) -> int:
         """Send what may be sent now; returns its bytes."""
-        if upload.unsure:
-            return 0 if upload.asked else self._ask(upload)
+        if upload.is_unsure:
+            return 0 if upload.is_asked else self._ask(upload)
         size = 0
         while more := self._flow.next_size(upload.left):
             sent = self._link.try_send(*upload.chunk(more))
@@ -175,10 +175,10 @@ class ChunkedUploads:
     def _ask(self, upload: _ChunkedUpload) -> int:
         self._flow.forget()
         sent = self._link.try_send(*upload.chunk(0))
-        upload.asked = sent is not None
+        upload.is_asked = sent is not None
         return sent or 0
 
-    def _hear(self, upload: _ChunkedUpload) -> None:
+    def _receive_ack(self, upload: _ChunkedUpload) -> None:
         """Wait a little for an acknowledgement; raises what the edge refuses a chunk with."""
         arrived = self._link.receive(_SLICE_S)
         if arrived is None:
@@ -193,7 +193,7 @@ class ChunkedUploads:
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
 
-    def _look(self, upload: _ChunkedUpload, looked_s: float) -> None:
+    def _check_progress(self, upload: _ChunkedUpload, looked_s: float) -> None:
         """Note that the connection is over, or that nothing moves any more."""
         if time.monotonic() - upload.progress_s > RESEND_S:
             upload.progress_s = time.monotonic()
