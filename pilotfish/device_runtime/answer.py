@@ -1,7 +1,6 @@
-"""An answer while it comes: its tokens and its text, what of it is words, thought or a call, and
-where it ends: at an end token, a stop string, the number of tokens.
+"""Build an answer from rounds: tokens, text, and its parts (words, thought, calls).
 
-In:  rounds. Out: pieces.
+In:  rounds. Out: pieces. The answer ends at an end token, a stop string, or the most tokens.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,13 +21,13 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
-_TAIL = 16  # tokens of a prompt, in which a thought may begin
+_TAIL = 16  # last tokens of a prompt, where a thought may begin
 
 
 def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> Outline:
-    """Return what the answer to a prompt may be. content: what it must be, if anything.
+    """Return the outline of the answers to a prompt. content: the answer's grammar, if any.
 
-    `UnsupportedError` if it cannot call the prompt's tools.
+    `UnsupportedError` if an answer cannot call the prompt's tools.
     """
     content = _simplify(content)
     if not prompt.is_chat_turn or target.chat_template is None:
@@ -52,30 +51,30 @@ def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) 
     outline = with_relaxed_tools(outline, strict, partial(_fits, grammars=target.grammars))
     if (size := _grammar_bytes(outline)) > MAX_GRAMMAR:
         raise UnsupportedError(
-            f"The strict tools and what the answer must be have {size:,} bytes, as they are sent; "
-            f"{MAX_GRAMMAR:,} is the most: leave some out."
+            f"The grammar of the strict tools and the answer has {size:,} bytes; {MAX_GRAMMAR:,} "
+            "is the most: leave some out."
         )
     return outline
 
 
 def _simplify(content: Grammar | None) -> Grammar | None:
-    """Return a grammar without what asserts nothing in its schema."""
+    """Return a grammar without the parts of its schema that constrain nothing."""
     if content is None or content.kind != "json":
         return content
     try:
         return Grammar("json", assertions(content.text))
-    except (ValueError, RecursionError):  # compiling the grammar raises the error
+    except (ValueError, RecursionError):  # compiling the grammar will raise this error
         return content
 
 
 def _grammar_bytes(outline: Outline) -> int:
-    """Count the bytes of an outline's grammar, as it is sent."""
+    """Count the bytes of an outline's grammar on the wire."""
     grammar = outline.grammar
     return 0 if grammar is None else len(grammar.text.encode("utf-8", "replace"))
 
 
 def _fits(outline: Outline, grammars: Grammars) -> bool:
-    """Whether an outline can be sent, and compiles, as far as can be known here."""
+    """Whether an outline is small enough to send, and compiles on this machine."""
     if outline.grammar is None:
         return True
     if _grammar_bytes(outline) > MAX_GRAMMAR:
@@ -90,28 +89,28 @@ def _fits(outline: Outline, grammars: Grammars) -> bool:
 
 
 def explain_grammar_error(error: BadGrammarError, outline: Outline) -> BadGrammarError:
-    """Return a refusal of an answer's grammar that names the schema and the keyword at fault.
+    """Return an error that names the schema and the keyword at fault.
 
-    It is the same error where nothing is wrong with any schema by itself.
+    Returns the error itself if each schema alone is valid.
     """
     if (fault := find_obstacle(outline)) is None:
         if outline.content is not None and not outline.tools:
             error.part = ""
         return error
     name, keywords = fault
-    whose = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
-    mended = ", or the tool's strict" if name else ""
+    subject = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
+    remedy = ", or the tool's strict" if name else ""
     refusal = BadGrammarError(
-        f"{whose} what cannot be enforced: {keywords}. Leave it out{mended}. ({error})"
+        f"{subject} what cannot be enforced: {keywords}. Leave it out{remedy}. ({error})"
     )
     refusal.part = name
     return refusal
 
 
 class AnswerBuffer:
-    """Collects the tokens, the text and the parts of one answer, and tells when and why it ended.
+    """Collects the tokens, text and parts of one answer, until it ends.
 
-    target: the vocabulary of the tokens. ends: its end tokens.
+    target: the vocabulary of the tokens. ends: the end tokens.
     """
 
     def __init__(
@@ -121,15 +120,13 @@ class AnswerBuffer:
         self.text = ""
         self.parts: list[TurnPart] = []
         self.finish_reason: str | None = None
-        shown = target.tokenizer.controls_in(outline.marks)
-        self._stream = TextStream(target.tokenizer, shown=shown)
+        visible_ids = target.tokenizer.controls_in(outline.marks)
+        self._stream = TextStream(target.tokenizer, shown=visible_ids)
         self._reader = TurnReader(outline, target.chat_format.call_id)
         self._eos = frozenset(ends)
         self._stop = tuple(plan.stop)
         self._max_tokens = plan.max_tokens
-        self._pending_text = (
-            ""  # the end of the text, while it may be the beginning of a stop string
-        )
+        self._pending_text = ""  # end of the text that may begin a stop string
 
     @property
     def remaining(self) -> int:
@@ -137,22 +134,19 @@ class AnswerBuffer:
         return self._max_tokens - len(self.tokens) if self.finish_reason is None else 0
 
     def take(self, record: Round) -> list[Piece]:
-        """Add a round and return its pieces; cuts the record to the tokens kept."""
-        pieces, kept = [], []
+        """Add a round and return its pieces; cuts the record to the tokens of the answer."""
+        pieces, tokens = [], []
         for origin, ids in record.origins:
             taken, text = self._push(ids)
-            kept += taken
+            tokens += taken
             if taken:
-                told = record.logprobs[len(kept) - len(taken) : len(kept)]
-                pieces.append(Piece(text, taken, origin, told, self._read(text)))
-        record.tokens = kept
+                logprobs = record.logprobs[len(tokens) - len(taken) : len(tokens)]
+                pieces.append(Piece(text, taken, origin, logprobs, self._read(text)))
+        record.tokens = tokens
         return pieces
 
     def end(self, reason: str) -> list[Piece]:
-        """End the answer; returns the last piece, if there is one.
-
-        reason: unless it has ended.
-        """
+        """End the answer, if it has not ended, for this reason; returns the last piece, if any."""
         text = self._end(reason)
         parts = [*self._read(text), *self._append_parts(self._reader.end())]
         return [Piece(text, [], "target", parts=parts)] if text or parts else []
@@ -165,12 +159,12 @@ class AnswerBuffer:
         return parts
 
     def _push(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """Add committed ids; returns those within the answer, and the text released."""
+        """Add committed ids; returns those within the answer, and the released text."""
         if not self._stop:
             return self._push_all(ids)
         taken: list[int] = []
         released = ""
-        for token in ids:  # one by one: a stop string may end at any of them
+        for token in ids:  # token by token: a stop string may end at any of them
             if self.finish_reason is not None:
                 break
             more, text = self._push_all([token])
@@ -179,7 +173,7 @@ class AnswerBuffer:
         return taken, released
 
     def _push_all(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """Add ids up to an end token or the most tokens."""
+        """Add ids up to an end token or the token limit."""
         taken = list(ids[: self.remaining])
         end = next((at for at, token in enumerate(taken) if token in self._eos), None)
         if end is not None:
@@ -193,10 +187,10 @@ class AnswerBuffer:
         return taken, released
 
     def _end(self, reason: str) -> str:
-        """End the answer and return the text that was held back.
+        """End the answer and return the pending text.
 
-        The bytes of a character that did not come whole are no text, as in vLLM: a client that
-        sends the answer back would else send U+FFFD, which the model has not said.
+        Drops the bytes of an incomplete character, as vLLM does: otherwise a client that sends the
+        answer back would send U+FFFD, which the model has not generated.
         """
         if self.finish_reason is not None:
             return ""
@@ -211,10 +205,10 @@ class AnswerBuffer:
             self.text += new
             return new
         pending = self._pending_text + new
-        found = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
-        if found:
+        positions = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
+        if positions:
             self.finish_reason = "stop"
-            released, self._pending_text = pending[: min(found)], ""
+            released, self._pending_text = pending[: min(positions)], ""
         else:
             keep = max((_overlap(pending, stop) for stop in self._stop), default=0)
             released, self._pending_text = (

@@ -96,7 +96,7 @@ class Conversation:
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()
-        before = link.estimator.probing if link else Probing()
+        probing_before = link.estimator.probing if link else Probing()
         plan, choice, state = self._prepare(request)
         target = self._target.with_tools if prompt.tools is not None else self._target
         outline = answer_outline(prompt, target, plan.sampling.logits_options.grammar)
@@ -135,7 +135,7 @@ class Conversation:
             session.end()
             self._statistics.add(plan, rounds, state)
         losses.end(time.monotonic_ns())
-        after = link.estimator.probing if link else Probing()
+        probing_after = link.estimator.probing if link else Probing()
         self.last = Generation(
             protocol=plan.protocol,
             prompt_tokens=len(prompt),
@@ -147,7 +147,7 @@ class Conversation:
             total_s=time.monotonic() - begun_s,
             link=state,
             choice=choice,
-            probing=after.since(before),
+            probing=probing_after.since(probing_before),
             recoveries=losses.recoveries,
             parts=answer.parts,
             prompt_logprobs=session.prompt_logprobs,
@@ -159,15 +159,15 @@ class Conversation:
     def _prepare(self, request: Plan | AutoRequest) -> tuple[Plan, Choice | None, LinkState | None]:
         """Greet the edge and settle on a plan; returns it, the choice and the link's state."""
         link = self._link
-        here = False
+        is_ready = False
         if link is not None:
-            here = self._handshake(link, request)
+            is_ready = self._handshake(link, request)
         if isinstance(request, Plan):
-            if link is not None and here and request.depends_on_link:
+            if link is not None and is_ready and request.depends_on_link:
                 self._measure(link, [request])
             plan, choice, state = request, None, link.state() if link else None
         else:
-            plan, choice, state = self._choose(request, here)
+            plan, choice, state = self._choose(request, is_ready)
         if link is not None:
             link.estimator.next_answer()
         return plan, choice, state
@@ -175,14 +175,14 @@ class Conversation:
     def _handshake(self, link: EdgeLink, request: Plan | AutoRequest) -> bool:
         """Greet the edge, waiting for it if the policy says so; returns whether it is there."""
         if self._retry_policy.policy == "local":
-            here = link.poll()
+            is_ready = link.poll()
         elif isinstance(request, Plan) and request.protocol == LOCAL:
-            here = link.is_up()
+            is_ready = link.is_up()
         else:
             link.handshake()
-            here = True
+            is_ready = True
         self._statistics.on_welcome(link.welcome)
-        return here
+        return is_ready
 
     def plans(self, request: AutoRequest) -> list[Plan]:
         """List the plans that "auto" may choose from."""
@@ -195,29 +195,35 @@ class Conversation:
                 request.options,
                 offered=self._draftable([*PROTOCOL_REGISTRY, STREAM, LOCAL]),
             )
-            sure = [one for one in plans if not one.requires]
+            sure = [plan for plan in plans if not plan.requires]
             return plans if POLICIES[request.auto.policy].wants_resources else sure or plans
         limits = link.welcome.limits
         offered = self._draftable([*link.welcome.protocols, LOCAL])
         plans = alternatives(request.auto, request.options, offered=offered, most=limits.window)
         fitting = [
-            one for one in plans if self._statistics.message_bytes(one) <= limits.message_bytes // 2
+            plan
+            for plan in plans
+            if self._statistics.message_bytes(plan) <= limits.message_bytes // 2
         ]
         return fitting or plans[:1]
 
     def _draftable(self, protocols: Sequence[str]) -> list[str]:
         """Return those protocols for which the drafter can draft."""
-        beyond = set() if self._standalone else {LOCAL}
+        undraftable = set() if self._standalone else {LOCAL}
         if not self._trees:
-            beyond |= {name for name, one in PROTOCOL_REGISTRY.items() if one.allows_trees}
-        return [name for name in protocols if name not in beyond]
+            undraftable |= {
+                name for name, protocol in PROTOCOL_REGISTRY.items() if protocol.allows_trees
+            }
+        return [name for name in protocols if name not in undraftable]
 
-    def _choose(self, request: AutoRequest, here: bool) -> tuple[Plan, Choice, LinkState | None]:
+    def _choose(
+        self, request: AutoRequest, is_ready: bool
+    ) -> tuple[Plan, Choice, LinkState | None]:
         """Choose a plan by the link's state, measuring it first if needed."""
         plans = self.plans(request)
         state = None
         if self._link is not None:
-            if here:
+            if is_ready:
                 self._measure(self._link, plans)
             state = self._link.state()
         plan, choice = self._statistics.choose(request.auto, plans, state)
@@ -226,11 +232,11 @@ class Conversation:
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
         # an edge may decide by the link as measured for this request (wisv §VII-B)
         by_link = any(plan.depends_on_link for plan in plans)
-        matter = by_link or any(
+        rates_matter = by_link or any(
             self._statistics.message_bytes(plan) > SMALL_BYTES for plan in plans
         )
         try:
-            refresh(link, rates=matter, anew=by_link)
+            refresh(link, rates=rates_matter, anew=by_link)
         except AWAY:
             if not self._retry_policy.starts_without_edge:
                 raise  # else the first round meets the same loss, and handles it

@@ -147,7 +147,7 @@ class Device:
 
     def _start_conversation(self) -> None:
         """Start a conversation in the partner's vocabulary."""
-        _, pair, learned = self._pair
+        _, pair, statistics = self._pair
         self._drafter.set_bridge(pair.bridge(), pair.fingerprint)
         if self._link is not None:
             self._link.require_vocabulary(pair.fingerprint)
@@ -155,7 +155,7 @@ class Device:
             self._drafter,
             pair.target,
             self._link,
-            learned,
+            statistics,
             self._retry_policy,
             self._cancel_token,
             self._on_round,
@@ -167,12 +167,12 @@ class Device:
         link = self._link
         if link is None or link.welcomed is None:
             return False
-        met = link.welcomed
-        if self._pairs.expect(met) == self._pair.vocabulary:
+        welcome = link.welcomed
+        if self._pairs.expect(welcome) == self._pair.vocabulary:
             return False
         link.require_vocabulary(link.vocabulary)
         try:
-            self._pair = self._pairs.get(link, met)
+            self._pair = self._pairs.get(link, welcome)
         except BaseException as error:
             link.require_vocabulary(self._pair.pair.fingerprint)
             if isinstance(error, PairMismatchError):
@@ -243,13 +243,13 @@ class Device:
         the user, which no other user may have; the text drafter reads and keeps texts under it. By
         default the device has one user. None keeps nothing.
         """
-        asked, how = read_talk(prompt, options)
+        source, plan_options = read_talk(prompt, options)
         turn = DeviceTurn()
         try:
             self._turns.take(turn)
             with self._turns.running(turn):
                 self._cancel_token.reset()
-                turn.pieces = self._answer(asked, how, owner)
+                turn.pieces = self._answer(source, plan_options, owner)
             return AnswerStream(self._turns, turn, self._last_answer)
         except BaseException:
             self._turns.end(turn)
@@ -259,12 +259,12 @@ class Device:
         self, source: PromptInput | Prompt, options: Options, owner: Owner
     ) -> Generator[Piece, None, None]:
         """Greet the edge if need be, check the options, and make the pieces of an answer."""
-        wish = self._wanted_plan(options)
-        self._handshake(wish)
+        request = self._wanted_plan(options)
+        self._handshake(request)
         self._match_vocabulary()
-        made = self._translate(source)
-        pieces = self._conversation.answer(made, wish, owner, alone=False)
-        return self._restart_on_mismatch(pieces, made, wish, owner)
+        prompt = self._translate(source)
+        pieces = self._conversation.answer(prompt, request, owner, alone=False)
+        return self._restart_on_mismatch(pieces, prompt, request, owner)
 
     def _last_answer(self) -> Generation:
         assert self.last is not None
@@ -282,9 +282,9 @@ class Device:
         if not isinstance(auto, Auto):
             return plan(**options)
         self._pair.statistics.check(auto.policy)
-        wish = AutoRequest(auto, options)
-        self._conversation.plans(wish)
-        return wish
+        request = AutoRequest(auto, options)
+        self._conversation.plans(request)
+        return request
 
     def _handshake(self, request: Plan | AutoRequest) -> None:
         """Greet an edge not met before: the prompt's vocabulary depends on it."""
@@ -367,11 +367,11 @@ class Device:
     @property
     def knows_target(self) -> bool:
         """Whether `prompt` knows the edge's vocabulary, or there is no edge."""
-        link, partners = self._link, self._pairs
+        link, pairs = self._link, self._pairs
         if link is None:
             return True
-        met = link.welcomed
-        return met is not None and partners.expect(met) == partners.latest.vocabulary
+        welcome = link.welcomed
+        return welcome is not None and pairs.expect(welcome) == pairs.latest.vocabulary
 
     @property
     def pair(self) -> Pair:

@@ -85,24 +85,24 @@ def try_drafters(
         name: TrivialBridge(drafter.manifest.vocab_size, drafter.kept)
         for name, drafter in drafters.items()
     }
-    found: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
+    positions_by_name: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
     for done, (text, rows) in enumerate(answers):
         progress("comparing distributions", done, len(answers))
         p = probabilities(_logits(reader, text, rows), SAMPLING)
-        for name, own in readers.items():
-            logits = bridges[name].project(_logits(own, text, rows))
+        for name, model in readers.items():
+            logits = bridges[name].project(_logits(model, text, rows))
             q = probabilities(logits, SAMPLING)
             same = p.argmax(axis=1) == q.argmax(axis=1)
-            found[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
+            positions_by_name[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
     progress("comparing distributions", len(answers), len(answers))
     verified = [] if target_s is not None else [(reader, size) for size in SIZES]
-    drafted = [(own, 1) for own in readers.values()]
+    drafted = [(model, 1) for model in readers.values()]
     seconds = _time_passes([*drafted, *verified], answers[0][0], progress)
-    taken = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
+    verify_s = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
     trials = {}
-    for (name, positions), draft_s in zip(found.items(), seconds, strict=False):
+    for (name, positions), draft_s in zip(positions_by_name.items(), seconds, strict=False):
         acceptance, agreement = np.mean(positions, axis=0).tolist()
-        window, tokens_per_s = fastest_window(acceptance, draft_s, taken, rtt_s)
+        window, tokens_per_s = fastest_window(acceptance, draft_s, verify_s, rtt_s)
         trials[name] = DrafterTrial(
             acceptance,
             agreement,
@@ -110,7 +110,7 @@ def try_drafters(
             draft_s,
             window,
             tokens_per_s,
-            streamed_per_s=1.0 / taken[0],
+            streamed_per_s=1.0 / verify_s[0],
         )
     return trials
 
@@ -127,10 +127,10 @@ def fastest_window(
 
 
 def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
-    own, other = drafter.manifest, target.manifest
-    if own.tokenizer_fingerprint != other.tokenizer_fingerprint:
+    draft_manifest, target_manifest = drafter.manifest, target.manifest
+    if draft_manifest.tokenizer_fingerprint != target_manifest.tokenizer_fingerprint:
         raise PairMismatchError(
-            f"{other.model} has another vocabulary than {own.model}, and precisions are compared "
+            f"{target_manifest.model} has another vocabulary than {draft_manifest.model}, and precisions are compared "
             "along answers that both read alike: name a target of the same vocabulary, or say how "
             "long its passes take (--target-ms)."
         )
@@ -140,7 +140,7 @@ def _generate_answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
     """Return each prompt with its answer, i64 [n] less the last token, and the answer's length."""
-    found = []
+    answers = []
     with Device(target.path) as author:
         for seed, prompt in enumerate(prompts):
             progress("the target answers", seed, len(prompts))
@@ -149,9 +149,9 @@ def _generate_answers(
                 prompt, protocol=LOCAL, temperature=1.0, seed=seed, max_tokens=TOKENS
             ).tokens
             text = np.concatenate([ids, np.array(answer[:-1], dtype=np.int64)])
-            found.append((text, len(answer)))
+            answers.append((text, len(answer)))
     progress("the target answers", len(prompts), len(prompts))
-    return found
+    return answers
 
 
 def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
@@ -161,10 +161,10 @@ def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArr
 
 
 def _time_passes(
-    wanted: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
+    passes_to_time: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
     """Time passes of these numbers of tokens behind a text, in turns; returns seconds."""
-    for decoder in {id(decoder): decoder for decoder, _ in wanted}.values():
+    for decoder in {id(decoder): decoder for decoder, _ in passes_to_time}.values():
         decoder.rollback(0, 0)
         decoder.prefill(0, text, rows=0)
     more = np.resize(text, LONGEST + 1)
@@ -181,4 +181,4 @@ def _time_passes(
 
         return timed
 
-    return time_interleaved([timer(*one) for one in wanted], progress)
+    return time_interleaved([timer(*model_and_size) for model_and_size in passes_to_time], progress)

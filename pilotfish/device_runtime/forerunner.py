@@ -2,9 +2,9 @@
 
 In:  the target's tokens as they come. Out: hints.
 
-One thread does it all: while no token has arrived, a step makes one pass of the drafter, or reads a
-piece of the prompt, so that what arrives waits for one pass at most. Drafting goes on until the
-odds that the last draft comes true are low, and begins again where a token differs from its draft.
+One thread drafts and receives: while no token has arrived, a step runs one pass of the drafter or
+reads a chunk of the prompt, so an arriving token waits for one pass at most. Drafting stops when the
+last draft is unlikely to be accepted, and restarts where a token differs from its draft.
 """
 
 import math
@@ -23,17 +23,19 @@ from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
 from pilotfish.wire.protocols.protocol import Ids
 
-# Hints are sent no more often than so, in passes: at first, and where so many drafts are told.
+# Minimum target passes between hints: early, and once `_LATE_DRAFTS` drafts are out.
 _EARLY_INTERVAL, _LATE_INTERVAL, _LATE_DRAFTS = 0.25, 1.0, 6
-_MAX_HINTS = 4  # hints from one message of tokens to the next: a link that stalls is not filled up
-_MAX_MISSED = 16  # passes without our drafts, though these were right: were hints lost?
+_MAX_HINTS = (
+    4  # hints between two messages of tokens, so that hints do not pile up on a stalled link
+)
+_MAX_MISSED = 16  # passes without the device's right drafts, until it assumes that hints were lost
 _NS = 1e-9
 
 
 class DraftStats(NamedTuple):
-    """What was done from one message of tokens to the next.
+    """Work of the drafter between two messages of tokens.
 
-    forced: which of these tokens a grammar forced, of those drafted here; numbered from 0.
+    forced: indices of the new tokens that were drafted because a grammar forced them.
     """
 
     drafts: int
@@ -43,7 +45,7 @@ class DraftStats(NamedTuple):
 
 
 class Forerunner:
-    """Drafts for one generation. odds: of the pair, which it also teaches."""
+    """Drafts for one generation. estimator: the pair's acceptance; the forerunner updates it."""
 
     def __init__(
         self,
@@ -57,9 +59,9 @@ class Forerunner:
         last: int,
         ends: Collection[int],
     ) -> None:
-        """committed: u32 [n]; last: the position of the answer's last token.
+        """committed: u32 [n]; last: position of the answer's last token.
 
-        shaper: of logits over the target's tokens.
+        logits_processor: processes logits over the target's tokens.
         """
         self._drafter, self._edge, self._plan = drafter, edge, plan
         self._estimator, self._logits_processor = estimator, logits_processor
@@ -68,40 +70,40 @@ class Forerunner:
         self._ahead.start(committed)
         self._room = drafter.remaining_context(committed)
         self._incarnation = edge.incarnation
-        self._forced: list[int] = []  # positions of drafts that a grammar forced
-        self._stuck = False  # the drafter cannot say what may follow
+        self._forced: list[int] = []  # positions of the drafts that a grammar forced
+        self._stuck = False  # the drafter has no prediction
         self._pass_s = self._hint_sent_s = self._draft_s = 0.0
         self._drafted = self._sent_bytes = self._hints = self._missed = 0
 
     def step(self) -> bool:
-        """Make a pass of the drafter, or send what is drafted; returns whether to go on."""
-        lead = self._ahead
+        """Run one pass of the drafter, or send its drafts; returns whether there is more to do."""
+        ahead = self._ahead
         if self._done():
             self._send_hint()
             return False
         started_s = time.monotonic()
-        committed, drafts = lead.text.ids[: lead.committed], lead.drafts
+        committed, drafts = ahead.text.ids[: ahead.committed], ahead.drafts
         if self._drafter.catch_up(committed, drafts):
             return True
-        found = self._next_draft(committed, drafts)
-        if found is None:
+        draft = self._next_draft(committed, drafts)
+        if draft is None:
             self._stuck = True
             self._send_hint()
             return False
-        lead.append(*found)
+        ahead.append(*draft)
         now_s = time.monotonic()
         self._drafted += 1
         self._draft_s += now_s - started_s
-        told = len(lead) - lead.unsent
-        often = _LATE_INTERVAL if told >= _LATE_DRAFTS else _EARLY_INTERVAL
-        if not told or now_s - self._hint_sent_s >= often * self._pass_s:
+        sent = len(ahead) - ahead.unsent
+        interval = _LATE_INTERVAL if sent >= _LATE_DRAFTS else _EARLY_INTERVAL
+        if not sent or now_s - self._hint_sent_s >= interval * self._pass_s:
             self._send_hint()
         return True
 
     def _next_draft(self, committed: Ids, drafts: Ids) -> tuple[int, float, float | None] | None:
-        """Return the next draft, its odds and its margin; None if the drafter knows of none.
+        """Return the next draft, its acceptance and its margin; None without a prediction.
 
-        margin: by which the odds were told; None if the drafter told them itself.
+        margin: input of the acceptance estimator; None if the drafter gave the acceptance itself.
         """
         shaper, position = self._logits_processor, self._ahead.committed + len(drafts)
         if shaper is not None:
@@ -122,17 +124,17 @@ class Forerunner:
         return token, level.acceptance[0], None
 
     def _done(self) -> bool:
-        """Whether a further draft is not worth a pass, or there is no room for it."""
-        lead = self._ahead
-        most = min(self._edge.limits.window, self._room - 1, self._last - lead.committed)
-        if len(lead) >= most or self._stuck:
+        """Whether another draft is not worth a pass, or has no room."""
+        ahead = self._ahead
+        most = min(self._edge.limits.window, self._room - 1, self._last - ahead.committed)
+        if len(ahead) >= most or self._stuck:
             return True
-        return len(lead) > 0 and (
-            lead.joint_acceptance < FLOOR or int(lead.drafts[-1]) in self._ends
+        return len(ahead) > 0 and (
+            ahead.joint_acceptance < FLOOR or int(ahead.drafts[-1]) in self._ends
         )
 
     def _send_hint(self) -> None:
-        """Send the drafts that have not been sent; if that fails, they are told with the next."""
+        """Send the unsent drafts; if that fails, the next hint has them too."""
         if self._incarnation != self._edge.incarnation:
             self._incarnation = self._edge.incarnation
             self._ahead.resend_all()
@@ -149,30 +151,31 @@ class Forerunner:
     def record_tokens(
         self, ids: Sequence[int], source: str, pass_s: float
     ) -> tuple[DraftComparison, DraftStats]:
-        """Take in the next committed tokens; returns how the drafts did, and the leg until now.
+        """Compare the next committed tokens with the drafts.
 
-        source, pass_s: of the drafts in their pass, and its seconds.
+        Returns the comparison, and the drafter's work since the last one. source: source of the
+        drafts in the target's pass; pass_s: seconds of this pass.
         """
         begin = self._ahead.committed
-        met = self._ahead.compare(ids)
+        comparison = self._ahead.compare(ids)
         self._stuck = False
-        self._missed = 0 if source == DEVICE or not met.agreed else self._missed + 1
+        self._missed = 0 if source == DEVICE or not comparison.agreed else self._missed + 1
         if self._missed >= _MAX_MISSED:
             self._missed = 0
             self._ahead.resend_all()
-        for at, margin in enumerate(met.margins):
+        for at, margin in enumerate(comparison.margins):
             if margin is not None:
-                self._estimator.update(margin, at < met.agreed)
+                self._estimator.update(margin, at < comparison.agreed)
         self._room = self._drafter.remaining_context(self._ahead.text.ids[: self._ahead.committed])
         self._pass_s = pass_s
-        forced = self._take_forced(begin, met.agreed) if self._forced else ()
-        leg = DraftStats(self._drafted, self._draft_s, self._sent_bytes, forced)
+        forced = self._take_forced(begin, comparison.agreed) if self._forced else ()
+        stats = DraftStats(self._drafted, self._draft_s, self._sent_bytes, forced)
         self._drafted, self._draft_s, self._sent_bytes, self._hints = 0, 0.0, 0, 0
-        return met, leg
+        return comparison, stats
 
     def _take_forced(self, begin: int, agreed: int) -> tuple[int, ...]:
-        """Which of the first ``agreed`` tokens from ``begin`` on were forced; forgets the past."""
-        found = tuple(at - begin for at in self._forced if at < begin + agreed)
+        """Return which of the ``agreed`` tokens from ``begin`` on were forced; drops older ones."""
+        forced = tuple(at - begin for at in self._forced if at < begin + agreed)
         ahead = range(self._ahead.committed, len(self._ahead.text))
         self._forced = [at for at in self._forced if at in ahead]
-        return found
+        return forced

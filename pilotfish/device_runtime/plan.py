@@ -143,11 +143,11 @@ class Plan:
         """Return the plan for answers of this grammar."""
         if grammar == self.sampling.logits_options.grammar:
             return self
-        law, drafting = (
-            replace(one, logits_options=replace(one.logits_options, grammar=grammar))
-            for one in (self.sampling, self.drafting)
+        sampling, drafting = (
+            replace(params, logits_options=replace(params.logits_options, grammar=grammar))
+            for params in (self.sampling, self.drafting)
         )
-        return replace(self, sampling=law, drafting=drafting)
+        return replace(self, sampling=sampling, drafting=drafting)
 
     @property
     def depends_on_link(self) -> bool:
@@ -251,17 +251,17 @@ def plan(
 
 def protocol_options(values: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
     """Read the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
-    found: dict[type[ProtocolOptions], ProtocolOptions] = {}
+    options: dict[type[ProtocolOptions], ProtocolOptions] = {}
     left = {name: value for name, value in values.items() if value is not None}
     for kind in option_types():
-        mine = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
+        fields = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
         try:
-            found[kind] = kind.from_mapping(mine)
+            options[kind] = kind.from_mapping(fields)
         except ValueError as error:
             raise UnsupportedError(f"{error}.") from error
     if left:
         raise UnsupportedError(f"There is no option {min(left)!r}.")
-    return found
+    return options
 
 
 def expect_effective(
@@ -279,9 +279,9 @@ def expect_effective(
     for name in passed:
         if name not in taken:
             has = [
-                one
-                for one, each in PROTOCOL_REGISTRY.items()
-                if name in each.Options.__struct_fields__
+                other
+                for other, registered in PROTOCOL_REGISTRY.items()
+                if name in registered.Options.__struct_fields__
             ]
             raise UnsupportedError(
                 f"{written(name)} goes with {written('protocol')} {' or '.join(has)}, or {AUTO} "
@@ -322,14 +322,14 @@ def alternatives(
             plans += _plans_of(name, options, windows)
         except UnsupportedError as error:  # `greedy` does not sample, nor does a decision head
             refused = refused or error
-    if refused is not None and not any(one.exchange for one in plans):
+    if refused is not None and not any(candidate.exchange for candidate in plans):
         raise refused
     if not plans:
         lacking = {
             name: PROTOCOL_REGISTRY[name].requires for name in eligible if name in PROTOCOL_REGISTRY
         }
         needs = "".join(
-            f" For {' and '.join(name for name, one in lacking.items() if one == need)} the edge "
+            f" For {' and '.join(name for name, candidate in lacking.items() if candidate == need)} the edge "
             f"needs a {need} for this drafter."
             for need in dict.fromkeys(filter(None, lacking.values()))
         )
@@ -342,7 +342,7 @@ def alternatives(
             f"None of the protocols to choose from is there, but {', '.join(offered)}: name an "
             f"edge, name others, or allow lossy ones.{needs}"
         )
-    fitting = [one for one in plans if nodes_at_most(one.expansion) <= most]
+    fitting = [candidate for candidate in plans if nodes_at_most(candidate.expansion) <= most]
     return fitting or plans
 
 
@@ -350,11 +350,11 @@ def _plans_of(name: str, options: Options, windows: Sequence[int]) -> list[Plan]
     wanted: Options = {**options, "protocol": name}
     if name in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[name].streams:
         wanted = {**wanted, "window": None}
-        asked = plan(**wanted)
+        hinted = plan(**wanted)
         edge = AheadOptions(hints="edge")
-        if asked.exchange is None or asked.exchange.options != AheadOptions():
-            return [asked]
-        return [asked, replace(asked, exchange=asked.exchange.with_options(edge))]
+        if hinted.exchange is None or hinted.exchange.options != AheadOptions():
+            return [hinted]
+        return [hinted, replace(hinted, exchange=hinted.exchange.with_options(edge))]
     if name not in PROTOCOL_REGISTRY:
         nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
         wanted = {**wanted, **nothing}
@@ -369,15 +369,15 @@ def _plans_of(name: str, options: Options, windows: Sequence[int]) -> list[Plan]
 def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
     if auto.among is not None:
         return auto.among
-    kept = [STREAM]
+    eligible = [STREAM]
     for name, exchange in PROTOCOL_REGISTRY.items():
         if not exchange.lossless:
-            kept += [name] if auto.lossy else []
+            eligible += [name] if auto.lossy else []
         elif greedy:
-            kept += [name] if exchange.streams or name == Greedy.name else []
+            eligible += [name] if exchange.streams or name == Greedy.name else []
         elif exchange.deterministic or not seeded:
-            kept.append(name)
-    return [*kept, LOCAL] if auto.lossy else kept
+            eligible.append(name)
+    return [*eligible, LOCAL] if auto.lossy else eligible
 
 
 def _sampling(

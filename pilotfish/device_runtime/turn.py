@@ -119,9 +119,9 @@ class DeviceTurns:
             self._waiting.remove(turn)
         self._changed.notify_all()
 
-    def _refuse_holder(self, me: threading.Thread) -> None:
+    def _refuse_holder(self, thread: threading.Thread) -> None:
         present = self._present
-        if present is not None and me in (present.opener, present.reader):
+        if present is not None and thread in (present.opener, present.reader):
             raise DeviceInUseError(
                 "This thread has an answer of the device open, which must end first: read its "
                 "stream to the end, or close() it. Devices made by beside() answer side by side."
@@ -131,7 +131,7 @@ class DeviceTurns:
     def running(self, turn: DeviceTurn) -> Iterator[None]:
         """Work on an answer in the calling thread during the block."""
         self.check()
-        me = threading.current_thread()
+        thread = threading.current_thread()
         with self._changed:
             self.check()
             if turn.running is not None:
@@ -139,7 +139,7 @@ class DeviceTurns:
                     "Another thread is taking the next piece of this stream: read a stream in one "
                     "thread at a time."
                 )
-            turn.running = turn.reader = me
+            turn.running = turn.reader = thread
         try:
             yield
         except InterruptedGenerationError:
@@ -162,15 +162,15 @@ class DeviceTurns:
             self._forget(turn)
             if self._present is not turn:
                 return
-            me = threading.current_thread()
+            thread = threading.current_thread()
             pieces = turn.pieces
             within = pieces is not None and getgeneratorstate(pieces) == GEN_RUNNING
-            if turn.running not in (None, me) or within:
+            if turn.running not in (None, thread) or within:
                 raise DeviceInUseError(
                     "This stream's next piece is being made, in another thread or around this "
                     "callback: interrupt() the device first."
                 )
-            turn.running = me
+            turn.running = thread
         try:
             if turn.pieces is not None:
                 turn.pieces.close()

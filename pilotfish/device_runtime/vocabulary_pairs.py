@@ -101,15 +101,15 @@ class VocabularyPairs:
         a pair without shared tokens.
         """
         name = self.expect(welcome)
-        hopeless, complaint = self._mismatch
-        if name and name == hopeless:
+        mismatch, complaint = self._mismatch
+        if name and name == mismatch:
             raise PairMismatchError(complaint)
         known = self._known.get(name)
         if known is None:  # several lanes may fetch it at once; the first is kept
-            found = self._fetch(name, link, welcome)
+            pair = self._fetch(name, link, welcome)
             for oldest in list(self._known)[1 : 1 - _MAX_PAIRS]:
                 self._known.pop(oldest, None)
-            known = self._known.setdefault(name, found)
+            known = self._known.setdefault(name, pair)
         self.latest = known
         return known
 

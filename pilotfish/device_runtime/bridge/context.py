@@ -271,5 +271,5 @@ def _merges_all(tokenizer: Tokenizer) -> bool:
 def _does_nothing(step: dict[str, Any], marked: bool) -> bool:
     """Whether a pre-tokenizer does nothing; marked: the spaces are marks already."""
     names = ("type", "split", "prepend_scheme", "replacement")
-    does = tuple(map(step.get, names))
-    return does in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]
+    settings = tuple(map(step.get, names))
+    return settings in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]

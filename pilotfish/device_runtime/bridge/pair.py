@@ -89,21 +89,21 @@ class Pair:
         target's vocabulary. most: tokens; clearly longer prompts raise `PromptTooLongError` early.
         """
         ids: Sequence[int]
-        own: Sequence[int] | None
+        draft_ids: Sequence[int] | None
         try:
             if isinstance(source, str) and not (chat and self.target.template):
                 ids = _encode_text(self.target, source, max_tokens)
-                own = None if self.trivial else _encode_text(self.drafter, source)
+                draft_ids = None if self.trivial else _encode_text(self.drafter, source)
             elif isinstance(source, str | Talk) or are_messages(source):
                 talk = _as_talk(source)
-                ids, own = self._render(talk, max_tokens), self._render_for_drafter(talk)
+                ids, draft_ids = self._render(talk, max_tokens), self._render_for_drafter(talk)
             else:
-                ids, own = self._check_ids(source, max_tokens), None
+                ids, draft_ids = self._check_ids(source, max_tokens), None
         except TextTooLongError:
             raise _too_long_error(max_tokens) from None
-        told = np.array(ids, dtype=np.uint32)
-        read = told if self.trivial else self._draft_ids(told, own)
-        return Prompt(source, chat, told, read, self.fingerprint, self.digests)
+        target_ids = np.array(ids, dtype=np.uint32)
+        drafter_ids = target_ids if self.trivial else self._draft_ids(target_ids, draft_ids)
+        return Prompt(source, chat, target_ids, drafter_ids, self.fingerprint, self.digests)
 
     def _render(self, talk: Talk, most: int | None) -> list[int]:
         ids = _encode_talk(self.target, talk, most)
@@ -122,41 +122,47 @@ class Pair:
         except TemplateError:  # such as that of a template without system messages
             return None
 
-    def _draft_ids(self, told: NDArray[np.uint32], own: Sequence[int] | None) -> NDArray[Any]:
-        read = self._translate(told) if own is None else np.array(own, dtype=np.int64)
-        return read if len(read) else self._first_token
+    def _draft_ids(
+        self, target_ids: NDArray[np.uint32], draft_ids: Sequence[int] | None
+    ) -> NDArray[Any]:
+        ids = (
+            self._translate(target_ids)
+            if draft_ids is None
+            else np.array(draft_ids, dtype=np.int64)
+        )
+        return ids if len(ids) else self._first_token
 
     def _translate(self, ids: NDArray[np.uint32]) -> NDArray[Any]:
         """Translate the target's ids to the drafter's: the same text and shared special tokens."""
-        own = self._translator().translate(ids)
+        draft_ids = self._translator().translate(ids)
         beginning = np.array(self.drafter.tokenizer.beginning, dtype=np.int64)
-        if np.array_equal(own[: len(beginning)], beginning):
-            return own
-        return np.concatenate([beginning, own])
+        if np.array_equal(draft_ids[: len(beginning)], beginning):
+            return draft_ids
+        return np.concatenate([beginning, draft_ids])
 
     @cached_property
     def _first_token(self) -> NDArray[Any]:
         """Return a token to start from when the drafter has none of the prompt's tokens."""
-        own = self.drafter
-        known = [id for id in (own.bos_id, own.turn_end, 0) if id is not None]
-        return np.array(known[:1], dtype=np.int64)
+        drafter = self.drafter
+        candidates = [id for id in (drafter.bos_id, drafter.turn_end, 0) if id is not None]
+        return np.array(candidates[:1], dtype=np.int64)
 
-    def _check_ids(self, asked: Sequence[Any], most: int | None) -> list[int]:
-        if most is not None and len(asked) > most:
+    def _check_ids(self, source: Sequence[Any], most: int | None) -> list[int]:
+        if most is not None and len(source) > most:
             raise _too_long_error(most)
-        vocab, ids = self.target.vocab_size, list(asked)
-        wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
-        if wrong:
+        vocab, ids = self.target.vocab_size, list(source)
+        invalid = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
+        if invalid:
             raise TokenOutOfRangeError(
-                f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
+                f"{invalid[0]!r} is no token id: the vocabulary has {vocab} tokens."
             )
         return ids
 
 
-def _as_talk(asked: "str | Messages | Talk") -> Talk:
-    if isinstance(asked, Talk):
-        return asked
-    return Talk([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)
+def _as_talk(source: "str | Messages | Talk") -> Talk:
+    if isinstance(source, Talk):
+        return source
+    return Talk([{"role": "user", "content": source}] if isinstance(source, str) else source)
 
 
 def _encode_talk(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:

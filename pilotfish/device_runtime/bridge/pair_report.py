@@ -116,30 +116,38 @@ def compare_vocabularies(
     `PairMismatchError` if no text is a token of both, `UnsupportedError` if the text has no tokens
     in one of them.
     """
-    own, there = Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target)
-    other = Vocabulary.decode(there.encode(), there.model)  # with a device's checks
-    shared = SharedTokens.find(own, other)
-    ids = other.tokenizer.encode(text)
-    read = [*own.tokenizer.beginning, *own.tokenizer.encode(text)]
-    if not ids or not read:
+    drafter_vocabulary, unchecked = (
+        Vocabulary.from_artifact(drafter),
+        Vocabulary.from_artifact(target),
+    )
+    target_vocabulary = Vocabulary.decode(
+        unchecked.encode(), unchecked.model
+    )  # with a device's checks
+    shared = SharedTokens.find(drafter_vocabulary, target_vocabulary)
+    ids = target_vocabulary.tokenizer.encode(text)
+    drafter_tokens = [
+        *drafter_vocabulary.tokenizer.beginning,
+        *drafter_vocabulary.tokenizer.encode(text),
+    ]
+    if not ids or not drafter_tokens:
         raise UnsupportedError("The text has no tokens: give another one.")
-    own_ids = np.array(read[:MOST_POSITIONS], np.int64)
+    own_ids = np.array(drafter_tokens[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
     places = shared.to_target_ids(drafter.kept)  # [V_d], or [N] of a cut head
-    said = places < shared.target_size
+    sayable = places < shared.target_size
     masses = []
     for logits in _logits(decoder, own_ids):
         q = probabilities(logits, Sampling(temperature=1.0))
-        masses += q[:, said].sum(axis=1, dtype=np.float64).tolist()
+        masses += q[:, sayable].sum(axis=1, dtype=np.float64).tolist()
         progress(_LABEL, len(masses), len(own_ids))
-    piece, own_piece = other.tokenizer.piece, own.tokenizer.piece
-    end = other.turn_end
+    piece, own_piece = target_vocabulary.tokenizer.piece, drafter_vocabulary.tokenizer.piece
+    end = target_vocabulary.turn_end
     return PairReport(
-        drafter=own.model,
-        target=other.model,
-        own_size=own.vocab_size,
-        target_size=other.vocab_size,
+        drafter=drafter_vocabulary.model,
+        target=target_vocabulary.model,
+        own_size=drafter_vocabulary.vocab_size,
+        target_size=target_vocabulary.vocab_size,
         shared=len(shared),
         specials={piece(id): own_piece(its) for id, its in shared.specials.items()},
         turn_end=None if end is None else piece(end),

@@ -58,8 +58,8 @@ class Prompt:
     @classmethod
     def unencoded(cls, source: PromptInput, chat: bool) -> Prompt:
         """Make a prompt without tokens, to be tokenised once the vocabularies are known."""
-        none = np.empty(0, dtype=np.uint32)
-        return cls(source, chat, none, none, "", ("", ""))
+        no_ids = np.empty(0, dtype=np.uint32)
+        return cls(source, chat, no_ids, no_ids, "", ("", ""))
 
     @property
     def can_reencode(self) -> bool:
@@ -89,9 +89,9 @@ def read_talk(
     `UnsupportedError` for such options beside a `Talk`, a `Prompt` or token ids.
     """
     rest = {name: value for name, value in options.items() if name not in _TALK_OPTIONS}
-    wanted = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
+    values = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
     try:
-        tools = Tools.read(*wanted)
+        tools = Tools.read(*values)
     except ValueError as error:
         raise UnsupportedError(f"{error}.") from error
     thinking = options.get("thinking")

@@ -99,22 +99,26 @@ def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
         raise PairMismatchError(
             f"{drafter.model} cannot draft for {target.model}: {UNIGRAM_UNSHARED}."
         )
-    own_text, own_special = _tokens(drafter)
-    text, special = _tokens(target)
+    draft_texts, draft_specials = _tokens(drafter)
+    target_texts, target_specials = _tokens(target)
     # target id → own id
-    pairs = {id: own_text[data] for data, id in text.items() if data in own_text}
+    pairs = {id: draft_texts[data] for data, id in target_texts.items() if data in draft_texts}
     if not pairs:
         raise PairMismatchError(
             f"{drafter.model} cannot draft for {target.model}: no token of the one is a token of "
             "the other. Draft with a model whose tokenizer has more in common with the target's "
             "(pilotfish export bridge DRAFT TARGET counts it)."
         )
-    specials = {id: own_special[piece] for piece, id in special.items() if piece in own_special}
+    specials = {
+        id: draft_specials[piece]
+        for piece, id in target_specials.items()
+        if piece in draft_specials
+    }
     _join_turn_ends(specials, drafter, target)
     ids = sorted((pairs | specials).items())
     return SharedTokens(
         target=np.array([id for id, _ in ids], np.int64),
-        draft_ids=np.array([own for _, own in ids], np.int64),
+        draft_ids=np.array([draft_id for _, draft_id in ids], np.int64),
         specials=specials,
         draft_size=drafter.vocab_size,
         target_size=target.vocab_size,
@@ -130,15 +134,15 @@ def _tokens(vocabulary: Vocabulary) -> tuple[dict[bytes, int], dict[str, int]]:
     ends = set(vocabulary.eos_ids)
     specials: dict[str, int] = {}
     texts: dict[bytes, int] = {}
-    several: dict[bytes, list[int]] = {}
+    duplicates: dict[bytes, list[int]] = {}
     for id in range(min(vocabulary.vocab_size, tokenizer.vocab_size)):
         if id in ends or tokenizer.is_special(id):
             specials[tokenizer.piece(id)] = id
         elif data := tokenizer.token_bytes(id):
             first = texts.setdefault(data, id)
             if first != id:
-                several.setdefault(data, [first]).append(id)
-    for data, ids in islice(several.items(), MOST_ENCODED):
+                duplicates.setdefault(data, [first]).append(id)
+    for data, ids in islice(duplicates.items(), MOST_ENCODED):
         texts[data] = _canonical(tokenizer, data, ids)
     specials.pop("", None)  # an end token that the tokenizer lacks
     return texts, specials
@@ -160,15 +164,20 @@ def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocab
 
     The drafter's then stands for nothing else, even if it shares a name with another token.
     """
-    own, end = drafter.turn_end, target.turn_end
-    if own is None or end is None or own >= drafter.vocab_size or end >= target.vocab_size:
+    draft_end, target_end = drafter.turn_end, target.turn_end
+    if (
+        draft_end is None
+        or target_end is None
+        or draft_end >= drafter.vocab_size
+        or target_end >= target.vocab_size
+    ):
         return
     by_name = [(id, specials[id]) for id in target.eos_ids if specials.get(id) in drafter.eos_ids]
-    if any(id == end or its == own for id, its in by_name):
+    if any(id == target_end or draft_id == draft_end for id, draft_id in by_name):
         return
-    for id in [id for id, its in specials.items() if its == own]:
+    for id in [id for id, draft_id in specials.items() if draft_id == draft_end]:
         del specials[id]
-    specials[end] = own
+    specials[target_end] = draft_end
 
 
 class _StoredPair(msgspec.Struct, frozen=True, array_like=True):
@@ -226,15 +235,19 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
 
 def _check(shared: SharedTokens) -> None:
     """Raise `ValueError` unless it is a one-to-one map within both vocabularies."""
-    own, target, specials = shared.draft_ids, shared.target, shared.specials
-    if not 0 < len(own) == len(target):
+    draft_ids, target, specials = shared.draft_ids, shared.target, shared.specials
+    if not 0 < len(draft_ids) == len(target):
         raise ValueError("it names no pairs of tokens")
     if target[0] < 0 or target[-1] >= shared.target_size or (np.diff(target) <= 0).any():
         raise ValueError("its target ids do not ascend within the vocabulary")
-    if own.min() < 0 or own.max() >= shared.draft_size or len(np.unique(own)) < len(own):
+    if (
+        draft_ids.min() < 0
+        or draft_ids.max() >= shared.draft_size
+        or len(np.unique(draft_ids)) < len(draft_ids)
+    ):
         raise ValueError("its drafter ids are none, or repeated")
     if any(
-        not 0 <= id < shared.target_size or its < 0 or shared.to_draft_ids[id] != its
-        for id, its in specials.items()
+        not 0 <= id < shared.target_size or draft_id < 0 or shared.to_draft_ids[id] != draft_id
+        for id, draft_id in specials.items()
     ):
         raise ValueError("its special tokens are not shared")

@@ -52,9 +52,9 @@ def target_vocabulary(
             f"{MAX_VOCABULARY} bytes, and is called by its SHA-256."
         )
     path = cache_directory() / "vocabularies" / f"{digest}.bin"
-    kept = _read_cache(path, digest, size)
-    if kept is not None:
-        return _decode(kept, welcome)
+    blob = _read_cache(path, digest, size)
+    if blob is not None:
+        return _decode(blob, welcome)
     blob = _fetch(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
         raise _unusable_error("its bytes are not those that it promised")
@@ -66,14 +66,14 @@ def _fetch(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     _log.info("fetching the vocabulary of %s from the edge, %d KiB", welcome.model, size >> 10)
     blob = bytearray()
-    crossed = 0
+    wire_bytes = 0
     for number, expected in enumerate(_part_sizes(size)):
         frame = _fetch_part(link, Fetch(vocabulary=digest, part=number))
-        crossed += len(frame)
+        wire_bytes += len(frame)
         blob += _unpack(frame, expected)
         if progress is not None:
             progress(len(blob), size)
-    _log.info("the vocabulary is here; %d KiB crossed the link", crossed >> 10)
+    _log.info("the vocabulary is here; %d KiB crossed the link", wire_bytes >> 10)
     return bytes(blob)
 
 
@@ -92,12 +92,12 @@ def _fetch_part(link: EdgeLink, fetch: Fetch) -> Buffer:
             and reply.part == fetch.part
         )
 
-    setbacks = RetryBudget(link)
+    retry_budget = RetryBudget(link)
     while True:
         try:
             frames = link.request(fetch, (), wanted).frames
         except BUSY as error:
-            setbacks.add(error)
+            retry_budget.add(error)
         else:
             if len(frames) != 1:
                 raise _unusable_error(f"a part came with {len(frames)} frames, not with one")
@@ -108,12 +108,14 @@ def _unpack(frame: Buffer, expected: int) -> bytes:
     """Decompress a part, to no more bytes than expected."""
     if len(frame) > expected + _SLACK_BYTES:
         raise _unusable_error(f"a part of {expected} bytes came as {len(frame)}")
-    unpacking = zlib.decompressobj()
+    decompressor = zlib.decompressobj()
     try:
-        data = unpacking.decompress(frame, expected + 1)  # one more, or zlib does not see the end
+        data = decompressor.decompress(
+            frame, expected + 1
+        )  # one more, or zlib does not see the end
     except zlib.error as error:
         raise _unusable_error(f"a part cannot be unpacked: {error}") from None
-    if len(data) != expected or not unpacking.eof or unpacking.unused_data:
+    if len(data) != expected or not decompressor.eof or decompressor.unused_data:
         raise _unusable_error(f"a part does not hold the {expected} bytes that it should")
     return data
 

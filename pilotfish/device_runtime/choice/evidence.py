@@ -3,10 +3,9 @@
 In:  the rounds of each answer, and the pass times that both ends measured at start. Out: estimates
      for any plan, tried or not.
 
-Acceptance is in `acceptance`, what the edge's own hints bring in `hints`, how long passes take in
-`pace`, and how forecasts came true in `outcomes`. Under protocols that stream, a drafter's pass
-counts as it is *while the target runs*: two ends that share a machine's memory slow each other
-down.
+`acceptance` estimates α, `hints` the gain from the edge's hints, `pass_pace` the pass times. Under
+protocols that stream, a drafter's pass is timed *while the target runs*: two ends on one machine
+share its memory and slow each other down.
 """
 
 from collections import defaultdict
@@ -32,8 +31,8 @@ from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE
 from pilotfish.wire.protocols.protocol import PairSizes, RoundBytes
 
-_PRIOR_ROUNDS = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
-_ASSUMED_SLOWDOWN = 4.0
+_PRIOR_ROUNDS = 4.0  # weight of a protocol's own estimate of its round trips, in rounds
+_ASSUMED_SLOWDOWN = 4.0  # target pass over drafter pass, where the target's times are unknown
 _MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of one answer's ratio
 _ON_TIME_ANSWERS = 2.0  # prior weight of a ratio of 1, in answers
 _FULL_ANSWER = 16  # rounds of an answer with full weight; shorter ones weigh less
@@ -54,12 +53,12 @@ class ForecastErrors:
         self._ratios: dict[bool, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
 
     def fade(self) -> None:
-        """Note an answer."""
-        for seen in self._ratios.values():
-            seen *= _FORECAST_FADE
+        """Reduce the weight of the ratios, once per answer."""
+        for ratios in self._ratios.values():
+            ratios *= _FORECAST_FADE
 
     def add(self, plan: Plan, rounds: int, token_s: float, expected_s: float) -> None:
-        """Add seconds a token over so many rounds, and those that the model has for them."""
+        """Add an answer's seconds per token over ``rounds``, and the model's forecast for them."""
         if token_s > 0.0 and expected_s > 0.0:
             ratio = min(_MAX_RATIO, max(_MIN_RATIO, token_s / expected_s))
             self._ratios[hint_source(plan) != EDGE] += min(1.0, rounds / _FULL_ANSWER) * np.array(
@@ -67,7 +66,7 @@ class ForecastErrors:
             )
 
     def factor(self, plan: Plan) -> float:
-        """Return by how much a forecast of this plan is to be multiplied."""
+        """Return the factor that corrects a forecast of this plan."""
         answers, ratios = self._ratios[hint_source(plan) != EDGE].tolist()
         return float((_ON_TIME_ANSWERS + ratios) / (_ON_TIME_ANSWERS + answers))
 
@@ -75,9 +74,8 @@ class ForecastErrors:
 class Evidence:
     """Evidence on one device and one edge.
 
-    drafter_pace, target_pace, beside_pace: seconds of a pass by the number of its tokens, measured
-    at start; the target's may be missing, and so may the drafter's beside it. hope: α until there
-    is evidence.
+    drafter_pace, target_pace, edge_drafter_pace: seconds of a pass by the number of its tokens,
+    measured at start; either of the edge's may be missing. prior: α without evidence.
     """
 
     def __init__(
@@ -89,23 +87,23 @@ class Evidence:
         prior: float = PRIOR_ACCEPTANCE,
     ) -> None:
         self._drafter_pace = drafter_pace
-        # without times of the edge: slower than the drafter, and as fast for many tokens as for one
+        # without times of the edge, assume a slow target that needs as long for many tokens
         slow_s = _ASSUMED_SLOWDOWN * drafter_pace[1]
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
         self._edge_drafter_pace = dict(sorted((edge_drafter_pace or {}).items()))
         self._sizes = sizes
         self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
-        self.forecast_errors = ForecastErrors()  # of forecasts
+        self.forecast_errors = ForecastErrors()
         self._drafting, self._verifying = PassPace(), PassPace()
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode, settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
         self._up_ratios: dict[str, RecentValues] = defaultdict(
             RecentValues
-        )  # bytes, over expectation
+        )  # measured over estimated bytes
         self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(
             RecentValues
-        )  # further exchanges, likewise
+        )  # round trips beyond the first, likewise
 
     # Observations
 
@@ -114,7 +112,7 @@ class Evidence:
         self._acceptance.add(plan, rounds)
         self.edge_hints.add(plan, rounds)
         self.forecast_errors.fade()
-        steady = rounds[1:]  # the first one waits for the prompt to be read
+        steady = rounds[1:]  # the first round includes the reading of the prompt
         if plan.streams:
             self._add_stream(plan, steady)
         else:
@@ -122,7 +120,7 @@ class Evidence:
         self._fade(plan)
 
     def _fade(self, plan: Plan) -> None:
-        """Let times get older that an answer under this plan tells nothing of."""
+        """Fade the times that an answer under this plan does not measure."""
         in_rounds = plan.exchange is not None and not plan.streams
         for name, around_s in self._overhead_s.items():
             if not in_rounds or name != plan.protocol:
@@ -133,59 +131,61 @@ class Evidence:
             self._interval_s.fade()
 
     def _add_stream(self, plan: Plan, rounds: Sequence[Round]) -> None:
-        """Add the times of a stream's passes, and of the drafts made meanwhile."""
+        """Add the times of a stream's passes, and of the drafting during them."""
         name = self.pace_protocol(plan)
         drafted_s = pass_s(self._drafter_pace, 1)
-        drafting = [one.timings.draft / (one.nodes * drafted_s) for one in rounds if one.nodes]
+        drafting = [
+            round_.timings.draft / (round_.nodes * drafted_s) for round_ in rounds if round_.nodes
+        ]
         self._drafting.add(name, drafting)
         self._verifying.add(
             name,
-            [one.pass_s / pass_s(self._target_pace, 1 + one.window) for one in rounds],
+            [round_.pass_s / pass_s(self._target_pace, 1 + round_.window) for round_ in rounds],
             with_edge_drafter=self._edge_may_draft(plan),
         )
-        if rounds:  # tokens may come in bursts, so only the mean distance counts
+        if rounds:  # tokens may come in bursts, so only the mean interval counts
             self._interval_s.append(max(0.0, median_of_parts(rounds, _mean_interval_s)))
 
     def _add_rounds(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times and bytes of rounds in which one end waits for the other."""
         name = plan.protocol
         drafting, verifying = [], []
-        for one in rounds:
-            levels = plan.expansion[: one.window] or (1,) * (name == LOCAL)
+        for round_ in rounds:
+            levels = plan.expansion[: round_.window] or (1,) * (name == LOCAL)
             if levels:
-                drafting.append(one.timings.draft / self._drafting_s(plan, levels))
-            # of a tree by the nodes that it might have had, as in `computing_s`
-            verifying.append(one.pass_s / self._verifying_s(levels))
+                drafting.append(round_.timings.draft / self._drafting_s(plan, levels))
+            # a tree counts with the most nodes that it may have, as in `computing_s`
+            verifying.append(round_.pass_s / self._verifying_s(levels))
         self._drafting.add(name, drafting)
         if plan.exchange is None:
             self._verifying.fade()
             return
         self._verifying.add(name, verifying)
-        for one in rounds:
-            self._overhead_s[name].append(one.timings.encode + one.timings.settle)
-            self._queue_s.append(one.timings.queue)
-            expected = self._expected_bytes(plan, one.window)
-            self._up_ratios[name].append(one.uplink_bytes / expected.up)
-            self._down_ratios[name].append(one.downlink_bytes / expected.down)
-            if (again := self._expected_extra_trips(plan, one.window)) > 0.0:
-                self._extra_trip_ratios[name].append((one.exchanges - 1) / again)
+        for round_ in rounds:
+            self._overhead_s[name].append(round_.timings.encode + round_.timings.settle)
+            self._queue_s.append(round_.timings.queue)
+            expected = self._expected_bytes(plan, round_.window)
+            self._up_ratios[name].append(round_.uplink_bytes / expected.up)
+            self._down_ratios[name].append(round_.downlink_bytes / expected.down)
+            if (extra_trips := self._expected_extra_trips(plan, round_.window)) > 0.0:
+                self._extra_trip_ratios[name].append((round_.exchanges - 1) / extra_trips)
 
     # Estimates
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
-        """Estimate α at each depth of the plan's window, or of a run, given that it is reached.
+        """Estimate α at each depth, given that the depth is reached.
 
-        f64 [γ], or [`MAX_WINDOW`] where there are no windows.
+        f64 [γ] for the plan's window; [`MAX_WINDOW`] for a stream.
         """
-        found = self._acceptance.acceptance_by_depth(plan)
-        return found if plan.streams else found[: len(plan.expansion)]
+        by_depth = self._acceptance.acceptance_by_depth(plan)
+        return by_depth if plan.streams else by_depth[: len(plan.expansion)]
 
     def tokens(self, plan: Plan) -> float:
-        """Estimate N, the tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with an α a depth)."""
+        """Estimate N, the tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with one α per depth)."""
         return 1.0 + float(np.cumprod(self.acceptance_by_depth(plan)).sum())
 
     def computing_s(self, plan: Plan) -> float:
-        """Estimate the seconds of a round off the link: draft, encode, queue, verify, settle."""
+        """Estimate a round's seconds without the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
         draft_s = self._drafting_s(plan, expansion) * self._drafting.factor(name)
         around_s = self._overhead_s[name].median(0.0) + self._queue_s.median(0.0)
@@ -201,9 +201,9 @@ class Evidence:
 
     def round_trips(self, plan: Plan) -> float:
         """Estimate the round trips of a round, 1 to 2: the protocol's estimate, corrected."""
-        again = self._expected_extra_trips(plan, len(plan.expansion))
+        extra_trips = self._expected_extra_trips(plan, len(plan.expansion))
         return 1.0 + min(
-            1.0, again * self._extra_trip_ratios[plan.protocol].mean(1.0, _PRIOR_ROUNDS)
+            1.0, extra_trips * self._extra_trip_ratios[plan.protocol].mean(1.0, _PRIOR_ROUNDS)
         )
 
     def verifying_s(self, plan: Plan) -> float:
@@ -211,11 +211,11 @@ class Evidence:
         return self._verifying_s(plan.expansion) * self._verifying.factor(plan.protocol)
 
     def pace_protocol(self, plan: Plan) -> str:
-        """Return the protocol whose passes are as fast as those of a plan that streams.
+        """Return the name under which the pass times of a streaming plan are kept.
 
-        An end that computes while the other does may be slower for it, if they share a machine;
-        with the edge's hints alone the device is at rest, as under `stream`, and so is the edge but
-        for its target, unless it has a drafter.
+        Ends that compute at the same time on one machine slow each other down, so each combination
+        has its own pace. With the edge's hints alone the device is idle; then passes are as fast as
+        under `stream`, unless the edge has a drafter.
         """
         if hint_source(plan) != EDGE:
             return plan.protocol
@@ -226,29 +226,29 @@ class Evidence:
         return bool(self._edge_drafter_pace) and hint_source(plan) not in ("", DEVICE)
 
     def streaming_s(self, protocol: str, drafts: int = 0) -> float:
-        """Estimate the same for a target that streams, of a pass with so many drafts in it."""
+        """Estimate the seconds of a streaming target's pass with this number of drafts."""
         return pass_s(self._target_pace, 1 + drafts) * self._verifying.factor(protocol)
 
     def pass_interval_s(self) -> float:
-        """Estimate the seconds from such a pass to the next."""
+        """Estimate the seconds between two passes of a streaming target."""
         return self._interval_s.median(0.0)
 
     def hint_s(self, protocol: str) -> float:
-        """Estimate the seconds in which the device drafts a token while the target runs."""
+        """Estimate the device's seconds per drafted token while the target runs."""
         return pass_s(self._drafter_pace, 1) * self._drafting.factor(protocol)
 
     def edge_drafter_token_s(self) -> float | None:
-        """Return the seconds of a token of the edge's own drafter; None where it has none."""
+        """Return the edge drafter's seconds per token; None if the edge has no drafter."""
         return pass_s(self._edge_drafter_pace, 1) if self._edge_drafter_pace else None
 
     def local_token_s(self) -> float:
-        """Estimate the seconds of a token of `local`."""
+        """Estimate the seconds per token under `local`."""
         return pass_s(self._drafter_pace, 1) * self._drafting.factor(LOCAL)
 
     def _alpha(self, plan: Plan, window: int) -> float:
-        """Return the mean α of a window of so many levels."""
-        hazards = self.acceptance_by_depth(plan)[:window]
-        return float(hazards.mean()) if len(hazards) else 0.0
+        """Return the mean α of a window of ``window`` levels."""
+        by_depth = self.acceptance_by_depth(plan)[:window]
+        return float(by_depth.mean()) if len(by_depth) else 0.0
 
     def _expected_bytes(self, plan: Plan, window: int) -> RoundBytes:
         assert plan.exchange is not None
@@ -268,9 +268,10 @@ class Evidence:
         )
 
     def _drafting_s(self, plan: Plan, expansion: Sequence[int]) -> float:
-        """Sum the drafter's passes: one for each level, which reads the nodes of the level above.
+        """Return the seconds of the drafter's passes over a window.
 
-        Includes one for the last level if the protocol reads it before sending the window.
+        Each pass reads the nodes of one level and predicts the next. Some protocols also read the
+        last level before the window is sent.
         """
         last = plan.exchange is not None and plan.exchange.reads_last_token and len(expansion) > 0
         nodes, total = 1, 0.0
@@ -285,4 +286,6 @@ class Evidence:
 
 
 def _mean_interval_s(rounds: Sequence[Round]) -> float:
-    return fmean(one.timings.total for one in rounds) - fmean(one.pass_s for one in rounds)
+    return fmean(round_.timings.total for round_ in rounds) - fmean(
+        round_.pass_s for round_ in rounds
+    )

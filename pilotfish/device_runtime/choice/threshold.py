@@ -1,11 +1,11 @@
-"""threshold: the paper's own rule (wisv §VII-B), by the RTT as measured for this request.
+"""threshold: the paper's own rule (wisv §VII-B), by the RTT measured for this request.
 
 Above the threshold, 10 ms by default, a second exchange costs more than uploading all hidden states
-in the first, so all are uploaded; at or below it, only those that the edge asks for. An unknown RTT
-counts as long: one exchange is the safer choice.
+in the first, so the device uploads all; otherwise it uploads only those that the edge asks for. An
+unknown RTT counts as long: one exchange is the safer choice.
 
-The paper leaves the window open. Here it is the request's, or else the cheapest one by the cost
-model of `predictive`.
+The paper leaves the window open. Here it is the request's, or else the cheapest by the cost model
+of `predictive`.
 """
 
 from collections.abc import Sequence

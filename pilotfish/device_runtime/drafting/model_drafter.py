@@ -299,8 +299,8 @@ class ModelDrafter(Drafter):
     def hidden_states(self, positions: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
         self.decode_last()
-        found: Floats = self._states[positions]
-        return found
+        states: Floats = self._states[positions]
+        return states
 
     def decode_last(self) -> None:
         """Read the last token of the last window, a chain, which has only been drawn.

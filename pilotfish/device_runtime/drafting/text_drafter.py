@@ -93,10 +93,12 @@ class Recollection(Recall):
             self._estimators.move_to_end(owner)
             if len(self._estimators) > MAX_OWNERS:
                 self._estimators.popitem(last=False)
-        own = self._memory.texts(vocabulary, vocab_size, owner)
-        shared = self._memory.shared_texts(vocabulary, vocab_size)
-        self._texts = [own] if shared is None else [own, shared]
-        self.set_corpus((own if shared is None or not lossless else shared).snapshot())
+        own_texts = self._memory.texts(vocabulary, vocab_size, owner)
+        shared_texts = self._memory.shared_texts(vocabulary, vocab_size)
+        self._texts = [own_texts] if shared_texts is None else [own_texts, shared_texts]
+        self.set_corpus(
+            (own_texts if shared_texts is None or not lossless else shared_texts).snapshot()
+        )
 
     def end(self, committed: Ids) -> None:
         """Keep what the conversation u32 [n] has gained since it was kept last."""

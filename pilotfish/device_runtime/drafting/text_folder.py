@@ -96,13 +96,13 @@ class TextFolder:
             return
         with suppress(OSError):
             os.utime(wanted, follow_symlinks=False)
-        others = sorted(one for one in _files(self._owners) if one.path != wanted)
-        size, count = sum(one.size for one in others), len(others)
-        for one in others:
+        others = sorted(file for file in _files(self._owners) if file.path != wanted)
+        size, count = sum(file.size for file in others), len(others)
+        for file in others:
             if count < _MOST_FILES and size <= _MOST_BYTES:
                 break
-            if _try_remove(one.path):
-                size, count = size - one.size, count - 1
+            if _try_remove(file.path):
+                size, count = size - file.size, count - 1
 
 
 def _vocabulary_key(vocabulary: str) -> str:

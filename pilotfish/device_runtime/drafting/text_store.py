@@ -72,27 +72,27 @@ class FileTextStore(TextStore):
         self._lock = threading.Lock()
         try:
             self._file = _open_locked(path)
-            found = self._read_file(_READ_BYTES_PER_TOKEN * max_tokens, vocab_size)
+            begin = self._read_file(_READ_BYTES_PER_TOKEN * max_tokens, vocab_size)
         except BlockingIOError as error:
             raise UnsupportedError(
                 f"Another device keeps its texts in {path.parent}: name another folder."
             ) from error
         except OSError as error:
             raise unusable_store_error(path, error) from error
-        super().__init__(max_tokens, found)
+        super().__init__(max_tokens, begin)
 
     def _read_file(self, most_bytes: int, vocab_size: int) -> Ids:
         """Read all whole texts, and cut off what is torn, or more than is ever written."""
         try:
             with os.fdopen(os.dup(self._file), "rb") as file:
-                found, self._size = _parse(file.read(most_bytes), vocab_size)
+                ids, self._size = _parse(file.read(most_bytes), vocab_size)
             if self._size < os.fstat(self._file).st_size:
                 _log.warning("%s ends in a torn text, which is left out", self._path)
                 os.ftruncate(self._file, self._size)
         except BaseException:
             os.close(self._file)
             raise
-        return found
+        return ids
 
     def add(self, text: Ids) -> None:
         """Add a text u32 [n]; where the disk takes no more it is kept in memory alone."""
@@ -168,7 +168,7 @@ def _record(text: Ids) -> bytes:
 
 def _parse(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
     """Return all whole texts, with `BREAK` behind each, and the bytes up to the first torn one."""
-    found = np.empty(len(blob) // 4, np.uint32)  # a head is longer than `BREAK`: that is enough
+    texts = np.empty(len(blob) // 4, np.uint32)  # a head is longer than `BREAK`: that is enough
     at = used = 0
     while at + _HEAD.size <= len(blob):
         count, checksum = _HEAD.unpack_from(blob, at)
@@ -179,8 +179,8 @@ def _parse(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
             break
         ids = np.frombuffer(data, "<u4")
         if ids.max() < vocab_size:
-            found[used : used + count] = ids
-            found[used + count] = BREAK
+            texts[used : used + count] = ids
+            texts[used + count] = BREAK
             used += count + 1
         at = end
-    return found[:used], at
+    return texts[:used], at

@@ -166,8 +166,8 @@ class LinkStatus(NamedTuple):
         if self.state in REFUSALS:
             return REFUSALS[self.state](str(self))
         if was_welcomed:
-            gone = f"The edge did not come back within {waited_s:g} s."
-            return EdgeLostError(f"{gone} {self}")
+            absence = f"The edge did not come back within {waited_s:g} s."
+            return EdgeLostError(f"{absence} {self}")
         return EdgeUnreachableError(f"No edge answers. {self}")
 
 

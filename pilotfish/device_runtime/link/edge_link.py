@@ -125,9 +125,9 @@ class EdgeLink(HandshakeLine):
                 raise status.error(was_welcomed=True, waited_s=0.0)
             if self._absence.expired:
                 raise self._away_error(otherwise)
-            looked_s = time.monotonic()
+            checked_s = time.monotonic()
             arrived = self.receive(SLICE_S)
-            self._note_phase(stalled_s(looked_s))
+            self._note_phase(stalled_s(checked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
             # Else it is a reply from before the break, or to a request sent before the break was
@@ -208,8 +208,8 @@ class EdgeLink(HandshakeLine):
                 if chunked is not None:  # it has arrived
                     return SentRequest(message, frames, size, sent_ns, chunked=True)
                 self.estimator.on_sent(size)
-                stood = time.monotonic_ns() - sent_ns > SOON_S * 1e9
-                return SentRequest(message, frames, size, sent_ns, position, stalled=stood)
+                stalled = time.monotonic_ns() - sent_ns > SOON_S * 1e9
+                return SentRequest(message, frames, size, sent_ns, position, stalled=stalled)
             if time.monotonic() > give_up:
                 raise self._silent_error()
             self._cancel_token.sleep(_LOSS_DELAY_S)
@@ -232,10 +232,10 @@ class EdgeLink(HandshakeLine):
         pending = PendingRequest(sent, late=late or on_idle is not None)
         self._absence.expect(time.monotonic())
         while True:
-            looked_s = time.monotonic()
+            checked_s = time.monotonic()
             arrived = self.receive(0.0 if pending.late else SLICE_S)
-            stands_s = stalled_s(looked_s)
-            pending.stalled = pending.stalled or stands_s > 0.0
+            process_stall_s = stalled_s(checked_s)
+            pending.stalled = pending.stalled or process_stall_s > 0.0
             if arrived is not None:
                 reply = arrived.reply
                 if wanted(reply):
@@ -252,17 +252,17 @@ class EdgeLink(HandshakeLine):
             else:
                 # if there was nothing to do, what comes now is waited for
                 pending.late = on_idle is not None and _takes_long(on_idle)
-                gone = not self.holds(self._sent_on)
-                if gone:
+                disconnected = not self.holds(self._sent_on)
+                if disconnected:
                     self.on_lost()
-                if gone or self._replies.is_lost or pending.is_lost(self._absence.owed_s):
+                if disconnected or self._replies.is_lost or pending.is_lost(self._absence.owed_s):
                     pending.on_resent(self._resend(sent), self._absence.owed_s)
             if self._replies.advance():
                 pending.on_progress()
                 self.on_progress()
             if pending.advances(self.channel.liveness() if self.channel.connected else None):
                 self._note_progress()
-            self._check_absence(stands_s)
+            self._check_absence(process_stall_s)
 
     def _resend(self, sent: SentRequest) -> SentRequest:
         """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
@@ -344,15 +344,14 @@ class EdgeLink(HandshakeLine):
         if self.channel.connected and status.state not in REFUSALS:
             status = self.status_of(Connectivity.QUIET)  # what was sent does not get across
         self.changed()
-        was_met = otherwise is EdgeLostError
-        return status.error(was_welcomed=was_met, waited_s=self._retry_policy.absent_s)
+        was_welcomed = otherwise is EdgeLostError
+        return status.error(was_welcomed=was_welcomed, waited_s=self._retry_policy.absent_s)
 
     def _silent_error(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.on_lost()
-        self._greeted = self._asked = (
-            NO_CONNECTION  # an edge that drops one request may drop them all
-        )
+        # greet the edge again: an edge that drops one request may drop them all
+        self._greeted_on = self._hello_sent_on = NO_CONNECTION
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
             f"{self._retry_policy.silent_s:g} s."

@@ -88,11 +88,11 @@ class HandshakeLine(SlicedLine):
     @property
     def status(self) -> LinkStatus:
         """The link's state, in words. For any thread."""
-        said = self._refusal
+        refusal = self._refusal
         if not self.channel.connected:
             state = self.unconnected_state()
-        elif said is not None and said[0] == self.connection:
-            state = said[1]
+        elif refusal is not None and refusal[0] == self.connection:
+            state = refusal[1]
         elif self.channel.quiet:
             state = Connectivity.QUIET
         else:
@@ -160,8 +160,8 @@ class HandshakeLine(SlicedLine):
         if self.welcome is None:
             self._hello_sent_on, self._unsuitable_on = NO_CONNECTION, self.connection
             # the next answer takes to its vocabulary, if that is possible
-            other = self.vocabulary == self.unusable
-            state = Connectivity.OTHER_VOCABULARY if other else Connectivity.CONNECTED
+            is_unusable = self.vocabulary == self.unusable
+            state = Connectivity.OTHER_VOCABULARY if is_unusable else Connectivity.CONNECTED
             self._refusal = self.connection, state
             self.changed()
             raise PairMismatchError(

@@ -213,5 +213,5 @@ class Line:
 
 def stalled_s(since_s: float) -> float:
     """How long this process stood still in a wait of `SLICE_S` since then; 0 if it did not."""
-    beyond_s = time.monotonic() - since_s - SLICE_S
-    return beyond_s if beyond_s > _STALL_S else 0.0
+    excess_s = time.monotonic() - since_s - SLICE_S
+    return excess_s if excess_s > _STALL_S else 0.0

@@ -22,10 +22,10 @@ def ping(link: EdgeLink, size: int = 0) -> None:
     answer = link.request(
         Ping(nonce=nonce), frames, lambda reply: isinstance(reply, Pong) and reply.nonce == nonce
     )
-    pong, gauge = answer.reply, link.estimator
+    pong, estimator = answer.reply, link.estimator
     assert isinstance(pong, Pong)
-    gauge.echoes = gauge.echoes and len(answer.frames) == len(frames)
-    gauge.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    estimator.echoes = estimator.echoes and len(answer.frames) == len(frames)
+    estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
 
 
 def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
@@ -38,8 +38,8 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
         _measure_rtt(link)
     state = link.estimator.state(None)
     readings = (state.up, state.down) if link.estimator.echoes else (state.up,)
-    due = rates and any(_is_older(rate, RATES_FRESH_S) for rate in readings)
-    if due and not _is_older(state.rtt, RATES_FRESH_S):
+    rates_due = rates and any(_is_older(rate, RATES_FRESH_S) for rate in readings)
+    if rates_due and not _is_older(state.rtt, RATES_FRESH_S):
         ping(link, PROBE_BYTES)
     elif _is_older(state.rtt, FRESH_S):
         ping(link)

@@ -72,15 +72,15 @@ class Reassembly:
 
     def chunk_requests(self) -> list[m.More]:
         """What may be asked for now."""
-        asked: list[m.More] = []
+        requests: list[m.More] = []
         if (current := self._current) is None:
-            return asked
+            return requests
         while size := self._flow.next_size(current.total - current.requested):
             more = m.More(transfer=current.transfer, offset=current.requested, bytes=size)
             current.requested += size
             self._flow.on_sent(current.requested, size)
-            asked.append(more)
-        return asked
+            requests.append(more)
+        return requests
 
     def resume(self) -> None:
         """Ask again for what was asked for and has not come."""
@@ -155,10 +155,10 @@ class Reassembly:
 
     def _finish(self) -> None:
         """Go on with what came behind the reply."""
-        behind, self._queued, self._queued_bytes = self._queued, deque(), 0
+        queued, self._queued, self._queued_bytes = self._queued, deque(), 0
         self._current = None
         self._flow.forget()
-        for arrival in behind:
+        for arrival in queued:
             self.take(arrival)
 
 

@@ -147,13 +147,13 @@ class ChunkedUploads:
             self._flow.follow(self._link.connection)
             upload.connection = self._link.connection
             size += self._push(upload)
-            looked_s = time.monotonic()
+            checked_s = time.monotonic()
             try:
                 self._receive_ack(upload)
             except BUSY as error:
                 self._link.wait_or_raise(error, begun_s)
                 upload.ask()
-            self._check_progress(upload, looked_s)
+            self._check_progress(upload, checked_s)
         if self._flow.full_bps is not None:
             self._link.estimator.on_transfer(up_bps=self._flow.full_bps)
         return size
@@ -193,9 +193,9 @@ class ChunkedUploads:
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
 
-    def _check_progress(self, upload: _ChunkedUpload, looked_s: float) -> None:
+    def _check_progress(self, upload: _ChunkedUpload, last_checked_s: float) -> None:
         """Note that the connection is over, or that nothing moves any more."""
         if time.monotonic() - upload.progress_s > RESEND_S:
             upload.progress_s = time.monotonic()
             upload.ask()
-        self._link.check_transfer(looked_s)
+        self._link.check_transfer(last_checked_s)
