@@ -1,6 +1,6 @@
-"""A conversation: generate answers one after the other, round by round, across losses of the link.
+"""A conversation: generates answers one after the other, across losses of the link.
 
-In: prompts and plans. Out: pieces, and at the end of an answer its `Generation`.
+In:  prompts and plans. Out: pieces, and at the end of an answer its `Generation`.
 """
 
 import logging
@@ -14,7 +14,7 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.answer import AnswerBuffer, explain_grammar_error, answer_outline
+from pilotfish.device_runtime.answer import AnswerBuffer, answer_outline, explain_grammar_error
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.draft_advice import draft_advice
@@ -41,14 +41,14 @@ _STANDALONE_ERRORS: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
 
 @dataclass(frozen=True)
 class AutoRequest:
-    """Protocol "auto" and the other options, from which a plan is chosen once the edge is known."""
+    """Protocol "auto" and the other options; the plan is chosen once the edge is known."""
 
     auto: Auto
     options: Options
 
 
 class Conversation:
-    """Generates answers with one drafter, one link and one session. One thread at a time.
+    """Generates answers with one drafter, link and session. One thread at a time.
 
     shares: see `Session`.
     """
@@ -77,7 +77,7 @@ class Conversation:
 
     @property
     def _end_ids(self) -> list[int]:
-        """The target's end tokens, which end an answer."""
+        """The target's end tokens."""
         welcome = self._link.welcome if self._link is not None else None
         return list((welcome or self._target).eos_ids)
 
@@ -89,10 +89,10 @@ class Conversation:
         *,
         alone: bool = True,
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces of the answer to an owner's prompt; ``last`` holds it afterwards.
+        """Yield the pieces of the answer to an owner's prompt; afterwards ``last`` is the answer.
 
-        alone: under "local", an edge of another vocabulary counts as lost even before the first
-        piece; otherwise it raises `PairMismatchError` there.
+        alone: under "local", an edge with another vocabulary counts as lost even before the first
+        piece; if False, it raises `PairMismatchError` there.
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()
@@ -124,7 +124,7 @@ class Conversation:
                 if answer.finish_reason is not None:
                     break
                 self._cancel_token.check()
-            yield from answer.end("length")  # unless it has ended, the context is full
+            yield from answer.end("length")  # if it has not ended, the context is full
             finished = True
         except BadGrammarError as error:
             raise explain_grammar_error(error, outline) from error.__cause__
@@ -157,7 +157,7 @@ class Conversation:
     # Before the first round
 
     def _prepare(self, request: Plan | AutoRequest) -> tuple[Plan, Choice | None, LinkState | None]:
-        """Greet the edge and settle on a plan; returns it, the choice and the link's state."""
+        """Greet the edge and determine the plan; returns it, the choice and the link's state."""
         link = self._link
         is_ready = False
         if link is not None:
@@ -173,7 +173,7 @@ class Conversation:
         return plan, choice, state
 
     def _handshake(self, link: EdgeLink, request: Plan | AutoRequest) -> bool:
-        """Greet the edge, waiting for it if the policy says so; returns whether it is there."""
+        """Greet the edge, waiting if the policy allows; returns whether the edge is ready."""
         if self._retry_policy.policy == "local":
             is_ready = link.poll()
         elif isinstance(request, Plan) and request.protocol == LOCAL:
@@ -189,7 +189,7 @@ class Conversation:
         link = self._link
         if link is None:
             return alternatives(request.auto, request.options, offered=self._draftable([LOCAL]))
-        if link.welcome is None:  # not greeted yet: it may have a decision head or not
+        if link.welcome is None:  # not greeted yet: the edge may lack a decision head
             plans = alternatives(
                 request.auto,
                 request.options,
@@ -208,7 +208,7 @@ class Conversation:
         return fitting or plans[:1]
 
     def _draftable(self, protocols: Sequence[str]) -> list[str]:
-        """Return those protocols for which the drafter can draft."""
+        """Return the protocols that the drafter supports."""
         undraftable = set() if self._standalone else {LOCAL}
         if not self._trees:
             undraftable |= {
@@ -230,7 +230,7 @@ class Conversation:
         return plan, choice, state
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
-        # an edge may decide by the link as measured for this request (wisv §VII-B)
+        # an edge's decisions may depend on the link as measured for this request (wisv §VII-B)
         by_link = any(plan.depends_on_link for plan in plans)
         rates_matter = by_link or any(
             self._statistics.message_bytes(plan) > SMALL_BYTES for plan in plans
@@ -239,12 +239,12 @@ class Conversation:
             refresh(link, rates=rates_matter, anew=by_link)
         except AWAY:
             if not self._retry_policy.starts_without_edge:
-                raise  # else the first round meets the same loss, and handles it
+                raise  # otherwise the first round runs into the same loss and handles it
 
     # Round by round
 
     def _rounds(self, plan: Plan, answer: AnswerBuffer, *, alone: bool) -> Iterator[Round]:
-        """Run rounds; under policy "local", with the drafter alone while the edge is away."""
+        """Yield rounds; under policy "local", of the drafter alone while the edge is away."""
         session = self.session
         if plan.protocol == LOCAL:
             yield from session.local(plan.sampling, answer.remaining)
@@ -260,7 +260,7 @@ class Conversation:
             except _STANDALONE_ERRORS as error:
                 if not self._may_go_on_alone(error, plan, answer, alone=alone):
                     raise
-                _log.info("going on without the edge: %s", error)
+                _log.info("continuing without the edge: %s", error)
                 assert self._link is not None
                 self._link.on_lost()
                 back = yield from self._draft_alone(plan, answer)
@@ -283,12 +283,12 @@ class Conversation:
         return True
 
     def _edge_offers(self, plan: Plan) -> bool:
-        """Whether the edge that was met last has the plan's protocol."""
+        """Whether the last greeted edge offers the plan's protocol."""
         welcome = self._link.welcome if self._link is not None else None
         return welcome is None or plan.protocol in welcome.protocols
 
     def _draft_alone(self, plan: Plan, answer: AnswerBuffer) -> Generator[Round, None, bool]:
-        """Run rounds of the drafter alone until the edge is back; returns whether it is."""
+        """Yield rounds of the drafter alone until the edge is back; returns whether it is."""
         assert self._link is not None
         for record in self.session.local(plan.sampling, answer.remaining):
             yield record

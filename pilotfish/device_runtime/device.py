@@ -42,31 +42,31 @@ if TYPE_CHECKING:
 class Device:
     """A drafter and its edge, with one conversation: one answer at a time.
 
-    `beside` makes devices for more. A call from another thread waits for its turn, in the order of
-    request; a thread that has a stream open is refused with `DeviceInUseError`.
+    `beside` makes devices for further conversations. Calls from other threads wait for their turn,
+    in the order of request; a thread with an open stream gets `DeviceInUseError`.
 
-    draft: the drafter's artifact, or "text": what followed before, in this text or an earlier one,
-    without a model. If its vocabulary differs from the target's, the target's is fetched from the
-    edge and cached; on_fetch is called with the bytes fetched and their total.
-    draft_text: an artifact drafts by the text, too, where it repeats itself.
-    texts: the folder where earlier conversations are kept for that, or "off": each has its own text
-    alone; None: they are kept in memory. Each owner that `stream` names has texts of its own.
-    share_texts: unless they are shared, for lossless protocols, with the prompts that were read.
-    edge: ``tcp://host:port``, or None when only ``local`` is used.
+    draft: the drafter's artifact, or "text": draft without a model, by earlier repetitions in this
+    text or older ones. If the vocabularies differ, the device fetches the target's from the edge
+    and caches it; it calls on_fetch with the fetched bytes and their total.
+    draft_text: an artifact also drafts by repetitions of the text.
+    texts: the folder that keeps earlier conversations for this; "off": each conversation uses its
+    own text alone; None: keep them in memory. Each owner (see `stream`) has separate texts.
+    share_texts: lossless protocols draft from the texts of all owners, and reuse their prompts.
+    edge: ``tcp://host:port``, or None for ``local`` only.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
-    on_round: is called with every round at its end.
+    on_round: called with every round at its end.
 
     lanes: the most devices, this one included, that share the drafter's weights.
 
-    on_link_loss: what to do while the edge is away (it cannot be reached, drains, or is full).
+    on_link_loss: reaction while the edge is away (it cannot be reached, drains, or is full).
     "fail": raise `EdgeLostError` 2.2 s after the loss; the edge must also be there at the start.
-    "wait": wait ``patience_s``, then raise it. "local": after a second go on with the drafter alone
-    until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
-    are the drafter's.
+    "wait": wait ``patience_s``, then raise it. "local": after a second, continue with the drafter
+    alone until the edge is back. Verified text is the same as without the loss; pieces of origin
+    "local" are the drafter's.
 
-    All but `attend` is for any thread. `generate`, `stream` and `probe` wait for their turn; all
-    else answers at once, while an answer runs, too. After `close`, and in a process that was forked
-    from this one, what needs the edge or the drafter raises `DeviceClosedError`.
+    All methods but `attend` are for any thread. `generate`, `stream` and `probe` wait for their
+    turn; all others return at once, even during an answer. After `close`, and in a process forked
+    from this one, calls that need the edge or the drafter raise `DeviceClosedError`.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Device:
         source = DraftSource.open(draft, text=draft_text, text_location=texts, shared=share_texts)
         if source.artifact is None and (edge is None or on_link_loss == "local"):
             raise UnsupportedError(
-                "The drafter text repeats what was said, and can say nothing by itself: give it an "
-                'edge, and on_link_loss "wait" or "fail".'
+                "The drafter text only repeats earlier text: give it an edge, and on_link_loss "
+                '"wait" or "fail".'
             )
         self._hello = source.hello
-        # the edge first: its absence shows at once, while loading a model takes long
+        # connect first: an absent edge shows at once, while loading a model takes long
         if edge is not None:
             self._link_group = LinkGroup(edge, load_keys(edge, keys))
             self._link = self._dial(self._cancel_token)
@@ -139,14 +139,14 @@ class Device:
         return link
 
     def _use_drafter(self, drafter: Drafter) -> None:
-        """Use this drafter, and start a conversation with the edge if it is there."""
+        """Use this drafter, and start a conversation."""
         self._drafter = drafter
         self._pair = self._pairs.latest
         self._start_conversation()
         self._match_vocabulary()
 
     def _start_conversation(self) -> None:
-        """Start a conversation in the partner's vocabulary."""
+        """Start a conversation in the pair's vocabularies."""
         _, pair, statistics = self._pair
         self._drafter.set_bridge(pair.bridge(), pair.fingerprint)
         if self._link is not None:
@@ -163,7 +163,7 @@ class Device:
         )
 
     def _match_vocabulary(self) -> bool:
-        """Switch to the vocabulary of the edge greeted last; returns whether it changed."""
+        """Switch to the vocabulary of the last greeted edge; returns whether it changed."""
         link = self._link
         if link is None or link.welcomed is None:
             return False
@@ -177,10 +177,10 @@ class Device:
             link.require_vocabulary(self._pair.pair.fingerprint)
             if isinstance(error, PairMismatchError):
                 if link.welcome is not None:
-                    return False  # the earlier vocabulary again
+                    return False  # the edge has the earlier vocabulary again
                 link.unusable = link.vocabulary
             if self._retry_policy.policy == "local" and isinstance(error, AWAY):
-                return False  # the drafter goes on alone until a suitable edge is there
+                return False  # the drafter continues alone until a suitable edge is there
             raise
         self._start_conversation()
         return True
@@ -198,7 +198,7 @@ class Device:
         try:
             if self._link is not None:
                 other._link = self._dial(other._cancel_token)
-                if other._link.welcomed is None:  # not greeted yet: assume the same edge
+                if other._link.welcomed is None:  # no handshake yet: assume the same edge
                     other._link.on_welcome(self._link.welcomed)
             other._use_drafter(drafter)
         except BaseException:
@@ -218,7 +218,7 @@ class Device:
         owner: Owner = DEFAULT_OWNER,
         **options: Unpack[TalkOptions],
     ) -> Generation:
-        """Generate an answer and return it whole. The options are those of `stream`."""
+        """Generate a whole answer. The options are those of `stream`."""
         with self.stream(prompt, owner=owner, **options) as pieces:
             for _ in pieces:
                 pass
@@ -232,16 +232,16 @@ class Device:
         owner: Owner = DEFAULT_OWNER,
         **options: Unpack[TalkOptions],
     ) -> AnswerStream:
-        """Begin an answer, and return its pieces, the whole behind them as ``generation``.
+        """Begin an answer and return its pieces; ``generation`` is the whole answer at the end.
 
         Nothing else may use the device until the last piece was taken or the stream is closed.
 
-        A text prompt becomes one user message in the target's chat template, if it has one;
-        messages (each with "role" and "content") are rendered by that template, with the tools of
-        the options (`TalkOptions`) or those of a `Talk`; a list of the target's token ids is used
-        as it is. The other options are those of `device_runtime.plan.plan`. owner: a name for
-        the user, which no other user may have; the text drafter reads and keeps texts under it. By
-        default the device has one user. None keeps nothing.
+        A text becomes one user message in the target's chat template, if there is one. Messages
+        (each with "role" and "content") are rendered by this template, with the tools of the
+        options (`TalkOptions`) or of a `Talk`. A list of the target's token ids is used unchanged.
+        The other options are those of `device_runtime.plan.plan`. owner: a unique name of the user,
+        under which the text drafter keeps texts. By default the device has one user; None keeps
+        nothing.
         """
         source, plan_options = read_talk(prompt, options)
         turn = DeviceTurn()
@@ -258,7 +258,7 @@ class Device:
     def _answer(
         self, source: PromptInput | Prompt, options: Options, owner: Owner
     ) -> Generator[Piece, None, None]:
-        """Greet the edge if need be, check the options, and make the pieces of an answer."""
+        """Check the options, greet the edge if needed, and return the pieces of an answer."""
         request = self._wanted_plan(options)
         self._handshake(request)
         self._match_vocabulary()
@@ -271,9 +271,9 @@ class Device:
         return self.last
 
     def _wanted_plan(self, options: Options) -> Plan | AutoRequest:
-        """Check the options; returns the plan, or what "auto" chooses from.
+        """Check the options; returns the plan, or a request for protocol "auto".
 
-        The default is "auto"; without an edge it is "local", as there is no other.
+        The default is "auto"; without an edge it is "local".
         """
         options.setdefault("protocol", LOCAL if self._link is None else AUTO)
         auto = options["protocol"]
@@ -287,7 +287,7 @@ class Device:
         return request
 
     def _handshake(self, request: Plan | AutoRequest) -> None:
-        """Greet an edge not met before: the prompt's vocabulary depends on it."""
+        """Greet the first edge: the prompt's vocabulary depends on it."""
         link = self._link
         if link is None:
             return
@@ -297,7 +297,7 @@ class Device:
         if self._retry_policy.policy == "local":
             link.poll()
         elif isinstance(request, AutoRequest) or request.protocol != LOCAL:
-            with suppress(PairMismatchError):  # an edge of another vocabulary has been met, too
+            with suppress(PairMismatchError):  # the handshake succeeded nevertheless
                 link.handshake()
 
     def _restart_on_mismatch(
@@ -307,7 +307,7 @@ class Device:
         request: Plan | AutoRequest,
         owner: Owner,
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces; restarts the answer if the edge's vocabulary is not the prompt's."""
+        """Yield the pieces; restarts the answer if the edge has another vocabulary."""
         with closing(pieces):
             try:
                 first = next(pieces, None)
@@ -322,7 +322,7 @@ class Device:
         yield from self._conversation.answer(self._translate(prompt), request, owner)
 
     def _translate(self, prompt: PromptInput | Prompt) -> Prompt:
-        """Translate the prompt to the vocabularies of this pair."""
+        """Encode the prompt in the vocabularies of this pair."""
         pair = self._pair.pair
         if not isinstance(prompt, Prompt):
             return pair.prompt(prompt, max_tokens=self.context - 1)
@@ -337,30 +337,30 @@ class Device:
 
     @property
     def last(self) -> Generation | None:
-        """The last complete answer, whichever thread asked for it."""
+        """The last complete answer, of any thread."""
         return self._conversation.last
 
     def interrupt(self) -> None:
-        """End the answer that has its turn, with `InterruptedGenerationError`.
+        """End the running answer with `InterruptedGenerationError`.
 
-        Ends its waits for the edge, too; calls that wait for their turn go on.
+        Also ends its waits for the edge; calls that wait for their turn continue.
         """
         self._cancel_token.cancel()
 
     @property
     def last_checked_s(self) -> float:
-        """When the answer's thread last checked for an interruption (monotonic).
+        """Time of the answering thread's last check for an interruption (monotonic).
 
-        It also checks while it waits for the edge or reads a prompt: a thread that has not checked
-        for long hangs, and cannot be interrupted.
+        The thread also checks while it waits for the edge or reads a prompt: without a check for
+        long, it hangs and cannot be interrupted.
         """
         return self._cancel_token.last_checked_s
 
     def prompt(self, asked: PromptInput, *, chat: bool = True) -> Prompt:
         """Tokenise a prompt as `stream` does, for target and drafter.
 
-        chat: a text is a user message; otherwise it is used as it is. The vocabulary is that of the
-        edge that any lane of this device greeted last.
+        chat: a text is a user message; if False, it is used unchanged. The vocabulary is that of
+        the last edge that any lane of this device greeted.
         """
         return self._pairs.latest.pair.prompt(asked, chat=chat, max_tokens=self.context - 1)
 
@@ -375,22 +375,22 @@ class Device:
 
     @property
     def pair(self) -> Pair:
-        """The drafter's vocabulary and the target's; its own twice until an edge is greeted."""
+        """The drafter's and the target's vocabularies; until a handshake, the drafter's twice."""
         return self._pairs.latest.pair
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The target's vocabulary; the drafter's until an edge is greeted."""
+        """The target's vocabulary; until a handshake, the drafter's."""
         return self.pair.target
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
+        """The target's tokenizer."""
         return self.vocabulary.tokenizer
 
     @property
     def template(self) -> ChatTemplate | None:
-        """Its template, or None."""
+        """The target's chat template, or None."""
         return self.vocabulary.template
 
     @property
@@ -399,28 +399,25 @@ class Device:
         return self._conversation.session.context
 
     def shared(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER) -> int:
-        """Count the first tokens of an owner's prompt that this conversation already holds."""
+        """Count the first tokens of the owner's prompt that this conversation already holds."""
         if prompt.vocabulary != self._pair.pair.fingerprint:
-            return 0  # ids of another vocabulary
+            return 0  # token ids of another vocabulary
         return self._conversation.session.shared_tokens(prompt.ids, owner)
 
     # The edge
 
     @property
     def welcome(self) -> Welcome | None:
-        """The edge's last `Welcome`.
-
-        None before the first, and while the edge has another vocabulary.
-        """
+        """The edge's last `Welcome`; None before it, and while the edge has another vocabulary."""
         return self._link.welcome if self._link is not None else None
 
     @property
     def evidence(self) -> Evidence:
-        """The evidence that protocol "auto" decides by, shared by all lanes."""
+        """The evidence of protocol "auto", shared by all lanes."""
         return self._pair.statistics.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
-        """Measure the link to the edge with a ping; rates: and with a larger one, its rates.
+        """Measure the RTT of the link with a ping; rates: also its rates, with a larger ping.
 
         Waits for its turn, as `stream` does.
         """
@@ -443,20 +440,20 @@ class Device:
     def link_status(self) -> LinkStatus | None:
         """The state of the link, in words; None without an edge. For any thread.
 
-        Of this device and all `beside` it, the one that is best off.
+        The best state among this device and all devices `beside` it.
         """
         return self._link_group.status if self._link is not None else None
 
     def attend(self) -> None:
-        """Greet an edge that has come back, while this device answers nothing; never waits.
+        """Greet an edge that has come back; never waits.
 
-        For the thread that answers; call it now and then.
+        For the thread that answers: call it now and then between answers.
         """
         if self._link is not None and self._turns.usable:
             self._link.attend()
 
     def retry(self) -> None:
-        """Try at once to connect, where no connection is: keys may have changed. For any thread."""
+        """Reconnect all unconnected links at once: keys may have changed. For any thread."""
         if self._link is not None and self._turns.usable:
             self._link_group.retry()
 
@@ -467,13 +464,13 @@ class Device:
 
     @property
     def execution(self) -> Execution | None:
-        """How the drafter is run; None where it is no model."""
+        """How the drafter's model is executed; None without a model."""
         return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
-        """Use another address for this device and all `beside` it.
+        """Use another address for this device and all devices `beside` it.
 
-        keys: the folder of other keys. Running answers go on there. Raises like the constructor
+        keys: the folder of other keys. Running answers continue there. Raises like the constructor
         for a wrong address or wrong keys, and then changes nothing.
         """
         self._turns.check()
@@ -484,7 +481,7 @@ class Device:
     def close(self) -> None:
         """Close the session and the connection, and free the lane.
 
-        Ends the present answer, and refuses what waits for its turn, with `DeviceClosedError`.
+        Ends the running answer and all waiting calls with `DeviceClosedError`.
         """
         if not self._turns.close(self._cancel_token.cancel):
             return
@@ -511,9 +508,9 @@ class Device:
 
 
 def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
-    """Connect to an edge with the keys in this folder, which are needed beyond loopback.
+    """Connect to an edge with the keys in this folder; beyond loopback, keys are required.
 
-    patience_s: how long the edge may be away, or owe a reply; None: as under the policy "fail".
+    patience_s: seconds for which the edge may be away or owe a reply; None: as under policy "fail".
     """
     patience = FAIL if patience_s is None else RetryPolicy.from_policy("wait", patience_s)
     link = EdgeLink(edge, load_keys(edge, keys), patience)

@@ -1,4 +1,4 @@
-"""Check how to generate an answer: `Options` in, a `Plan` out."""
+"""Check the options of an answer: `Options` in, a `Plan` out."""
 
 import math
 import secrets
@@ -27,8 +27,8 @@ from pilotfish.wire.protocols.ahead import AheadOptions
 
 AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that decides by the RTT alone
-WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # that protocol "auto" chooses from
-AUTO_LEVELS = 16  # with window "auto"; low confidence ends nearly every window earlier
+WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # choices of protocol "auto"
+AUTO_LEVELS = 16  # most levels with window "auto"; low confidence ends nearly every window earlier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Auto:
     """Protocol "auto": chooses protocol and window for each answer by link and pair.
 
     among: the protocols to choose from; by default all lossless ones, and with ``lossy`` all.
-    policy: how to choose (`device_runtime.choice`). rtt_threshold_s: of policy ``threshold``; None:
-    the paper's 10 ms. thrift: with policy ``predictive``, what costs the edge least time a token of
-    all that is no slower than ``stream``. Raises `UnsupportedError` for unknown protocols, for a
-    threshold that is negative or given to another policy, and for thrift with one that has none.
+    policy: a policy of `device_runtime.choice`. rtt_threshold_s: threshold of policy ``threshold``;
+    None: the paper's 10 ms. thrift: policy ``predictive`` minimises the edge's time per token among
+    plans no slower than ``stream``. Raises `UnsupportedError` for unknown protocols, for a negative
+    threshold or one with another policy, and for thrift with policy ``threshold``.
     """
 
     among: Sequence[str] | None = None
@@ -69,11 +69,11 @@ class Auto:
 
 
 class Options(TypedDict, total=False):
-    """How to generate; see `plan` for meanings and defaults.
+    """Options of an answer; see `plan` for meanings and defaults.
 
     ``protocol`` "auto" stands for ``Auto()``. The protocols' own options
-    (`wire.protocols.option_types`) are keywords beside these or, where a type checker is to know
-    them, a struct: ``options=RelaxationOptions(tau=0.3)``.
+    (`wire.protocols.option_types`) are further keywords or, for type checkers, a struct:
+    ``options=RelaxationOptions(tau=0.3)``.
     """
 
     protocol: "str | Auto"
@@ -101,11 +101,11 @@ class Options(TypedDict, total=False):
 
 
 class TalkOptions(Options, total=False):
-    """These, and what makes a `Talk` of a text or messages.
+    """`Options`, and those that make a `Talk` of a text or messages.
 
-    tools: functions that may be called, as OpenAI's API has them, with tool_choice ("auto", "none",
-    "required", or a name) and parallel_tool_calls. thinking: whether a model that can think first
-    does: its template's ``enable_thinking``.
+    tools: functions that the model may call, as in OpenAI's API, with tool_choice ("auto", "none",
+    "required", or a name) and parallel_tool_calls. thinking: whether the model thinks first, by its
+    template's ``enable_thinking``.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -116,11 +116,11 @@ class TalkOptions(Options, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How one answer is generated.
+    """The checked options of one answer.
 
-    law: of the target's sampling; drafting: of the drafter's, with the same seed. exchange (with
-    its options) and expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto:
-    a window may end before its expansion does.
+    sampling: the target's parameters; drafting: the drafter's, with the same seed. exchange: a
+    drafting protocol with its options, None under ``stream`` and ``local``; expansion: the shape of
+    its windows. auto: low confidence may end a window early.
     """
 
     protocol: str
@@ -136,11 +136,11 @@ class Plan:
 
     @property
     def streams(self) -> bool:
-        """Whether the target generates by itself: `stream`, or with hints."""
+        """Whether the target generates without waiting for drafts: `stream` and `ahead`."""
         return streams(self.protocol)
 
     def with_grammar(self, grammar: Grammar | None) -> "Plan":
-        """Return the plan for answers of this grammar."""
+        """Return the plan with this grammar."""
         if grammar == self.sampling.logits_options.grammar:
             return self
         sampling, drafting = (
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def depends_on_link(self) -> bool:
-        """Whether the edge's decisions depend on the link as measured for this request."""
+        """Whether the edge's decisions depend on the link, as measured for this request."""
         return self.exchange is not None and self.exchange.decides_by_link
 
     @property
@@ -188,15 +188,15 @@ def plan(
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
-    window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
-    allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
-    top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
-    logit_bias, penalties, grammar: of both ends' logits, as `LogitsOptions` has them; schema: a JSON
-    schema, for a grammar. logprobs: tell each token's log-probability, and those of so many of
-    the likeliest; prompt_logprobs: likewise of the prompt's, unshaped. If neither end is truncated,
-    ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than 2,048). seed: 0 ≤
-    seed < 2⁶³; None takes a random one. options, own: the protocols' own options; those of other
-    protocols have no effect.
+    window: draft tokens per round (4), or "auto": until the drafter's confidence is low. An edge
+    may allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature,
+    top_k, top_p, min_p: the target's sampling; draft_…: the drafter's, by default the same.
+    logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`); schema: a JSON
+    schema as grammar. logprobs: return each token's log-probability, and those of this number of
+    likeliest tokens; prompt_logprobs: the same for the prompt, from unprocessed logits. If neither
+    end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
+    2,048). seed: 0 ≤ seed < 2⁶³; None: random. options, own: the protocols' own options; those of
+    other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
@@ -219,7 +219,7 @@ def plan(
             presence_penalty=presence_penalty,
             grammar=grammar if schema is None else Grammar.from_schema(schema),
         )
-    except (TypeError, ValueError) as error:  # TypeError: what no JSON has, in a schema
+    except (TypeError, ValueError) as error:  # TypeError: a value in a schema that JSON lacks
         raise UnsupportedError(f"{error}.") from error
     wanted = (draft_temperature, draft_top_k, draft_top_p)
     if exchange is None and wanted != (None, None, None):
@@ -250,7 +250,7 @@ def plan(
 
 
 def protocol_options(values: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
-    """Read the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
+    """Parse the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
     options: dict[type[ProtocolOptions], ProtocolOptions] = {}
     left = {name: value for name, value in values.items() if value is not None}
     for kind in option_types():
@@ -294,13 +294,13 @@ def alternatives(
 ) -> list[Plan]:
     """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
-    The lossless ones at temperature 0 are `greedy`, `ahead` and `stream`: every drafting protocol
-    accepts alike there, and `greedy` sends least. With a seed at a higher temperature they are
-    `coupled`, `ahead` and `stream`, whose texts are equal, so that the text can be repeated. A
-    window in the options is the only one. Of `ahead` there are two plans, unless the options say
-    whose hints it uses: everybody's, and the edge's alone, for which nothing is drafted. offered:
-    the edge's protocols; it takes windows of ``most`` tokens, all nodes of a tree counted. All
-    plans have the same seed.
+    At temperature 0 the lossless protocols are `greedy`, `ahead` and `stream`: all drafting
+    protocols have the same acceptance there, and `greedy` sends least. At a higher temperature with
+    a seed they are `coupled`, `ahead` and `stream`, which generate the same text, so that the seed
+    reproduces it. A window in the options is the only choice. `ahead` has two plans unless the
+    options name the source of hints: all sources, and the edge alone, without drafting on the
+    device. offered: the edge's protocols; most: the edge's window, in tokens or nodes of a tree.
+    All plans have the same seed.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
@@ -320,7 +320,7 @@ def alternatives(
             continue
         try:
             plans += _plans_of(name, options, windows)
-        except UnsupportedError as error:  # `greedy` does not sample, nor does a decision head
+        except UnsupportedError as error:  # `greedy` and decision heads require temperature 0
             refused = refused or error
     if refused is not None and not any(candidate.exchange for candidate in plans):
         raise refused
@@ -416,11 +416,11 @@ def _expansion(
     window: "int | Literal['auto'] | None",
     expansion: Sequence[int] | None,
 ) -> Expansion:
-    """Return ⟨k₁…k_L⟩ of the windows; empty for the baselines."""
+    """Return ⟨k₁…k_L⟩ of the windows; empty for protocols without windows."""
     if window is None:
         window = 4 if expansion is None else len(expansion)
     elif expansion is not None:
-        raise UnsupportedError("An expansion says how deep windows are: give it without a window.")
+        raise UnsupportedError("An expansion sets the depth of windows: give it without a window.")
     _check_window(window)
     if expansion is None:
         if exchange is None or exchange.streams:

@@ -1,10 +1,10 @@
-"""The turns of one `Device`: it has one conversation, so one answer at a time may use it.
+"""Turns of one `Device`: it has one conversation, so one answer at a time may use it.
 
 In:  calls from any thread. Out: a `DeviceTurn` for each, in the order of request, or a typed error.
 
-A thread that has an answer open would wait for itself, so it is refused at once. After `close`, and
-in a process that was forked from the device's own, every call is refused: the sockets and the
-model's threads stay with the process that opened them.
+A thread with an open answer would wait for itself, so it gets an error at once. After `close`, and
+in a process forked from the device's own, every call gets an error: the sockets and the model's
+threads stay with the process that opened them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,8 @@ from pilotfish.device_runtime.record import Generation, Piece
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_INTERRUPT_AGAIN_S = (
-    0.1  # after which a running answer is interrupted again, in case it had only begun
-)
-_CHECK_DROPPED_S = (
-    1.0  # after which a waiting caller looks for itself whether the present stream is dropped
-)
+_INTERRUPT_AGAIN_S = 0.1  # until a running answer is interrupted again, in case it had not begun
+_CHECK_DROPPED_S = 1.0  # until a waiting caller checks whether the present stream was dropped
 
 _collecting: set[int] = set()  # threads within the garbage collector
 
@@ -49,9 +45,9 @@ gc.callbacks.append(_note_collection)
 class DeviceTurn:
     """The right to use a device, from an answer's beginning to its end.
 
-    pieces: what makes the answer. opener: the thread that began it; reader: the one that took its
-    last piece; running: the one that works on it now, None between two pieces. over: it has ended.
-    dropped: nobody can read on, and it has not ended yet.
+    pieces: generator of the answer. opener: thread that began the answer; reader: thread that took
+    the last piece; running: thread that works on the answer now, None between two pieces. over: the
+    answer has ended. dropped: the stream was deleted before its end.
     """
 
     def __init__(self) -> None:
@@ -65,7 +61,7 @@ class DeviceTurns:
     """Grants turns in the order of request. Thread-safe."""
 
     def __init__(self) -> None:
-        # Re-entrant: a caller that waits ends a dropped answer itself.
+        # Re-entrant: a waiting caller ends a dropped answer itself.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[DeviceTurn] = deque()
         self._present: DeviceTurn | None = None
@@ -74,12 +70,12 @@ class DeviceTurns:
 
     @property
     def usable(self) -> bool:
-        """Whether the device is open, and this process its own."""
+        """Whether the device is open, and was opened by this process."""
         return not self._closed and not self._forked
 
     @property
     def _forked(self) -> bool:
-        # asked before any lock is taken, which another thread may have held at the fork
+        # checked before taking any lock: another thread may have held it at the fork
         return os.getpid() != self._process
 
     def check(self) -> None:
@@ -93,9 +89,9 @@ class DeviceTurns:
             raise DeviceClosedError("The device is closed: open another one.")
 
     def take(self, turn: DeviceTurn) -> None:
-        """Wait for a turn, which the caller passes to `end` whatever comes of it.
+        """Wait for a turn; the caller must pass it to `end` in any case.
 
-        Raises `DeviceInUseError` if this thread has the present one, and `DeviceClosedError`.
+        Raises `DeviceInUseError` if this thread has the present turn, and `DeviceClosedError`.
         """
         self.check()
         with self._changed:
@@ -114,7 +110,7 @@ class DeviceTurns:
                 self._forget(turn)
 
     def _forget(self, turn: DeviceTurn) -> None:
-        """Let a turn wait no longer."""
+        """Remove a turn from the queue."""
         if turn in self._waiting:
             self._waiting.remove(turn)
         self._changed.notify_all()
@@ -152,7 +148,7 @@ class DeviceTurns:
                 self._changed.notify_all()
 
     def end(self, turn: DeviceTurn) -> None:
-        """Give up the answer if it has not ended, and free the device; for any thread.
+        """End the answer if it has not ended, and free the device; for any thread.
 
         Raises `DeviceInUseError` while another thread works on it.
         """
@@ -167,8 +163,8 @@ class DeviceTurns:
             within = pieces is not None and getgeneratorstate(pieces) == GEN_RUNNING
             if turn.running not in (None, thread) or within:
                 raise DeviceInUseError(
-                    "This stream's next piece is being made, in another thread or around this "
-                    "callback: interrupt() the device first."
+                    "Another thread, or the caller of this callback, is generating the stream's "
+                    "next piece: interrupt() the device first."
                 )
             turn.running = thread
         try:
@@ -191,9 +187,10 @@ class DeviceTurns:
             self.end(turn)
 
     def close(self, interrupt: Callable[[], None]) -> bool:
-        """Refuse all that waits or comes, and end the present answer; whether nobody else did.
+        """Refuse all waiting and later calls, and end the present answer.
 
-        interrupt: makes an answer that runs in another thread end soon.
+        Returns False if another call has already done so. interrupt: ends an answer that runs in
+        another thread.
         """
         if self._forked:
             return False
@@ -215,10 +212,10 @@ class DeviceTurns:
 
 
 class AnswerStream(Iterator[Piece]):
-    """The pieces of an answer as they come. Its device is free again after the last one.
+    """Yields the pieces of an answer as they come, in any thread, one at a time.
 
-    Or after `close`, at the end of a ``with``, or when the stream is dropped. It may be read in any
-    thread, in one at a time. generation: the whole answer once it has ended; None before.
+    The device is free again after the last piece, after `close`, at the end of a ``with``, or when
+    the stream is deleted. generation: the whole answer once it has ended; None before.
     """
 
     def __init__(
@@ -237,7 +234,7 @@ class AnswerStream(Iterator[Piece]):
         return piece
 
     def _next(self) -> Piece | None:
-        """Return the next piece; None at the end, where another answer may begin."""
+        """Return the next piece; None at the end, which frees the device."""
         assert self._turn.pieces is not None
         try:
             piece = next(self._turn.pieces, None)
@@ -251,7 +248,7 @@ class AnswerStream(Iterator[Piece]):
         return piece
 
     def close(self) -> None:
-        """Give up the answer if it has not ended, and free the device; for any thread.
+        """End the answer if it has not ended, and free the device; for any thread.
 
         Raises `DeviceInUseError` while another thread waits for a piece, and in a callback.
         """
@@ -270,9 +267,9 @@ class AnswerStream(Iterator[Piece]):
 
     def __del__(self) -> None:
         if not hasattr(self, "_turn"):
-            return  # a Ctrl-C came before it had one
-        # The collector stops a thread at any line, where it may hold a lock that ending needs: the
-        # next caller ends the answer then.
+            return  # a Ctrl-C interrupted the constructor
+        # The garbage collector runs at any line of a thread, which may hold a lock that `end`
+        # needs. Then the next caller ends the answer.
         self._turn.dropped = True
         if threading.get_ident() not in _collecting:
             self._turns.end(self._turn)

@@ -1,7 +1,7 @@
-"""The targets that one drafter has met: a pair for each vocabulary, and the evidence on it.
+"""Pairs of a drafter and its targets, one per target vocabulary, with the evidence on each.
 
-In: the welcomes of edges. Out: the target's vocabulary, fetched if it is unknown, and the evidence
-on the pair.
+In:  the welcomes of edges. Out: the pair, with the target's vocabulary, which is fetched if it is
+     unknown, and the pair's evidence.
 """
 
 import logging
@@ -22,7 +22,7 @@ from pilotfish.wire.protocols.protocol import PairSizes
 
 _log = logging.getLogger("pilotfish.device")
 
-# A drafter of any vocabulary knows no token until an edge is greeted.
+# Stands for the vocabulary of a drafter without one, until the first handshake.
 UNKNOWN = Vocabulary(
     model="none: no edge was greeted",
     tokenizer_json='{"model": {"type": "BPE", "vocab": {"?": 0}, "merges": []}, "decoder": '
@@ -33,14 +33,14 @@ UNKNOWN = Vocabulary(
     chat_template=None,
 )
 
-# Vocabularies kept in memory beside the drafter's, up to 100 MB each.
+# Target vocabularies in memory, up to 100 MB each; the drafter's own comes on top.
 _MAX_PAIRS = 3
 
 
 class VocabularyPair(NamedTuple):
     """A pair of drafter and target, and the evidence on it.
 
-    vocabulary: the digest of the target's, as in its edge's welcome.
+    vocabulary: digest of the target's vocabulary, as in the edge's welcome.
     """
 
     vocabulary: str
@@ -49,11 +49,11 @@ class VocabularyPair(NamedTuple):
 
 
 class VocabularyPairs:
-    """The partners of a device, shared by its lanes. Thread-safe.
+    """The vocabulary pairs of a device, shared by its lanes. Thread-safe.
 
-    own: the drafter's vocabulary; None: it drafts in any target's. kept: i64 [N], the tokens that
-    its head was cut to; None for a whole one. pace: seconds of its pass by the number of its
-    tokens. hope: its α on a pair that has shown none. hidden_size: d of its states.
+    drafter: the drafter's vocabulary; None if it drafts in any target's. vocabulary_subset: i64
+    [N], the tokens that its head was cut to; None for a whole head. pace: seconds of a drafter's
+    pass by the number of tokens. prior: α without evidence. hidden_size: d of the drafter's states.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class VocabularyPairs:
         self._hidden = hidden_size
         self._pace, self._prior = pace, prior
         self._progress = progress
-        # the drafter by itself, until an edge is greeted
+        # the drafter's vocabulary on both sides, until the first handshake
         self.latest = self._drafter_pair = self._new_pair(self._drafter.digest, self._drafter)
-        # by the digest of the target's vocabulary; the drafter's own comes first
+        # pairs by digest of the target's vocabulary; the drafter's own comes first
         self._known = {self._drafter.digest: self.latest}
-        # the last digest that does not fit the drafter, and the error: the check takes seconds, and
-        # under `local` would be repeated before every answer
+        # last unsuitable digest, and the error: the check takes seconds and would run before every
+        # answer under `local`
         self._mismatch = ("", "")
 
     def _new_pair(self, name: str, target: Vocabulary) -> VocabularyPair:
@@ -88,24 +88,24 @@ class VocabularyPairs:
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.
 
-        An older edge names none: it must have the drafter's tokens, if that has its own.
+        An older edge sends no digest: its tokens must be the drafter's.
         """
         alike = not self._any_vocabulary and welcome.tokenizer in ("", self._drafter.fingerprint)
         return welcome.vocabulary or (self._drafter.digest if alike else "")
 
     def get(self, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
-        """Find or make the partner for this welcome; fetches an unknown vocabulary.
+        """Return the pair for this welcome; fetches an unknown vocabulary.
 
-        A target with the drafter's own tokens may have another template, which is fetched too, or
-        left out if it cannot be used. Raises like `target_vocabulary`, and `PairMismatchError` for
-        a pair without shared tokens.
+        A target with the drafter's own tokens may have another template, which is also fetched; an
+        unusable template is ignored. Raises like `target_vocabulary`, and `PairMismatchError` for a
+        pair without shared tokens.
         """
         name = self.expect(welcome)
         mismatch, complaint = self._mismatch
         if name and name == mismatch:
             raise PairMismatchError(complaint)
         known = self._known.get(name)
-        if known is None:  # several lanes may fetch it at once; the first is kept
+        if known is None:  # several lanes may fetch it at once; the first one wins
             pair = self._fetch(name, link, welcome)
             for oldest in list(self._known)[1 : 1 - _MAX_PAIRS]:
                 self._known.pop(oldest, None)
@@ -119,7 +119,7 @@ class VocabularyPairs:
         except MalformedError as error:
             if welcome.tokenizer != self._drafter.fingerprint:
                 raise
-            _log.warning("the drafter's own chat template is used: %s", error)
+            _log.warning("using the drafter's own chat template: %s", error)
             return self._drafter_pair._replace(vocabulary=name)
         try:
             return self._new_pair(name, target)
