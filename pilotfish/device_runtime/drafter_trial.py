@@ -2,11 +2,11 @@
 
 In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial` of each drafter.
 
-The target answers the prompts alone, at temperature 1 with the prompt's number as seed. Along these
-answers both ends' distributions are compared: α is the mean of β = 1 − TV(p, q), the share of draft
-tokens that an optimal rule accepts (tslt (15)). Passes are timed in turns, behind one answer; their
-lower quartiles are taken, which other work on the machine affects least. From these follow T and N
-of a round for every window (tslt (5), (8)):
+The target answers the prompts alone, at temperature 1 with the prompt's index as seed. α is the
+mean of β = 1 − TV(p, q) along these answers, the share of draft tokens that an optimal rule accepts
+(tslt (15)). Passes are timed in turns, after one answer's tokens; their lower quartiles count, which
+other work on the machine affects least. These give T and N of a round for every window
+(tslt (5), (8)):
 
     tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
 """
@@ -34,9 +34,9 @@ from pilotfish.wire.protocols import LOCAL
 
 Progress = Callable[[str, int, "int | None"], None]
 
-TOKENS = 48  # of each answer
-LONGEST = 16  # window
-SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # tokens of a target's pass that is timed
+TOKENS = 48  # tokens of each answer
+LONGEST = 16  # longest window
+SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # tokens of the timed target passes
 SAMPLING = Sampling(temperature=1.0)
 
 
@@ -45,8 +45,8 @@ class DrafterTrial:
     """The predicted speed of a drafter with a target.
 
     acceptance: α at temperature 1; agreement: α at temperature 0, the share of positions where both
-    ends' most probable token is the same. draft_s: a pass of one token. window: the one with the
-    most tokens_per_s. streamed_per_s: of the target alone.
+    ends have the same most probable token. draft_s: seconds of a pass of one token. window: the
+    window with the most tokens_per_s. streamed_per_s: tokens/s of the target alone.
     """
 
     acceptance: float
@@ -69,8 +69,7 @@ def try_drafters(
 ) -> dict[str, DrafterTrial]:
     """Try each drafter; returns the trials by name.
 
-    All models are in memory at once. target_s: seconds of any pass of the target; None: measure
-    them here.
+    All models are in memory at once. target_s: seconds of any pass of the target; None: measure.
 
     Raises:
         PairMismatchError: for a drafter of another vocabulary.
@@ -118,7 +117,10 @@ def try_drafters(
 def fastest_window(
     acceptance: float, draft_s: float, verify_s: Sequence[float], rtt_s: float
 ) -> tuple[int, float]:
-    """Find the window with the most tokens/s, and these; verify_s: of passes of `SIZES` tokens."""
+    """Return the window with the most tokens/s, and its tokens/s.
+
+    verify_s: seconds of target passes of `SIZES` tokens.
+    """
     windows = range(1, LONGEST + 1)
     pass_s = [float(np.interp(1 + drafts, SIZES, verify_s)) for drafts in (0, *windows)]
     tokens = [tokens_per_round(acceptance, window) for window in windows]
@@ -130,16 +132,16 @@ def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
     draft_manifest, target_manifest = drafter.manifest, target.manifest
     if draft_manifest.tokenizer_fingerprint != target_manifest.tokenizer_fingerprint:
         raise PairMismatchError(
-            f"{target_manifest.model} has another vocabulary than {draft_manifest.model}, and precisions are compared "
-            "along answers that both read alike: name a target of the same vocabulary, or say how "
-            "long its passes take (--target-ms)."
+            f"{target_manifest.model} has another vocabulary than {draft_manifest.model}, and the "
+            "comparison needs answers in one vocabulary: name a target of the same vocabulary, or "
+            "say how long its passes take (--target-ms)."
         )
 
 
 def _generate_answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return each prompt with its answer, i64 [n] less the last token, and the answer's length."""
+    """Return each prompt with its answer, i64 [n] without the last token, and the answer's length."""
     answers = []
     with Device(target.path) as author:
         for seed, prompt in enumerate(prompts):
@@ -155,7 +157,7 @@ def _generate_answers(
 
 
 def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
-    """Return the logits [rows, V], or [rows, N], after each of a text's last tokens."""
+    """Return the logits [rows, V], or [rows, N] of a cut head, after a text's last tokens."""
     decoder.rollback(0, 0)
     return decoder.prefill(0, text, rows=rows).logits
 
@@ -163,7 +165,7 @@ def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArr
 def _time_passes(
     passes_to_time: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
-    """Time passes of these numbers of tokens behind a text, in turns; returns seconds."""
+    """Time passes of these numbers of tokens after a text, in turns; returns seconds."""
     for decoder in {id(decoder): decoder for decoder, _ in passes_to_time}.values():
         decoder.rollback(0, 0)
         decoder.prefill(0, text, rows=0)

@@ -32,14 +32,14 @@ from pilotfish.engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, 
 from pilotfish.engines.unigram import flat
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
-# A pattern that looks behind, or tests for the text's beginning, makes (2) uncertain.
+# Patterns that look behind or test for the text's beginning, which makes (2) uncertain.
 LOOKS_BEHIND = re.compile(r"\(\?<|\\[ABGKby]|(?:^|[(|])\^")
-# Characters that must be known behind a cut: GPT-4o's pattern has "don't" as one word but "don'" as
-# two, and 'll is its longest ending.
+# Characters that must be known after a cut: in GPT-4o's pattern "don't" is one word but "don'" two,
+# and 'll is the longest ending.
 LOOK_AHEAD = 3
 MARKS = (" ", SPACE_MARK)
 MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
-# Settings of a BPE model by which the tokens of a part of a word depend on the rest.
+# Settings of a BPE model that make the tokens of a word's part depend on the rest.
 WHOLE_WORD_RULES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
 
 # (text, its encoding) -> characters and tokens before the cut; (0, 0) if there is none
@@ -50,29 +50,29 @@ class ContextTranslator:
     """Translates one growing answer at a time. Not thread-safe.
 
     Args:
-        target, own: the tokenizers of the answer and of the drafter.
-        specials: the drafter's special tokens by the target's; others are left out.
+        target, drafter: the tokenizers of the answer and of the drafter.
+        specials: the drafter's special tokens by the target's; others are dropped.
     """
 
     def __init__(self, target: Tokenizer, drafter: Tokenizer, specials: Mapping[int, int]) -> None:
         self._target, self._drafter, self._specials = target, drafter, specials
         self._cut = choose_cut(drafter)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._byte_ids: dict[int, list[int]] = {}  # own tokens by byte, for those seen so far
+        self._byte_ids: dict[int, list[int]] = {}  # the drafter's tokens by byte, for bytes so far
         self.restart()
 
     def restart(self) -> None:
         """Begin another answer."""
-        self._decoder.reset()  # it holds the bytes of an incomplete character
-        self._answer = np.empty(0, np.uint32)  # [n] as last seen
-        self._settled = np.empty(0, np.int64)  # [m] own ids that no longer change
-        self._text = ""  # the text behind them
-        self._encoded, self._tail = "", list[int]()  # its encoded part, and that part's own ids
+        self._decoder.reset()  # drops the bytes of an incomplete character
+        self._answer = np.empty(0, np.uint32)  # [n] at the last call
+        self._settled = np.empty(0, np.int64)  # [m] draft ids that no longer change
+        self._text = ""  # the text after them
+        self._encoded, self._tail = "", list[int]()  # its encoded part, and the part's draft ids
 
     def translate(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the own ids [m] of the answer, target ids [n].
+        """Return the drafter's ids [m] of the answer, target ids [n].
 
-        An answer that continues the last one costs only its new tokens.
+        If the answer continues the last one, only its new tokens cost time.
         """
         known = len(self._answer)
         if not np.array_equal(answer[:known], self._answer):
@@ -105,7 +105,7 @@ class ContextTranslator:
         self._settled = np.concatenate([self._settled, np.array(settled, np.int64)])
 
     def _read(self, decoded: str) -> list[int]:
-        """Append to the text; returns the ids of the runs that raw bytes in it end."""
+        """Append to the text; returns the ids of the runs that end at raw bytes."""
         text, *others = RAW.split(decoded)
         self._text += text
         settled: list[int] = []
@@ -121,7 +121,7 @@ class ContextTranslator:
         return ids
 
     def _raw_ids(self, data: bytes) -> list[int]:
-        """Return the own ids of bytes that are not UTF-8."""
+        """Return the drafter's ids of bytes that are not UTF-8."""
         for byte in data:
             if byte not in self._byte_ids:
                 id = self._drafter.byte_token(byte)
@@ -131,7 +131,7 @@ class ContextTranslator:
 
 
 def choose_cut(tokenizer: Tokenizer) -> Cut:
-    """Choose the rule for cutting a text, by the kind of its tokenizer."""
+    """Choose the rule for cutting a text, by the kind of the tokenizer."""
     if not _added_tokens_ignore_context(tokenizer.steps):
         return _no_cut
     if _splits_into_words(tokenizer.steps):
@@ -150,8 +150,8 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
 
     Patterns match from left to right, so tokens from a word's beginning on do not depend on the
     text before it. The beginning is certain once the match before it has ended at a character of
-    another kind (runs of one kind may be taken together) and no contraction is possible. A
-    normalizer (NFC) does not reach across a character that composes with none before it.
+    another kind (a run of one kind may be one match) and no contraction is possible. A normalizer
+    (NFC) does not reach across a character that composes with none before it.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
@@ -173,8 +173,8 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
 
 def _are_separable(left: str, right: str) -> bool:
     """Whether adjacent characters are of different kinds, and no normal form joins them."""
-    # Marks compose with letters before them, and change places. Letters that compose with the
-    # character before, Hangul's vowels and finals, do so with letters.
+    # Marks compose with letters before them, and are reordered. Letters that compose with the
+    # character before (Hangul's vowels and finals) compose with letters only.
     return _kind(left) != _kind(right) and category(right)[0] in "LNPSZ"
 
 
@@ -185,8 +185,9 @@ def _kind(character: str) -> str:
 
 
 def _cut_between_unmerged(pairs: Set[str]) -> Cut:
-    """Cut between characters that no token has side by side, for a vocabulary that merges across
-    words: these are never merged.
+    """Cut between characters that are adjacent in no token, and so are never merged.
+
+    For a vocabulary that merges across words.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
@@ -202,15 +203,15 @@ def _cut_between_unmerged(pairs: Set[str]) -> Cut:
 def _relevant_added_tokens(steps: dict[str, Any]) -> list[dict[str, Any]]:
     """List the added tokens that matter for literal text: all, if any of them is not special.
 
-    Those that are not special are found in a text before any other step; special ones are not
-    taken, but hide others that overlap with them.
+    The tokenizer finds those that are not special before any other step. It ignores special ones,
+    but they hide others that overlap with them.
     """
     added: list[dict[str, Any]] = steps["added_tokens"] or []
     return [] if all(token["special"] for token in added) else added
 
 
 def _added_pairs(steps: dict[str, Any]) -> Set[str]:
-    """Return the adjacent characters within added tokens, where a text is not cut."""
+    """Return the pairs of adjacent characters within added tokens; no cut may separate them."""
     contents = [
         token["content"].replace(" ", mark)
         for token in _relevant_added_tokens(steps)
@@ -220,7 +221,7 @@ def _added_pairs(steps: dict[str, Any]) -> Set[str]:
 
 
 def _added_tokens_ignore_context(steps: dict[str, Any]) -> bool:
-    """Whether added tokens are found regardless of the text around them and of normal forms."""
+    """Whether the tokenizer finds added tokens regardless of context and normal forms."""
     rules = ["single_word", "lstrip", "rstrip"]
     if any(flat(steps["normalizer"])):
         rules.append("normalized")
@@ -251,7 +252,7 @@ def _merges_all(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer is SentencePiece's BPE: it marks spaces, then merges."""
     model = tokenizer.steps["model"]
     merges = model["type"] == "BPE" and not any(model.get(name) for name in WHOLE_WORD_RULES)
-    # Characters without a token must not become one unknown token together.
+    # Several characters without a token must not become one unknown token.
     apart = not model.get("fuse_unk") or (
         model.get("byte_fallback") and None not in map(tokenizer.byte_token, range(256))
     )
@@ -269,7 +270,7 @@ def _merges_all(tokenizer: Tokenizer) -> bool:
 
 
 def _does_nothing(step: dict[str, Any], marked: bool) -> bool:
-    """Whether a pre-tokenizer does nothing; marked: the spaces are marks already."""
+    """Whether a pre-tokenizer step changes nothing; marked: spaces are already marks."""
     names = ("type", "split", "prepend_scheme", "replacement")
     settings = tuple(map(step.get, names))
     return settings in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]

@@ -26,9 +26,10 @@ from pilotfish.engines.vocabulary import Vocabulary
 class Pair:
     """Makes prompts and bridges for two vocabularies. Thread-safe.
 
-    kept: i64 [N], the drafter's tokens that its head was cut to; None for a whole head.
+    vocabulary_subset: i64 [N], the drafter's tokens that its head was cut to; None for a whole
+    head.
 
-    Raises `PairMismatchError` if the two have no token in common, or the head can say none of them.
+    Raises `PairMismatchError` if the two have no token in common, or the head has none of them.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Pair:
             and (self.shared.to_target_ids(vocabulary_subset) == target.vocab_size).all()
         ):
             raise PairMismatchError(
-                f"{drafter.model} cannot draft for {target.model}: none of the tokens that its "
-                "head was cut to is a token of both. Export it again with --for this target."
+                f"{drafter.model} cannot draft for {target.model}: its head was cut to tokens that "
+                "the target lacks. Export it again with --for this target."
             )
 
     @property
@@ -81,12 +82,12 @@ class Pair:
     def prompt(
         self, source: PromptInput, *, chat: bool = True, max_tokens: int | None = None
     ) -> Prompt:
-        """Make a prompt of a text, messages or token ids.
+        """Make a prompt from a text, messages or token ids.
 
         chat: a text becomes one user message if the target has a chat template; otherwise it is
-        used as it is, like token ids. Messages need a template: `UnsupportedError` without one,
+        used unchanged, like token ids. Messages need a template: `UnsupportedError` without one,
         `TemplateError` if it refuses them. Raises `TokenOutOfRangeError` for ids outside the
-        target's vocabulary. most: tokens; clearly longer prompts raise `PromptTooLongError` early.
+        target's vocabulary. max_tokens: clearly longer prompts raise `PromptTooLongError` early.
         """
         ids: Sequence[int]
         draft_ids: Sequence[int] | None
@@ -114,12 +115,12 @@ class Pair:
         return ids
 
     def _render_for_drafter(self, talk: Talk) -> list[int] | None:
-        """Render messages in the drafter's template; None without a suitable one."""
+        """Encode messages by the drafter's template; None without a suitable template."""
         if self.trivial:
             return None
         try:
             return _encode_talk(self.drafter, talk)
-        except TemplateError:  # such as that of a template without system messages
+        except TemplateError:  # for example, a template without system messages
             return None
 
     def _draft_ids(
@@ -142,7 +143,7 @@ class Pair:
 
     @cached_property
     def _first_token(self) -> NDArray[Any]:
-        """Return a token to start from when the drafter has none of the prompt's tokens."""
+        """A token to start from if the drafter has none of the prompt's tokens."""
         drafter = self.drafter
         candidates = [id for id in (drafter.bos_id, drafter.turn_end, 0) if id is not None]
         return np.array(candidates[:1], dtype=np.int64)
@@ -186,7 +187,10 @@ def _encode_messages(
     talk: Talk,
     most: int | None,
 ) -> list[int]:
-    """Encode what a template is told; where it takes no system message, without one of ours."""
+    """Encode messages by a dialogue.
+
+    If its template takes no system message, tool instructions move to the first user message.
+    """
     try:
         return dialogue.ids(messages, most, tools, talk.thinking)
     except TemplateError:

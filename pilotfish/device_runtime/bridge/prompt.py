@@ -19,9 +19,9 @@ _TALK_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 
 @dataclass(frozen=True)
 class Talk:
-    """Messages, tools that may be called, and whether to think first; None: as the model likes.
+    """Messages, tools, and whether the model thinks first; None: the model's default.
 
-    Tools of choice "none" are told of, too: what was read of the talk stays as it is.
+    Tools of choice "none" are in the prompt too, so that its cached prefix stays valid.
     """
 
     messages: Messages
@@ -29,7 +29,7 @@ class Talk:
     thinking: bool | None = None
 
 
-# A text (one user message, where the target has a chat template), token ids, or messages.
+# A text (one user message, if the target has a chat template), token ids, messages, or a talk.
 PromptInput: TypeAlias = "str | Sequence[int] | Messages | Talk"
 
 
@@ -42,10 +42,10 @@ def are_messages(source: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 class Prompt:
     """A prompt in the vocabularies of one pair.
 
-    asked: the text, messages or token ids; chat: whether a text is a user message. ids: u32 [n],
-    the target's tokens, to be committed. own: the drafter's [m], m ≥ 1 unless n is 0. vocabulary:
-    fingerprint of the target's. pair: digests of both vocabularies, the drafter's first; with
-    another drafter or template the tokens would differ.
+    source: the text, messages or token ids; chat: whether a text is a user message. ids: u32 [n],
+    the target's tokens, to be committed. draft_ids: the drafter's tokens [m], m ≥ 1 unless n is 0.
+    vocabulary: fingerprint of the target's vocabulary. pair: digests of both vocabularies, the
+    drafter's first; with another drafter or template the tokens would differ.
     """
 
     source: PromptInput
@@ -63,7 +63,7 @@ class Prompt:
 
     @property
     def can_reencode(self) -> bool:
-        """Whether it can be tokenised in another vocabulary: it was not made of token ids."""
+        """Whether it can be tokenised in another vocabulary: its source is not token ids."""
         return isinstance(self.source, str | Talk) or are_messages(self.source)
 
     @property
@@ -73,7 +73,7 @@ class Prompt:
 
     @property
     def is_chat_turn(self) -> bool:
-        """Whether the answer is a turn of a talk, where the target has a chat template."""
+        """Whether the answer is a turn of a chat, if the target has a chat template."""
         return self.can_reencode and (self.chat or not isinstance(self.source, str))
 
     def __len__(self) -> int:
@@ -83,10 +83,10 @@ class Prompt:
 def read_talk(
     prompt: PromptInput | Prompt, options: TalkOptions
 ) -> tuple[PromptInput | Prompt, Options]:
-    """Split the options: make a `Talk` of the prompt and the options about tools and thinking.
+    """Make a `Talk` of the prompt and the options on tools and thinking.
 
-    Returns the talk, or the prompt as it is if there are no such options, and the other options.
-    `UnsupportedError` for such options beside a `Talk`, a `Prompt` or token ids.
+    Returns the talk, or the unchanged prompt without such options, and the other options.
+    `UnsupportedError` for such options with a `Talk`, a `Prompt` or token ids.
     """
     rest = {name: value for name, value in options.items() if name not in _TALK_OPTIONS}
     values = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))

@@ -1,8 +1,10 @@
 """Get the target's vocabulary: from the device's cache, or in parts from the edge.
 
-In: a greeted edge and its `Welcome`. Out: the `Vocabulary` that the welcome names, and no other:
-its bytes must have the digest there, its tokens the fingerprint. Fetched vocabularies are cached;
-cached files are hashed again when read, and may be deleted at any time.
+In:  a greeted edge and its `Welcome`. Out: exactly the `Vocabulary` that the welcome names: its
+     bytes must have the welcome's digest, its tokens the fingerprint.
+
+Fetched vocabularies are cached. Reading a cached file checks its hash; it may be deleted at any
+time.
 """
 
 import hashlib
@@ -21,13 +23,13 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+Progress = Callable[[int, int], None]  # bytes so far, total bytes
 
 _log = logging.getLogger("pilotfish.device")
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-_SLACK_BYTES = 1024  # more than zlib adds to incompressible bytes
-_MAX_CACHED = 16  # vocabularies; the least recently used ones are deleted
+_SLACK_BYTES = 1024  # upper bound of zlib's overhead on incompressible bytes
+_MAX_CACHED = 16  # cached vocabularies; the least recently used ones are deleted
 
 
 def target_vocabulary(
@@ -35,9 +37,9 @@ def target_vocabulary(
 ) -> Vocabulary:
     """Return the vocabulary of the edge's target.
 
-    ``progress`` is called after every part. Raises `PairMismatchError` if the edge offers no
-    vocabulary, or another one by now; `MalformedError` if it sends other bytes; and like
-    `EdgeLink.request` if it is lost.
+    progress: called after every part. Raises `PairMismatchError` if the edge offers no vocabulary,
+    or has changed it; `MalformedError` if it sends other bytes; and like `EdgeLink.request` if it
+    is lost.
     """
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     if not digest:
@@ -57,8 +59,8 @@ def target_vocabulary(
         return _decode(blob, welcome)
     blob = _fetch(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
-        raise _unusable_error("its bytes are not those that it promised")
-    _write_cache(path, blob)  # before the check: a useless vocabulary need not be fetched again
+        raise _unusable_error("its bytes do not have the promised hash")
+    _write_cache(path, blob)  # before the check: an unusable vocabulary need not be fetched again
     return _decode(blob, welcome)
 
 
@@ -83,7 +85,7 @@ def _part_sizes(size: int) -> Iterator[int]:
 
 
 def _fetch_part(link: EdgeLink, fetch: Fetch) -> Buffer:
-    """Fetch the frame of one part; waits for a busy edge as the link's policy says."""
+    """Fetch the frame of one part; waits for a busy edge as long as the link's policy allows."""
 
     def wanted(reply: Reply) -> bool:
         return (
@@ -112,11 +114,11 @@ def _unpack(frame: Buffer, expected: int) -> bytes:
     try:
         data = decompressor.decompress(
             frame, expected + 1
-        )  # one more, or zlib does not see the end
+        )  # one more byte, or zlib does not see the end
     except zlib.error as error:
         raise _unusable_error(f"a part cannot be unpacked: {error}") from None
     if len(data) != expected or not decompressor.eof or decompressor.unused_data:
-        raise _unusable_error(f"a part does not hold the {expected} bytes that it should")
+        raise _unusable_error(f"a part does not have {expected} bytes")
     return data
 
 
@@ -131,7 +133,7 @@ def _decode(blob: bytes, welcome: Welcome) -> Vocabulary:
     except ArtifactError as error:
         raise _unusable_error(str(error)) from None
     if not fits:
-        raise _unusable_error("it is not the one by which the edge counts its tokens")
+        raise _unusable_error("it does not match the edge's welcome")
     return vocabulary
 
 
@@ -158,7 +160,7 @@ def _read_cache(path: Path, digest: str, size: int) -> bytes | None:
         if not isinstance(error, FileNotFoundError):
             _log.warning("%s cannot be read: %s", path, error.strerror)
         return None
-    _log.warning("%s is damaged: the vocabulary is fetched again", path)
+    _log.warning("%s is damaged: fetching the vocabulary again", path)
     return None
 
 
@@ -167,4 +169,4 @@ def _write_cache(path: Path, blob: bytes) -> None:
         replace_file(path, blob)
         keep_newest(path.parent, "*.bin", _MAX_CACHED)
     except OSError as error:
-        _log.warning("the vocabulary cannot be kept, and will be fetched again: %s", error)
+        _log.warning("the vocabulary cannot be cached, and will be fetched again: %s", error)

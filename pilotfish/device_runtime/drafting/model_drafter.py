@@ -1,11 +1,11 @@
-"""The small model of a session, alone or with what the text has said before.
+"""Draft with a small model, alone or with repetitions of the text.
 
-It reads its own tokens, which a bridge makes of the target's. A new sequence reuses the K/V of the
-longest prefix that it shares with the last one.
+The model reads tokens of its own vocabulary, which a bridge translates. A new sequence reuses the
+K/V of the longest prefix that it shares with the last one.
 
-With a `Recollection` beside it: in a chain a long match of the text takes the place of the model's
-pass, and the model reads those tokens later, many in a pass. In a tree q is the even mixture of
-both, so that branches are drawn of either.
+With a `Recollection`, a long match in the text replaces the model's pass in a chain; the model
+reads these tokens later, many in a pass. In a tree, q is the even mixture of model and text, so
+that branches come from either.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from pilotfish.wire.protocols import SpeculationProtocol
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MIN_ACCEPTANCE = 0.8  # odds by which the text takes the place of a pass
-_CHUNK = 128  # tokens of a prompt read in one pass
-_SHORT_CHUNK = 32  # likewise, where the target's tokens wait for the pass
+_MIN_ACCEPTANCE = 0.8  # least acceptance of a match that replaces a pass
+_CHUNK = 128  # tokens of a prompt per pass
+_SHORT_CHUNK = 32  # tokens per pass while the target's tokens wait for it
 
 
 class ModelDrafter(Drafter):
     """The small model of one session: its K/V follow the committed tokens and the open window.
 
-    text: what drafts where it has a long match. Drafters made `beside` it share the weights, and
-    take turns at the model.
+    shared: the model, which all forks use in turns. text: drafts where it has a long match.
     """
 
     standalone, prior_acceptance = True, PRIOR_ACCEPTANCE
@@ -64,13 +63,13 @@ class ModelDrafter(Drafter):
         self._vocabulary = ""
         self._slot = shared.acquire_slot()
         self._released = False
-        self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: own tokens in the K/V cache
-        self._chain_length = 0  # of these, read as a chain; nodes of a tree may follow
-        self._trunk = 0  # of these, before the window
-        self._context: NDArray[Any] = self._ids[:0]  # own tokens before the window
-        # f32 [γ, d]: the hidden states at the tokens of the window that have been read
+        self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: draft ids in the K/V cache
+        self._chain_length = 0  # ids read as a chain; nodes of a tree may follow
+        self._trunk = 0  # ids before the window
+        self._context: NDArray[Any] = self._ids[:0]  # draft ids before the window
+        # f32 [γ, d]: hidden states of the window's tokens that have been read
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
-        self._tree: Tree | None = None  # the tree behind the chain
+        self._tree: Tree | None = None  # the tree after the chain
         self._mixes_text = False  # the text may draft in the open window
 
     @classmethod
@@ -84,7 +83,7 @@ class ModelDrafter(Drafter):
         lanes: int = 1,
         text: Recollection | None = None,
     ) -> Self:
-        """Load the model for this number of lanes, and make the first one's drafter."""
+        """Load the model for this number of lanes; returns the first lane's drafter."""
         shared = SharedModel(
             artifact, provider=provider, threads=threads, context=context, lanes=lanes
         )
@@ -110,7 +109,7 @@ class ModelDrafter(Drafter):
         self.bridge, self._vocabulary = bridge, vocabulary
 
     def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
-        """Begin a generation; keeps the K/V of the prompt's known prefix."""
+        """Begin a generation; keeps the K/V of the prompt's cached prefix."""
         self.bridge.start(prompt)
         self._roll_back(prompt.draft_ids[:-1])
         if self._text is not None:
@@ -122,12 +121,12 @@ class ModelDrafter(Drafter):
         self._roll_back(self._ids[:0])
 
     def end(self, committed: Ids) -> None:
-        """Note that an answer is complete: prompt and answer are u32 [n]."""
+        """Keep prompt and answer, u32 [n], for later drafts by text."""
         if self._text is not None:
             self._text.end(committed)
 
     def remaining_context(self, committed: Ids) -> int:
-        """Count the tokens that it can read after the committed ones; negative if not those."""
+        """Count the tokens that fit the context after the committed ones; negative if it is full."""
         return self.context - len(self.bridge.context(committed))
 
     @property
@@ -142,20 +141,20 @@ class ModelDrafter(Drafter):
             self._decoder.rollback(self._slot, self._chain_length)
 
     def _append(self, draft_ids: NDArray[Any]) -> None:
-        """Append tokens [n] that were read to the chain."""
+        """Append read tokens [n] to the chain."""
         end = self._chain_length + len(draft_ids)
         self._ids[self._chain_length : end] = draft_ids
         self._chain_length = end
 
     def keep_path(self, path: Sequence[int]) -> None:
-        """Keep the K/V of the last drafted tree's nodes on ``path`` only.
+        """Keep only the K/V of the nodes on ``path`` of the last drafted tree.
 
-        Does nothing for a chain: its rejected tokens are dropped by the next read.
+        Does nothing for a chain: the next read drops its rejected tokens.
         """
         if self._tree is None:
             return
         tree, self._tree = self._tree, None
-        read = self._cache_length - self._trunk  # the deepest level was drawn but not read
+        read = self._cache_length - self._trunk  # the deepest level was drawn, not read
         known = [node - 1 for node in path if node <= read]
         with self._shared_model.lock:
             self._decoder.keep_path(self._slot, known)
@@ -165,7 +164,7 @@ class ModelDrafter(Drafter):
     def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
         """Read all committed tokens but the last, which the first draft reads.
 
-        ``between`` is called before each part of a long text, and may raise. Reads nothing if the
+        before_chunk: called before each chunk of a long text; may raise. Reads nothing if the
         tokens exceed the context.
         """
         context = self.bridge.context(committed)
@@ -201,7 +200,7 @@ class ModelDrafter(Drafter):
         return logits
 
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
-        """Read a piece of these tokens if it is far behind their end; returns whether it was."""
+        """Read one chunk of these tokens if many are unread; returns whether it did."""
         rest = self._unread(self._draft_context(committed, drafts))
         if len(rest) <= _SHORT_CHUNK:
             return False
@@ -212,10 +211,10 @@ class ModelDrafter(Drafter):
         return True
 
     def rows(self, draft_ids: NDArray[Any], count: int) -> Floats:
-        """Return the logits [count, V] behind each of the last ``count`` of its own ids [n].
+        """Return the logits [count, V] after each of the last ``count`` draft ids [n].
 
-        These are read in one pass, and before them what the K/V cache lacks. They must fit into the
-        drafter's context. The logits are valid until the next call.
+        Reads these ids in one pass, after the earlier ones that the K/V cache lacks. All must fit
+        the drafter's context. The logits are valid until the next call.
         """
         self._read(draft_ids[: len(draft_ids) - count + 1])
         rest = draft_ids[len(draft_ids) - count :].astype(np.int64)
@@ -224,7 +223,7 @@ class ModelDrafter(Drafter):
         return logits
 
     def predict_next(self, committed: Ids, drafts: Ids) -> Level:
-        """Return what may follow these tokens, after `read_events`."""
+        """Predict the next token after these, by the text or by a pass of the model."""
         if self._text is not None:
             self._text.update(committed)
             if (level := self._look_up_text(drafts.tolist())) is not None:
@@ -238,14 +237,14 @@ class ModelDrafter(Drafter):
         return np.concatenate([self.bridge.context(committed), self.bridge.to_draft_ids(drafts)])
 
     def _unread(self, context: NDArray[Any]) -> NDArray[np.int64]:
-        """Return those of the drafter's ids that are to be read, the last one at least."""
+        """Return the unread ids of a context, at least the last one."""
         self._roll_back(context[:-1])
         return context[self._chain_length :].astype(np.int64)
 
     def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
-        """Run a pass and return its logits; writes hidden states to ``states`` if given."""
+        """Run a pass and return its logits; writes its hidden states to ``states``."""
         with self._shared_model.lock:
-            # copies: the next pass, perhaps of another lane, overwrites the decoder's buffers
+            # copy: the next pass, perhaps another lane's, overwrites the decoder's buffers
             output = self._decoder.forward([passed])[0]
             if states is not None:
                 states[:] = output.hidden
@@ -256,7 +255,7 @@ class ModelDrafter(Drafter):
     def _open(
         self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
-        """Begin a window behind the committed tokens; returns how large it may be."""
+        """Begin a window after the committed tokens; returns the expansion that fits."""
         self._context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(self._context):
             expansion = expansion[:-1]
@@ -267,7 +266,7 @@ class ModelDrafter(Drafter):
         return expansion
 
     def _level(self, tree: Tree, *, unread: bool) -> Level:
-        """Return what may follow the deepest level, by the text where it has a long match."""
+        """Predict the tokens after the deepest level, by the text if it has a long match."""
         if unread:
             level = self._look_up_text(tree.ids.tolist())
             if level is None:
@@ -282,7 +281,7 @@ class ModelDrafter(Drafter):
         return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
 
     def _look_up_text(self, path: Sequence[int]) -> Level | None:
-        """Return what the text says behind a path, if its odds are good."""
+        """Predict the token after a path by the text; None if acceptance is unlikely."""
         if self._text is None:
             return None
         echo = self._readable(self._text.predict(path))
@@ -291,22 +290,22 @@ class ModelDrafter(Drafter):
         return Level(rows([echo], self.bridge.vocab_size), [odds])
 
     def _readable(self, echo: Echo | None) -> Echo | None:
-        """Return an echo if the model can read all its tokens, and so go on behind them."""
+        """Return the echo if the model can read all its tokens, and so continue after them."""
         if echo is None or not all(self.bridge.can_draft(token) for token in echo.tokens.tolist()):
             return None
         return echo
 
     def hidden_states(self, positions: NDArray[np.int64]) -> Floats:
-        """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
+        """Return the hidden states f32 [m, d] at ``positions`` [m] of the last window, a chain."""
         self.decode_last()
         states: Floats = self._states[positions]
         return states
 
     def decode_last(self) -> None:
-        """Read the last token of the last window, a chain, which has only been drawn.
+        """Read the last token of the last window, a chain: drafting has only drawn it.
 
-        Judged protocols always read it, so that the next window begins with passes of the same
-        shape whether or not its state was needed: passes of other shapes round differently.
+        Judged protocols always read it, so that the passes of the next window have the same shape
+        whether or not its state was needed: other shapes round differently.
         """
         last = len(self._window) - 1
         if last >= 0 and self._chain_length == self._trunk + last:

@@ -1,4 +1,4 @@
-"""One model for all lanes of a device, and the lock by which they take turns at it."""
+"""One model for all lanes of a device, and the lock by which lanes take turns."""
 
 import threading
 from collections import deque
@@ -12,10 +12,10 @@ _WIDTHS = (1, 2, 4)
 
 
 class SharedModel:
-    """One model with a slot for each `Drafter`. Thread-safe.
+    """One model with a slot for each drafter. Thread-safe.
 
-    Drafters take turns, one pass each in order of request: a pass returns views that the next one
-    overwrites, and a long prompt of one lane must not stall another.
+    Drafters hold `lock` for one pass at a time, in order of request: a pass returns views that the
+    next one overwrites, and a long prompt of one lane must not stall another.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SharedModel:
         with self._lock:
             if not self._free:
                 raise UnsupportedError(
-                    f"All {self.decoder.slots} lanes of this device are taken: close one, or open "
+                    f"All {self.decoder.slots} lanes of this device are in use: close one, or open "
                     "the device with more."
                 )
             slot = min(self._free)
@@ -82,7 +82,7 @@ class FairLock:
             self._waiting.append(gate)
         try:
             gate.acquire()
-        except BaseException:  # Ctrl-C: this thread must not be waited for
+        except BaseException:  # Ctrl-C: other threads must not wait for this one
             with self._mutex:
                 if gate in self._waiting:
                     self._waiting.remove(gate)

@@ -1,8 +1,8 @@
-"""The texts of earlier conversations on this device, by owner and vocabulary; on disk if asked.
+"""The texts of earlier conversations on this device, by owner and vocabulary; optionally on disk.
 
-In:  conversations, as token ids, and whose they are. Out: a `Corpus` for each owner.
+In:  conversations as token ids, with their owner. Out: a `Corpus` for each owner.
 
-A drafter reads an owner's texts for that owner alone. A device that shares texts keeps a second
+A drafter reads an owner's texts for this owner alone. A device that shares texts keeps a second
 corpus of all conversations, including those without an owner; only lossless protocols read it.
 """
 
@@ -20,16 +20,16 @@ from pilotfish.speculation.corpus import MOST_TOKENS
 _log = logging.getLogger("pilotfish.device")
 
 OFF = "off"
-MAX_OWNERS = 64  # in memory: those that came last
+MAX_OWNERS = 64  # owners in memory, the most recent ones
 
 
 class TextMemory:
     """The earlier texts of a device, used by its lanes. Thread-safe.
 
-    kept: "off": there are none, each conversation has its own text alone; a folder: they are kept
-    there; None: in memory, as long as the process lives. most: tokens, of all owners together and
-    of everyone's; the oldest of who has most go first. shared: there are everyone's texts, too.
-    Only the vocabulary used last is in memory.
+    location: a folder that keeps the texts; None: memory, until the process ends; "off": keep none.
+    max_tokens: limit for all owners together, and for the shared texts; the owner with most loses
+    the oldest. shared: also keep all owners' texts together. Only the last used vocabulary is in
+    memory.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class TextMemory:
         self._lock = threading.Lock()
         self._lanes = 0
         self._vocabulary = ""
-        # by owner, those that came last at the end; None: everyone's
+        # stores by owner, the most recent last; None: the shared store
         self._stores: OrderedDict[str | None, TextStore] = OrderedDict()
 
     def texts(self, vocabulary: str, vocab_size: int, owner: Owner = DEFAULT_OWNER) -> TextStore:
-        """Return the owner's texts in the vocabulary of this fingerprint and size."""
+        """Return the owner's texts in the vocabulary with this fingerprint and size."""
         return TextStore(0) if owner is None else self._store(vocabulary, vocab_size, owner)
 
     def shared_texts(self, vocabulary: str, vocab_size: int) -> TextStore | None:
-        """Return everyone's texts in this vocabulary; None: nothing is shared."""
+        """Return all owners' texts in this vocabulary; None if texts are not shared."""
         return self._store(vocabulary, vocab_size, None) if self._shares else None
 
     def _store(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
@@ -88,19 +88,19 @@ class TextMemory:
         return FileTextStore(path, self._max_tokens, vocab_size)
 
     def trim(self) -> None:
-        """Have the owner with most forget the oldest, while all have too much together."""
+        """While the owners together exceed the limit, drop the oldest texts of the largest."""
         with self._lock:
             held = [texts for owner, texts in self._stores.items() if owner is not None]
             while sum(map(len, held)) > self._max_tokens:
                 max(held, key=len).drop_oldest()
 
     def acquire(self) -> None:
-        """Count a lane that uses these texts."""
+        """Count one more lane that uses these texts."""
         with self._lock:
             self._lanes += 1
 
     def release(self) -> None:
-        """Note that a lane uses them no longer; the last one closes the files."""
+        """Count one lane less; the last one closes the files."""
         with self._lock:
             self._lanes -= 1
             last = self._lanes <= 0
@@ -108,7 +108,7 @@ class TextMemory:
             self.close()
 
     def close(self) -> None:
-        """Close the files, so that another device may have them."""
+        """Close the files, so that another device may open them."""
         with self._lock:
             if self._folder is not None:
                 self._forget()
