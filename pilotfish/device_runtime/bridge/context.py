@@ -1,15 +1,15 @@
 """Translate a growing answer from the target's tokens to the drafter's.
 
-In: the target's ids of the answer so far. Out: the drafter's (*own*) ids of the same bytes.
+In:  the target's ids of the answer so far. Out: the drafter's ids of the same bytes.
 
-The law: each run of text is encoded whole by the drafter's tokenizer, as the continuation of a
-text, so the result depends on the answer alone and not on the parts in which it came. A run ends at
-the answer's end, at a special token, and at bytes that are not UTF-8 (perhaps not yet: a character
-may lack its last bytes). Such bytes are one token each.
+Rule: the drafter's tokenizer encodes each run of text as a whole, as the continuation of a text. So
+the result depends on the answer alone, not on the parts in which it came. A run ends at the
+answer's end, at a special token, and at bytes that are not UTF-8 (an incomplete character may still
+become valid). Each such byte is one token.
 
-The cost is that of the new tokens: of the last run only the tail behind the last *cut* is encoded
-again. A text may be cut where (1) later text cannot change a token before the cut, and (2) the text
-behind it encodes as it would alone. `choose_cut` finds such places for the two families of
+Only new tokens cost time: of the last run, only the tail after the last *cut* is encoded again. A
+cut is possible where (1) later text cannot change a token before it, and (2) the text after it
+encodes as it would alone. `choose_cut` finds such places for the two families of
 vocabularies; texts of any other tokenizer are never cut. If a rule is wrong for an unusual
 pattern, drafts get worse but the output stays the same.
 """

@@ -1,4 +1,4 @@
-"""Measure the link with pings where recent messages do not suffice."""
+"""Measure the link with pings if recent messages do not suffice."""
 
 import secrets
 
@@ -8,14 +8,14 @@ from pilotfish.wire.link.state import Reading
 from pilotfish.wire.messages import Ping, Pong
 
 RATES_FRESH_S = 60.0
-PROBE_BYTES = 12_000  # fits TCP's first window, and is large enough to tell a rate
-_PINGS = 2  # at most, for one RTT
+PROBE_BYTES = 12_000  # fits TCP's first window, and is large enough to measure a rate
+_PINGS = 2  # most pings for one RTT
 
 
 def ping(link: EdgeLink, size: int = 0) -> None:
     """Measure the RTT, or the rates with ``size`` bytes each way; waits for the reply.
 
-    An older edge sends no bytes back: then the downlink stays unknown.
+    An older edge returns no bytes: then the downlink stays unknown.
     """
     nonce = secrets.randbits(63)
     frames = (secrets.token_bytes(size),) if size else ()  # random, so that no link compresses it
@@ -29,10 +29,10 @@ def ping(link: EdgeLink, size: int = 0) -> None:
 
 
 def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
-    """Measure what is unknown or old of RTT and, if wanted, rates, with one ping at most.
+    """Update an unknown or old RTT and, with ``rates``, the rates; with one ping at most.
 
-    One ping measures only one of them: rates that are due come first, unless the RTT is as old.
-    anew: always measure the RTT, and the rates as well if they are due.
+    One ping measures only one of them: old rates come first, unless the RTT is as old. anew: always
+    measure the RTT, and the rates too if they are old.
     """
     if anew:
         _measure_rtt(link)
@@ -46,9 +46,9 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
 
 
 def _measure_rtt(link: EdgeLink) -> None:
-    """Measure the RTT with a ping, and with another one if the first was of no use.
+    """Measure the RTT with a ping, and with a second one if the first failed.
 
-    A ping is of no use if it was sent twice, or waited behind a prompt that the edge was reading.
+    A ping fails to measure if it was sent twice, or had to wait while the edge read a prompt.
     """
     link.estimator.next_answer()
     for _ in range(_PINGS):

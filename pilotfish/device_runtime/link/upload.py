@@ -1,7 +1,7 @@
-"""Send large messages in chunks, each acknowledged; after a break go on where the edge stopped.
+"""Send large messages in acknowledged chunks; after a break, continue where the edge stopped.
 
-In: a message and its frames. Out: its bytes, once the edge has it all. A message that the edge has,
-and whose reply was lost, is not sent again: the edge serves it again when it is asked.
+In:  a message and its frames. Out: the number of sent bytes, once the edge has it all. If the reply
+     to a complete message is lost, only a question is sent: the edge then handles it again.
 """
 
 import secrets
@@ -17,16 +17,17 @@ from pilotfish.device_runtime.link.retry import BUSY, RESEND_S, RetryingLink
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 
-_SLICE_S: Final = 0.1  # of a wait
+_SLICE_S: Final = 0.1  # longest wait for an acknowledgement between checks
 _MAX_SETBACKS: Final = 8  # times that the edge may have less of a message than before
 _NONE: Final = 0  # no connection
 
 
 class _ChunkedUpload:
-    """One message, and how far it has come.
+    """One message and its progress.
 
-    acked: the edge has the bytes before here. unsure: it must say how many it has before more are
-    sent; asked: it was asked. moved_s: when more of them arrived, or the sending began.
+    acked: bytes that the edge has. next: offset of the next byte to send. is_unsure: the edge must
+    report its bytes before more are sent; is_asked: the question was sent. progress_s: time of the
+    last progress, or of the beginning.
     """
 
     def __init__(self, message: m.Request, frames: Sequence[m.Buffer]) -> None:
@@ -41,33 +42,33 @@ class _ChunkedUpload:
 
     @property
     def left(self) -> int:
-        """Bytes that were not sent yet."""
+        """Bytes that are not sent yet."""
         return len(self._body) - self.next
 
     @property
     def complete(self) -> bool:
-        """Whether the edge has it all."""
+        """Whether the edge has all bytes."""
         return self.acked == len(self._body)
 
     def chunk(self, size: int) -> tuple[m.Chunk, list[m.Buffer]]:
-        """The next chunk, of this many bytes; of none: the question how many the edge has."""
+        """Return the next chunk, of ``size`` bytes; with 0, it asks how many the edge has."""
         data = self._body[self.next : self.next + size]
         chunk = m.Chunk(transfer=self._transfer, offset=self.next, total=len(self._body))
         return chunk, [data]
 
     def ask(self) -> None:
-        """Go on where the edge says that it stopped."""
+        """Ask the edge where it stopped before sending more."""
         self.is_unsure, self.is_asked, self.next = True, False, self.acked
 
     def on_acknowledged(self, ack: m.Ack) -> bool:
-        """Note how much the edge has; whether it is more than before."""
+        """Update the edge's bytes; returns whether there are more than before."""
         if ack.transfer != self._transfer or ack.offset > len(self._body):
             return False
         before, self.acked, self.is_unsure = self.acked, ack.offset, False
-        if ack.offset < before:  # another edge, or one that forgot
+        if ack.offset < before:  # another edge, or one that lost them
             self._setbacks += 1
             if self._setbacks > _MAX_SETBACKS:
-                raise BusyError("The edge forgets again and again what it was sent; try later.")
+                raise BusyError("The edge keeps losing the bytes of a message; try later.")
             self.next = ack.offset
         self.next = max(self.next, ack.offset)
         if ack.offset > before:
@@ -110,10 +111,10 @@ class ChunkedUploads:
         self._upload: _ChunkedUpload | None = None
 
     def send(self, message: m.Request, frames: Sequence[m.Buffer], *, again: bool) -> int | None:
-        """Send a large message, or what the edge lacks of it; returns the bytes that this took.
+        """Send a large message, or the part that the edge lacks; returns the sent bytes.
 
-        None if it is to go whole: it is small, or the edge takes no chunks. again: it was sent, and
-        may have been lost.
+        None if the message must go in one piece: it is small, or the edge takes no chunks. again:
+        it was sent before, and may be lost.
         """
         size = sum(map(len, frames))
         if size <= LEAST_BYTES or not self._link.takes_chunks:
@@ -130,7 +131,7 @@ class ChunkedUploads:
         try:
             return self._deliver(upload)
         finally:
-            self._flow.forget()  # where it is broken off, the next one does not wait for it
+            self._flow.forget()  # if it was interrupted, the next one must not wait for it
 
     def _whole_bytes(self, again: bool) -> int:
         most = self._flow.whole_bytes(self._link.estimator.rates_bps()[0])
@@ -159,7 +160,7 @@ class ChunkedUploads:
         return size
 
     def _push(self, upload: _ChunkedUpload) -> int:
-        """Send what may be sent now; returns its bytes."""
+        """Send all chunks that may be sent now; returns their bytes."""
         if upload.is_unsure:
             return 0 if upload.is_asked else self._ask(upload)
         size = 0
@@ -179,7 +180,7 @@ class ChunkedUploads:
         return sent or 0
 
     def _receive_ack(self, upload: _ChunkedUpload) -> None:
-        """Wait a little for an acknowledgement; raises what the edge refuses a chunk with."""
+        """Wait briefly for an acknowledgement; raises the edge's refusal of a chunk."""
         arrived = self._link.receive(_SLICE_S)
         if arrived is None:
             return
@@ -188,13 +189,13 @@ class ChunkedUploads:
             if upload.on_acknowledged(reply):
                 self._flow.on_acknowledged(upload.acked)
                 self._link.on_progress()
-            elif self._flow.first_offset > upload.acked:  # a chunk between was refused
+            elif self._flow.first_offset > upload.acked:  # the edge refused a chunk in between
                 upload.ask()
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
 
     def _check_progress(self, upload: _ChunkedUpload, last_checked_s: float) -> None:
-        """Note that the connection is over, or that nothing moves any more."""
+        """Ask the edge again after a time without progress; raise if it is away for too long."""
         if time.monotonic() - upload.progress_s > RESEND_S:
             upload.progress_s = time.monotonic()
             upload.ask()
