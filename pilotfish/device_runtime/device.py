@@ -331,8 +331,8 @@ class Device:
         if prompt.can_reencode or prompt.vocabulary in ("", pair.fingerprint):
             return pair.prompt(prompt.source, chat=prompt.chat, max_tokens=self.context - 1)
         raise PairMismatchError(
-            f"These token ids are of another vocabulary than that of {pair.target.model}, which "
-            "the edge serves now: make the prompt again."
+            f"These token ids belong to another vocabulary than that of {pair.target.model}, "
+            "which the edge serves now: make the prompt again."
         )
 
     @property

@@ -4,9 +4,8 @@ In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial`
 
 The target answers the prompts alone, at temperature 1 with the prompt's index as seed. α is the
 mean of β = 1 − TV(p, q) along these answers, the share of draft tokens that an optimal rule accepts
-(tslt (15)). Passes are timed in turns, after one answer's tokens; their lower quartiles count, which
-other work on the machine affects least. These give T and N of a round for every window
-(tslt (5), (8)):
+(tslt (15)). Passes are timed in turns, after one answer's tokens; the lower quartiles count, which
+other work on the machine affects least. T and N of a round for every window (tslt (5), (8)):
 
     tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
 """
@@ -141,7 +140,7 @@ def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
 def _generate_answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return each prompt with its answer, i64 [n] without the last token, and the answer's length."""
+    """Return each prompt with its answer, i64 [n] less the last token, and the answer's length."""
     answers = []
     with Device(target.path) as author:
         for seed, prompt in enumerate(prompts):

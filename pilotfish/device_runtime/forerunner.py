@@ -3,8 +3,8 @@
 In:  the target's tokens as they come. Out: hints.
 
 One thread drafts and receives: while no token has arrived, a step runs one pass of the drafter or
-reads a chunk of the prompt, so an arriving token waits for one pass at most. Drafting stops when the
-last draft is unlikely to be accepted, and restarts where a token differs from its draft.
+reads a chunk of the prompt, so an arriving token waits for one pass at most. Drafting stops once
+the last draft is unlikely to be accepted, and restarts where a token differs from its draft.
 """
 
 import math

@@ -184,7 +184,7 @@ def plan(
     seed: int | None = None,
     stop: Sequence[str] = (),
     options: ProtocolOptions | None = None,
-    **own: Any,
+    **protocol_values: Any,
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
@@ -195,7 +195,7 @@ def plan(
     schema as grammar. logprobs: return each token's log-probability, and those of this number of
     likeliest tokens; prompt_logprobs: the same for the prompt, from unprocessed logits. If neither
     end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
-    2,048). seed: 0 ≤ seed < 2⁶³; None: random. options, own: the protocols' own options; those of
+    2,048). seed: 0 ≤ seed < 2⁶³; None: random. options, protocol_values: the protocols' own options; those of
     other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
@@ -230,7 +230,7 @@ def plan(
     drafter = _drafter_sampling(target, exchange, *wanted)
     if exchange is not None:
         exchange.check(target, drafter)
-    chosen = protocol_options((options.to_dict() if options is not None else {}) | own)
+    chosen = protocol_options((options.to_dict() if options is not None else {}) | protocol_values)
     if exchange is not None and exchange.Options in chosen:
         exchange = exchange.with_options(chosen[exchange.Options])
     if seed is None:
@@ -329,7 +329,7 @@ def alternatives(
             name: PROTOCOL_REGISTRY[name].requires for name in eligible if name in PROTOCOL_REGISTRY
         }
         needs = "".join(
-            f" For {' and '.join(name for name, candidate in lacking.items() if candidate == need)} the edge "
+            f" For {' and '.join(name for name, part in lacking.items() if part == need)} the edge "
             f"needs a {need} for this drafter."
             for need in dict.fromkeys(filter(None, lacking.values()))
         )

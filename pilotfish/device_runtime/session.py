@@ -82,7 +82,7 @@ class Session:
         # acceptance estimators under `ahead`, one greedy, one sampled; they persist across answers
         self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._plan: Plan | None = None
-        self._last_round: Round | None = None  # in this generation
+        self._last_round: Round | None = None  # the generation's last round
         self._prompt_length = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []  # filled once they have arrived
         self._logits_processor: LogitsProcessor | None = None
@@ -181,7 +181,7 @@ class Session:
         if self._constraint is not None:
             self._constraint.decides_alone = False
         self.edge.begin()
-        if not self._plan.streams:  # at the same time as the edge
+        if not self._plan.streams:  # reads while the edge does
             self._drafter.prefill(self.committed.ids, self._cancel_token.check)
 
     def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:

@@ -230,7 +230,7 @@ def test_texts_of_owners_come_back_while_the_folder_has_its_secret(
         lane = Recollection(TextMemory(tmp_path))
         assert quoted(lane, "alice", [9, 2, 3]) == -1
         lane.release()
-        assert caplog.messages[-1].endswith("quoted to nobody")
+        assert caplog.messages[-1].endswith("can no longer be used")
 
 
 @pytest.mark.parametrize("name", ["owners", "owners/secret"])

@@ -9,9 +9,9 @@ become valid). Each such byte is one token.
 
 Only new tokens cost time: of the last run, only the tail after the last *cut* is encoded again. A
 cut is possible where (1) later text cannot change a token before it, and (2) the text after it
-encodes as it would alone. `choose_cut` finds such places for the two families of
-vocabularies; texts of any other tokenizer are never cut. If a rule is wrong for an unusual
-pattern, drafts get worse but the output stays the same.
+encodes as it would alone. `choose_cut` has a rule for each of two families of vocabularies; texts
+of other tokenizers are never cut. If a rule is wrong for an unusual pattern, drafts get worse but
+the output stays the same.
 """
 
 from __future__ import annotations

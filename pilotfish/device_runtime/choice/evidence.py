@@ -181,7 +181,7 @@ class Evidence:
         return by_depth if plan.streams else by_depth[: len(plan.expansion)]
 
     def tokens(self, plan: Plan) -> float:
-        """Estimate N, the tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with one α per depth)."""
+        """Estimate N, the tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), an α per depth)."""
         return 1.0 + float(np.cumprod(self.acceptance_by_depth(plan)).sum())
 
     def computing_s(self, plan: Plan) -> float:

@@ -105,7 +105,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def remaining_context(self, committed: Ids) -> int:
-        """Count the tokens that fit the context after the committed ones; negative if it is full."""
+        """Count the tokens that still fit the context; negative if the committed ones do not."""
 
     @abstractmethod
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
@@ -142,7 +142,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def _level(self, tree: Tree, *, unread: bool) -> Level | None:
-        """Predict the tokens after the deepest level of the open window; None without a prediction.
+        """Predict the tokens after the open window's deepest level; None without a prediction.
 
         unread: the window is a chain, and any part of it may be unread.
         """

@@ -126,7 +126,7 @@ class ModelDrafter(Drafter):
             self._text.end(committed)
 
     def remaining_context(self, committed: Ids) -> int:
-        """Count the tokens that fit the context after the committed ones; negative if it is full."""
+        """Count the tokens that still fit the context; negative if the committed ones do not."""
         return self.context - len(self.bridge.context(committed))
 
     @property
@@ -194,7 +194,9 @@ class ModelDrafter(Drafter):
 
     def _logits(self, context: NDArray[Any]) -> Floats:
         self._read(context, leave=_CHUNK)
-        rest = context[self._chain_length :].astype(np.int64)  # in one pass, rather than in two
+        rest = context[self._chain_length :].astype(
+            np.int64
+        )  # a long rest is read in one pass, not two
         logits: Floats = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
         self._append(rest)
         return logits
