@@ -195,8 +195,8 @@ def plan(
     schema as grammar. logprobs: return each token's log-probability, and those of this number of
     likeliest tokens; prompt_logprobs: the same for the prompt, from unprocessed logits. If neither
     end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
-    2,048). seed: 0 ≤ seed < 2⁶³; None: random. options, protocol_values: the protocols' own options; those of
-    other protocols have no effect.
+    2,048). seed: 0 ≤ seed < 2⁶³; None: random. options, protocol_values: the protocols' own
+    options; those of other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
