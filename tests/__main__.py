@@ -2,11 +2,12 @@
 
     python -m tests [--all | --changed [BASE]] [--record] [options of pytest]
 
-First all that may share the machine, in several processes, file by file (`tests.support.shards`);
-then, one after the other, what is marked `timing`. What fails is named and run once more, alone: on
-a busy machine anything may be late. Left out are `reference` (see `make test-reference`) and,
-unless asked for, `slow`: `--all` runs all slow tests, with as many examples as hypothesis likes;
-`--changed` those of the rooms in which something changed since BASE, which `--list` only names.
+First the tests that compute, in several processes, file by file (`tests.support.shards`); then
+those marked `waits`, beside each other; then, one after the other, those marked `timing`. Tests
+that fail run once more, alone: on a busy machine anything may be late. Left out are `reference`
+(see `make test-reference`) and, unless asked for, `slow`: `--all` runs all slow tests, with as many
+examples as hypothesis likes; `--changed` those of the rooms in which something changed since BASE,
+which `--list` only names.
 `--record` writes how long each file took, for the next run's order.
 """
 
@@ -57,30 +58,41 @@ SLOW_ROOMS = {
 }
 # With these, every room has changed.
 COMMON = ("constraints.txt", "pyproject.toml", "tests/conftest.py", "pilotfish/base/", ".ci/")
+# What a part is called, the marker of its tests, and how many processes share the machine.
+KINDS = ("waits", "timing")
+PARTS = (
+    ("in parallel", "not waits and not timing", WORKERS),
+    ("waiting", "waits", WORKERS),
+    ("one after the other", "timing", 1),
+)
 WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}
 
 
 def main() -> int:
-    """Both parts; the exit status is that of the worse one."""
+    """All parts; the exit status is the worst one."""
     options, rest = arguments()
     if options.list:
         print(*sorted(changed_rooms(options.changed)), sep="\n")
         return 0
     started = time.monotonic()
     chosen = selection(options)
-    files, words = split_arguments(rest)
+    named, words = split_arguments(rest)
     words += [f"--hypothesis-profile={'thorough' if options.all else 'pilotfish'}"]
-    parallel = twice(f"{chosen} and not timing", files or all_files(), words, WORKERS)
-    statuses = [parallel.status]
-    if parallel.status in (0, NO_TESTS) or goes_on(parallel.status, words):
-        print("\nOne after the other, since they measure time:", flush=True)
-        serial = twice(f"{chosen} and timing", files or timed_files(), words, 1)
-        statuses.append(serial.status)
-        if options.record:
-            parallel.add_all(serial)
-            shards.record(parallel)
-    parts = zip(("in parallel", "serially"), statuses, strict=False)
-    text = ", ".join(f"{part}: {WORDS.get(status, f'status {status}')}" for part, status in parts)
+    results, statuses = shards.Results(), list[int]()
+    for part, kind, workers in PARTS:
+        if not all(status in (0, NO_TESTS) or goes_on(status, words) for status in statuses):
+            break
+        print(f"\n{part}:", flush=True)
+        files = named or (marked_files(kind) if kind in KINDS else all_files())
+        done = twice(f"{chosen} and ({kind})", files, words, workers)
+        results.add_all(done)
+        statuses.append(done.status)
+    if options.record:
+        shards.record(results)
+    text = ", ".join(
+        f"{part}: {WORDS.get(status, f'status {status}')}"
+        for (part, _, _), status in zip(PARTS, statuses, strict=False)
+    )
     print(f"\n{(time.monotonic() - started) / 60:.1f} min; {text}")
     return max((status for status in statuses if status != NO_TESTS), default=NO_TESTS)
 
@@ -153,9 +165,9 @@ def all_files() -> list[str]:
     return [name for name in names if not name.startswith("tests/reference/")]
 
 
-def timed_files() -> list[str]:
-    """Files with tests marked `timing`."""
-    return [name for name in all_files() if "pytest.mark.timing" in (ROOT / name).read_text()]
+def marked_files(kind: str) -> list[str]:
+    """Files with tests that bear a marker."""
+    return [name for name in all_files() if f"pytest.mark.{kind}" in (ROOT / name).read_text()]
 
 
 def changed_rooms(base: str | None) -> set[str]:
