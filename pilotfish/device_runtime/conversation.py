@@ -258,7 +258,7 @@ class Conversation:
                 while self._has_room(answer):
                     yield session.speculate(plan, answer.remaining, self._end_ids)
             except _STANDALONE_ERRORS as error:
-                if not self._may_go_on_alone(error, plan, answer, alone=alone):
+                if not self._may_continue_alone(error, plan, answer, alone=alone):
                     raise
                 _log.info("continuing without the edge: %s", error)
                 assert self._link is not None
@@ -271,7 +271,7 @@ class Conversation:
         """Whether the answer has not ended, and the context has room."""
         return answer.remaining > 0 and len(self.session.committed) < self.session.context
 
-    def _may_go_on_alone(
+    def _may_continue_alone(
         self, error: PilotfishError, plan: Plan, answer: AnswerBuffer, *, alone: bool
     ) -> bool:
         if self._retry_policy.policy != "local":

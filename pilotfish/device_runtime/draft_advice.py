@@ -29,10 +29,10 @@ class DraftAdvice:
     """
 
     def __init__(
-        self, constraint: GrammarConstraint | None, why: GrammarError | None = None
+        self, constraint: GrammarConstraint | None, error: GrammarError | None = None
     ) -> None:
         self._constraint = constraint
-        self._error = why
+        self._error = error
         self.decides_alone = False  # no edge verifies the tokens
 
     def forbid(
@@ -58,9 +58,9 @@ class DraftAdvice:
                 self._give_up(error)
         return ()
 
-    def _give_up(self, why: GrammarError) -> None:
-        _log.info("drafts are no longer constrained: %s", why)
-        self._constraint, self._error = None, why
+    def _give_up(self, error: GrammarError) -> None:
+        _log.info("drafts are no longer constrained: %s", error)
+        self._constraint, self._error = None, error
 
 
 def draft_advice(plan: Plan, target: Vocabulary) -> DraftAdvice | None:

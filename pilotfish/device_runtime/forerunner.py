@@ -78,7 +78,7 @@ class Forerunner:
     def step(self) -> bool:
         """Run one pass of the drafter, or send its drafts; returns whether there is more to do."""
         ahead = self._ahead
-        if self._done():
+        if self._is_done():
             self._send_hint()
             return False
         started_s = time.monotonic()
@@ -123,7 +123,7 @@ class Forerunner:
             return token, self._estimator.estimate(margin), margin
         return token, level.acceptance[0], None
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         """Whether another draft is not worth a pass, or has no room."""
         ahead = self._ahead
         most = min(self._edge.limits.window, self._room - 1, self._last - ahead.committed)

@@ -23,19 +23,22 @@ _log = logging.getLogger("pilotfish.answers")
 class PairStatistics:
     """Collects evidence and applies the policies of "auto". Thread-safe.
 
-    drafter_pace: seconds of a pass by the number of its tokens, measured at start. prior: α without
+    drafter_pass_times: seconds by number of tokens, measured at start. prior: α without
     evidence.
     """
 
     def __init__(
-        self, drafter_pace: Mapping[int, float], sizes: PairSizes, prior: float = PRIOR_ACCEPTANCE
+        self,
+        drafter_pass_times: Mapping[int, float],
+        sizes: PairSizes,
+        prior: float = PRIOR_ACCEPTANCE,
     ) -> None:
-        self._pace, self._prior = drafter_pace, prior
+        self._drafter_pass_times, self._prior = drafter_pass_times, prior
         self._sizes = sizes
         self._policies = {name: policy() for name, policy in POLICIES.items()}
         self._lock = threading.Lock()
         self._has_welcome = False
-        self.evidence = Evidence(drafter_pace, {}, sizes, prior=prior)
+        self.evidence = Evidence(drafter_pass_times, {}, sizes, prior=prior)
 
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Take the target's pass times from the first edge's welcome."""
@@ -43,12 +46,18 @@ class PairStatistics:
             if welcome is None or self._has_welcome:
                 return
             self._has_welcome = True
-            target_pace = {pass_time.tokens: pass_time.ns * 1e-9 for pass_time in welcome.passes}
-            edge_drafter_pace = {
+            target_pass_times = {
+                pass_time.tokens: pass_time.ns * 1e-9 for pass_time in welcome.passes
+            }
+            edge_drafter_pass_times = {
                 pass_time.tokens: pass_time.ns * 1e-9 for pass_time in welcome.drafts
             }
             self.evidence = Evidence(
-                self._pace, target_pace, self._sizes, edge_drafter_pace, self._prior
+                self._drafter_pass_times,
+                target_pass_times,
+                self._sizes,
+                edge_drafter_pass_times,
+                self._prior,
             )
 
     def check(self, policy: str) -> None:

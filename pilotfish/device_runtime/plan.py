@@ -64,8 +64,8 @@ class Auto:
             object.__setattr__(self, "among", [self.among])
         wrong = [repr(name) for name in self.among if name not in names()]
         if wrong or not self.among:
-            what = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
-            raise UnsupportedError(f"{what}: there are {', '.join(names())}.")
+            fault = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
+            raise UnsupportedError(f"{fault}: there are {', '.join(names())}.")
 
 
 class Options(TypedDict, total=False):
@@ -212,7 +212,7 @@ def plan(
     if schema is not None and grammar is not None:
         raise UnsupportedError("An answer has a schema or a grammar, not both.")
     try:
-        shaping = LogitsOptions(
+        logits_options = LogitsOptions(
             logit_bias=logit_bias or {},
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
@@ -221,13 +221,13 @@ def plan(
         )
     except (TypeError, ValueError) as error:  # TypeError: a value in a schema that JSON lacks
         raise UnsupportedError(f"{error}.") from error
-    wanted = (draft_temperature, draft_top_k, draft_top_p)
-    if exchange is None and wanted != (None, None, None):
+    draft_sampling = (draft_temperature, draft_top_k, draft_top_p)
+    if exchange is None and draft_sampling != (None, None, None):
         raise UnsupportedError(
             f"Under protocol {protocol} nothing is drafted: draft_temperature, draft_top_k and "
             f"draft_top_p go with {', '.join(PROTOCOL_REGISTRY)}."
         )
-    drafter = _drafter_sampling(target, exchange, *wanted)
+    drafter = _drafter_sampling(target, exchange, *draft_sampling)
     if exchange is not None:
         exchange.check(target, drafter)
     chosen = protocol_options((options.to_dict() if options is not None else {}) | protocol_values)
@@ -238,8 +238,8 @@ def plan(
     return Plan(
         protocol=protocol,
         exchange=exchange,
-        sampling=SamplingParams(sampling=target, seed=seed, logits_options=shaping),
-        drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=shaping),
+        sampling=SamplingParams(sampling=target, seed=seed, logits_options=logits_options),
+        drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=logits_options),
         expansion=_expansion(protocol, exchange, window, expansion),
         auto=window == AUTO,
         max_tokens=max_tokens,
@@ -265,27 +265,27 @@ def protocol_options(values: Mapping[str, Any]) -> dict[type[ProtocolOptions], P
 
 
 def expect_effective(
-    protocol: str, passed: Collection[str], written: Callable[[str], str] = str
+    protocol: str, option_names: Collection[str], format_name: Callable[[str], str] = str
 ) -> None:
     """Raise `UnsupportedError` for options that have no effect under this protocol.
 
-    written: formats an option's name as the caller writes it.
+    format_name: formats an option's name as the caller writes it.
     """
     taken = (
         PROTOCOL_REGISTRY[protocol].Options.__struct_fields__
         if protocol in PROTOCOL_REGISTRY
         else ()
     )
-    for name in passed:
+    for name in option_names:
         if name not in taken:
-            has = [
+            protocols = [
                 other
                 for other, registered in PROTOCOL_REGISTRY.items()
                 if name in registered.Options.__struct_fields__
             ]
             raise UnsupportedError(
-                f"{written(name)} goes with {written('protocol')} {' or '.join(has)}, or {AUTO} "
-                f"that may take it, not with {protocol}."
+                f"{format_name(name)} goes with {format_name('protocol')} {' or '.join(protocols)}, "
+                f"or {AUTO} that may take it, not with {protocol}."
             )
 
 

@@ -52,7 +52,7 @@ class VocabularyPairs:
     """The vocabulary pairs of a device, shared by its lanes. Thread-safe.
 
     drafter: the drafter's vocabulary; None if it drafts in any target's. vocabulary_subset: i64
-    [N], the tokens that its head was cut to; None for a whole head. pace: seconds of a drafter's
+    [N], the tokens that its head was cut to; None for a whole head. pass_times: a drafter's
     pass by the number of tokens. prior: α without evidence. hidden_size: d of the drafter's states.
     """
 
@@ -60,7 +60,7 @@ class VocabularyPairs:
         self,
         drafter: Vocabulary | None,
         vocabulary_subset: NDArray[np.int64] | None,
-        pace: Mapping[int, float],
+        pass_times: Mapping[int, float],
         prior: float,
         hidden_size: int,
         progress: Progress | None,
@@ -68,7 +68,7 @@ class VocabularyPairs:
         self._any_vocabulary = drafter is None
         self._drafter, self._vocabulary_subset = drafter or UNKNOWN, vocabulary_subset
         self._hidden = hidden_size
-        self._pace, self._prior = pace, prior
+        self._pass_times, self._prior = pass_times, prior
         self._progress = progress
         # the drafter's vocabulary on both sides, until the first handshake
         self.latest = self._drafter_pair = self._new_pair(self._drafter.digest, self._drafter)
@@ -83,7 +83,7 @@ class VocabularyPairs:
             target if self._any_vocabulary else self._drafter, target, self._vocabulary_subset
         )
         sizes = PairSizes(target.vocab_size, self._hidden)
-        return VocabularyPair(name, pair, PairStatistics(self._pace, sizes, self._prior))
+        return VocabularyPair(name, pair, PairStatistics(self._pass_times, sizes, self._prior))
 
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.

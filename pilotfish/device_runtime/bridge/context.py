@@ -253,7 +253,7 @@ def _merges_all(tokenizer: Tokenizer) -> bool:
     model = tokenizer.steps["model"]
     merges = model["type"] == "BPE" and not any(model.get(name) for name in WHOLE_WORD_RULES)
     # Several characters without a token must not become one unknown token.
-    apart = not model.get("fuse_unk") or (
+    keeps_unknown_apart = not model.get("fuse_unk") or (
         model.get("byte_fallback") and None not in map(tokenizer.byte_token, range(256))
     )
     normalizer = list(flat(without_first_space(tokenizer.steps["normalizer"])))
@@ -266,7 +266,7 @@ def _merges_all(tokenizer: Tokenizer) -> bool:
         and left[0]["type"] == "Metaspace"
         and left[0]["replacement"] == SPACE_MARK
     )
-    return merges and apart and marks
+    return merges and keeps_unknown_apart and marks
 
 
 def _does_nothing(step: dict[str, Any], marked: bool) -> bool:

@@ -57,11 +57,11 @@ def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
     up, down = evidence.round_bytes(plan)
     exchanges = evidence.round_trips(plan)
     # an RTT is measured with small messages and includes their bytes
-    beyond = (
+    extra_bytes = (
         max(0.0, up - exchanges * WINDOW_BYTES),
         max(0.0, down - exchanges * VERDICT_BYTES),
     )
-    return evidence.computing_s(plan) + communication_s(*beyond, link, exchanges)
+    return evidence.computing_s(plan) + communication_s(*extra_bytes, link, exchanges)
 
 
 def with_defaults(state: LinkState) -> Link:
@@ -135,8 +135,8 @@ def _modelled_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
         )
     edge_token_s = evidence.edge_drafter_token_s()
     if sources in (ALL, EDGE) and edge_token_s is not None:
-        hazards = evidence.edge_hints.acceptance_by_depth(plan)
-        candidates.append(_draft_costs(plan, link, evidence, 0.0, edge_token_s, hazards))
+        by_depth = evidence.edge_hints.acceptance_by_depth(plan)
+        candidates.append(_draft_costs(plan, link, evidence, 0.0, edge_token_s, by_depth))
     best = min(candidates)
     return best if sources == DEVICE else min(best, _repeat_costs(plan, link, evidence, best))
 
@@ -147,14 +147,14 @@ def _draft_costs(
     evidence: Evidence,
     rtt_s: float,
     draft_s: float,
-    hazards: NDArray[np.float64],
+    by_depth: NDArray[np.float64],
 ) -> PlanCosts:
     """Predict the cost with drafts of ``draft_s`` each that arrive after ``rtt_s``.
 
     hazards: α by depth, f64 [n].
     """
-    run = survival(np.append(hazards, np.full(_TAIL_DEPTHS, hazards[-1])))
-    between_s = evidence.pass_interval_s()
+    run = survival(np.append(by_depth, np.full(_TAIL_DEPTHS, by_depth[-1])))
+    interval_s = evidence.pass_interval_s()
     passes = [
         evidence.streaming_s(evidence.pace_protocol(plan), drafts)
         for drafts in range(MOST_DRAFTS + 1)
@@ -163,11 +163,11 @@ def _draft_costs(
         run,
         rtt_s=rtt_s,
         draft_s=draft_s,
-        pass_s=[pass_s + between_s for pass_s in passes],
+        pass_s=[pass_s + interval_s for pass_s in passes],
         lead=draft_length(run),
         price=price(passes),
     )
-    edge_s = costs.token_s - between_s * costs.passes
+    edge_s = costs.token_s - interval_s * costs.passes
     # one message carries all tokens of a pass
     bytes_down = _STREAM_BYTES * costs.passes
     return PlanCosts(streamed_token_s(costs.token_s, bytes_down, link, plan.max_tokens), edge_s)

@@ -74,23 +74,26 @@ class ForecastErrors:
 class Evidence:
     """Evidence on one device and one edge.
 
-    drafter_pace, target_pace, edge_drafter_pace: seconds of a pass by the number of its tokens,
+    drafter_pass_times, target_pass_times, edge_drafter_pass_times: seconds by number of tokens,
     measured at start; either of the edge's may be missing. prior: α without evidence.
     """
 
     def __init__(
         self,
-        drafter_pace: Mapping[int, float],
-        target_pace: Mapping[int, float],
+        drafter_pass_times: Mapping[int, float],
+        target_pass_times: Mapping[int, float],
         sizes: PairSizes,
-        edge_drafter_pace: Mapping[int, float] | None = None,
+        edge_drafter_pass_times: Mapping[int, float] | None = None,
         prior: float = PRIOR_ACCEPTANCE,
     ) -> None:
-        self._drafter_pace = drafter_pace
+        self._drafter_pass_times = drafter_pass_times
         # without times of the edge, assume a slow target that needs as long for many tokens
-        slow_s = _ASSUMED_SLOWDOWN * drafter_pace[1]
-        self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
-        self._edge_drafter_pace = dict(sorted((edge_drafter_pace or {}).items()))
+        slow_s = _ASSUMED_SLOWDOWN * drafter_pass_times[1]
+        self._target_pass_times = dict(sorted(target_pass_times.items())) or {
+            1: slow_s,
+            MAX_WINDOW: slow_s,
+        }
+        self._edge_drafter_pass_times = dict(sorted((edge_drafter_pass_times or {}).items()))
         self._sizes = sizes
         self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
         self.forecast_errors = ForecastErrors()
@@ -122,9 +125,9 @@ class Evidence:
     def _fade(self, plan: Plan) -> None:
         """Fade the times that an answer under this plan does not measure."""
         in_rounds = plan.exchange is not None and not plan.streams
-        for name, around_s in self._overhead_s.items():
+        for name, overhead_s in self._overhead_s.items():
             if not in_rounds or name != plan.protocol:
-                around_s.fade()
+                overhead_s.fade()
         if not in_rounds:
             self._queue_s.fade()
         if not plan.streams:
@@ -133,14 +136,17 @@ class Evidence:
     def _add_stream(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times of a stream's passes, and of the drafting during them."""
         name = self.pace_protocol(plan)
-        drafted_s = pass_s(self._drafter_pace, 1)
+        drafted_s = pass_s(self._drafter_pass_times, 1)
         drafting = [
             round_.timings.draft / (round_.nodes * drafted_s) for round_ in rounds if round_.nodes
         ]
         self._drafting.add(name, drafting)
         self._verifying.add(
             name,
-            [round_.pass_s / pass_s(self._target_pace, 1 + round_.window) for round_ in rounds],
+            [
+                round_.pass_s / pass_s(self._target_pass_times, 1 + round_.window)
+                for round_ in rounds
+            ],
             with_edge_drafter=self._edge_may_draft(plan),
         )
         if rounds:  # tokens may come in bursts, so only the mean interval counts
@@ -188,8 +194,8 @@ class Evidence:
         """Estimate a round's seconds without the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
         draft_s = self._drafting_s(plan, expansion) * self._drafting.factor(name)
-        around_s = self._overhead_s[name].median(0.0) + self._queue_s.median(0.0)
-        return draft_s + self.verifying_s(plan) + around_s
+        overhead_s = self._overhead_s[name].median(0.0) + self._queue_s.median(0.0)
+        return draft_s + self.verifying_s(plan) + overhead_s
 
     def round_bytes(self, plan: Plan) -> RoundBytes:
         """Estimate the bytes of a round: the protocol's own estimate, corrected by past rounds."""
@@ -223,11 +229,11 @@ class Evidence:
 
     def _edge_may_draft(self, plan: Plan) -> bool:
         """Whether the edge may draft while its target runs."""
-        return bool(self._edge_drafter_pace) and hint_source(plan) not in ("", DEVICE)
+        return bool(self._edge_drafter_pass_times) and hint_source(plan) not in ("", DEVICE)
 
     def streaming_s(self, protocol: str, drafts: int = 0) -> float:
         """Estimate the seconds of a streaming target's pass with this number of drafts."""
-        return pass_s(self._target_pace, 1 + drafts) * self._verifying.factor(protocol)
+        return pass_s(self._target_pass_times, 1 + drafts) * self._verifying.factor(protocol)
 
     def pass_interval_s(self) -> float:
         """Estimate the seconds between two passes of a streaming target."""
@@ -235,15 +241,15 @@ class Evidence:
 
     def hint_s(self, protocol: str) -> float:
         """Estimate the device's seconds per drafted token while the target runs."""
-        return pass_s(self._drafter_pace, 1) * self._drafting.factor(protocol)
+        return pass_s(self._drafter_pass_times, 1) * self._drafting.factor(protocol)
 
     def edge_drafter_token_s(self) -> float | None:
         """Return the edge drafter's seconds per token; None if the edge has no drafter."""
-        return pass_s(self._edge_drafter_pace, 1) if self._edge_drafter_pace else None
+        return pass_s(self._edge_drafter_pass_times, 1) if self._edge_drafter_pass_times else None
 
     def local_token_s(self) -> float:
         """Estimate the seconds per token under `local`."""
-        return pass_s(self._drafter_pace, 1) * self._drafting.factor(LOCAL)
+        return pass_s(self._drafter_pass_times, 1) * self._drafting.factor(LOCAL)
 
     def _alpha(self, plan: Plan, window: int) -> float:
         """Return the mean α of a window of ``window`` levels."""
@@ -276,13 +282,13 @@ class Evidence:
         last = plan.exchange is not None and plan.exchange.reads_last_token and len(expansion) > 0
         nodes, total = 1, 0.0
         for count in (*expansion, *[1] * last):
-            total += pass_s(self._drafter_pace, nodes)
+            total += pass_s(self._drafter_pass_times, nodes)
             nodes *= count
         return total
 
     def _verifying_s(self, expansion: Sequence[int]) -> float:
         """Return the seconds of the target's pass over a window."""
-        return pass_s(self._target_pace, 1 + nodes_at_most(tuple(expansion)))
+        return pass_s(self._target_pass_times, 1 + nodes_at_most(tuple(expansion)))
 
 
 def _mean_interval_s(rounds: Sequence[Round]) -> float:

@@ -34,14 +34,14 @@ class RecentValues(deque[float]):
     def __init__(self, values: Iterable[float] = ()) -> None:
         super().__init__(values, maxlen=_RECENT_ROUNDS)
 
-    def median(self, otherwise: float) -> float:
+    def median(self, default: float) -> float:
         """Return the median; ``otherwise`` without values."""
-        return median(self) if self else otherwise
+        return median(self) if self else default
 
-    def mean(self, otherwise: float, weight: float = 0.0) -> float:
+    def mean(self, default: float, weight: float = 0.0) -> float:
         """Return the mean, with ``weight`` further values of ``otherwise``."""
         count = weight + len(self)
-        return (weight * otherwise + sum(self)) / count if count else otherwise
+        return (weight * default + sum(self)) / count if count else default
 
     def fade(self) -> None:
         """Drop the oldest value, after an answer without a new one."""
@@ -133,12 +133,12 @@ def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], f
     return median(mean(rounds[begin:end]) for begin, end in pairwise(cuts))
 
 
-def pass_s(pace: Mapping[int, float], width: int) -> float:
+def pass_s(pass_times: Mapping[int, float], width: int) -> float:
     """Interpolate the seconds of a pass over ``width`` tokens.
 
-    pace: seconds by the number of tokens, ascending; not empty.
+    pass_times: seconds by the number of tokens, ascending; not empty.
     """
-    widths, seconds = list(pace), list(pace.values())
+    widths, seconds = list(pass_times), list(pass_times.values())
     if width <= widths[-1]:
         return float(np.interp(width, widths, seconds))
     return seconds[-1] * width / widths[-1]

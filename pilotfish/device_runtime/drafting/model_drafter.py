@@ -287,9 +287,9 @@ class ModelDrafter(Drafter):
         if self._text is None:
             return None
         echo = self._readable(self._text.predict(path))
-        if echo is None or (odds := self._text.acceptance(echo)) < _MIN_ACCEPTANCE:
+        if echo is None or (acceptance := self._text.acceptance(echo)) < _MIN_ACCEPTANCE:
             return None
-        return Level(rows([echo], self.bridge.vocab_size), [odds])
+        return Level(rows([echo], self.bridge.vocab_size), [acceptance])
 
     def _readable(self, echo: Echo | None) -> Echo | None:
         """Return the echo if the model can read all its tokens, and so continue after them."""

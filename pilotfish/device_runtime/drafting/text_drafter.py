@@ -189,8 +189,8 @@ class TextDrafter(Drafter):
         known = [echo for echo in echoes if echo is not None]
         if len(known) < len(echoes):
             return None
-        odds = [self._recall.acceptance(echo) for echo in known]
-        return Level(rows(known, self.bridge.vocab_size), odds)
+        acceptance = [self._recall.acceptance(echo) for echo in known]
+        return Level(rows(known, self.bridge.vocab_size), acceptance)
 
     def _chain(self, echo: Echo) -> Level:
         """Return a chain's level [1, V]; the next one overwrites it."""

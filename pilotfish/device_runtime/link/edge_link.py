@@ -90,8 +90,8 @@ class EdgeLink(HandshakeLine):
 
     def _note_phase(self, process_stall_s: float = 0.0) -> None:
         """Update the absence clock with the link's present phase."""
-        standing = self._phase(doubted=self._absence.in_doubt)
-        self._absence.note(standing, time.monotonic(), process_stall_s)
+        phase = self._phase(in_doubt=self._absence.in_doubt)
+        self._absence.note(phase, time.monotonic(), process_stall_s)
 
     def await_handshake(self) -> None:
         """Wait for a connection with a completed handshake."""

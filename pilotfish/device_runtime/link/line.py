@@ -185,14 +185,14 @@ class Line:
     def _on_stall(self, liveness: Liveness) -> None:
         """Handle a connection that was dropped because it had stalled."""
 
-    def _phase(self, *, doubted: bool) -> LinkPhase:
-        """Return the link's phase; doubted: the edge was away, and nothing has crossed since."""
+    def _phase(self, *, in_doubt: bool) -> LinkPhase:
+        """Return the link's phase; in_doubt: the edge was away, and nothing has crossed since."""
         channel, liveness = self.channel, self.channel.liveness()
         if not channel.connected:
             progresses = liveness is not None and liveness.progresses
         elif liveness is None:  # no TCP: a socket of this machine
             return LinkPhase.IDLE
-        elif not (liveness.quiet or (doubted and liveness.overdue)):
+        elif not (liveness.quiet or (in_doubt and liveness.overdue)):
             return LinkPhase.CARRYING if liveness.transfers else LinkPhase.IDLE
         elif liveness.blocked and not self._second.is_connected:
             return LinkPhase.BLOCKED

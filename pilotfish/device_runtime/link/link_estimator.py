@@ -92,14 +92,14 @@ class LinkEstimator:
         verify_ns = min(times.verify_ns, held_ns)
         up_s, down_s = self.measure(answer, times.received_ns, held_ns)
         # the reply arrived while the drafter worked: assume downlink ≤ uplink
-        lain_s = max(0.0, down_s - up_s) if answer.late else 0.0
+        queued_s = max(0.0, down_s - up_s) if answer.late else 0.0
         return Timings(
-            draft=lain_s,
+            draft=queued_s,
             encode=(answer.sent_ns - ready_ns) * 1e-9,
             uplink=up_s,
             queue=(held_ns - verify_ns) * 1e-9,
             verify=verify_ns * 1e-9,
-            downlink=down_s - lain_s,
+            downlink=down_s - queued_s,
         )
 
     def on_ping(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> None:
