@@ -284,8 +284,8 @@ def expect_effective(
                 if name in registered.Options.__struct_fields__
             ]
             raise UnsupportedError(
-                f"{format_name(name)} goes with {format_name('protocol')} {' or '.join(protocols)}, "
-                f"or {AUTO} that may take it, not with {protocol}."
+                f"{format_name(name)} goes with {format_name('protocol')} {' or '.join(protocols)},"
+                f" or {AUTO} that may take it, not with {protocol}."
             )
 
 

@@ -52,8 +52,8 @@ class VocabularyPairs:
     """The vocabulary pairs of a device, shared by its lanes. Thread-safe.
 
     drafter: the drafter's vocabulary; None if it drafts in any target's. vocabulary_subset: i64
-    [N], the tokens that its head was cut to; None for a whole head. pass_times: a drafter's
-    pass by the number of tokens. prior: α without evidence. hidden_size: d of the drafter's states.
+    [N], the tokens that its head was cut to; None for a whole head. pass_times: seconds of
+    the drafter's pass by number of tokens. prior: α without evidence. hidden_size: d of its states.
     """
 
     def __init__(
