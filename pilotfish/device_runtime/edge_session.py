@@ -34,10 +34,9 @@ from pilotfish.wire.protocols.protocol import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_PULL_TOKENS, _PULL_BELOW = (
-    48,
-    36,
-)  # stream tokens requested at once, and when to request more; an edge queues at least 64 messages
+# Stream tokens requested at once, and the rest at which to request more; an edge queues at least 64
+# messages.
+_PULL_TOKENS, _PULL_BELOW = 48, 36
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )

@@ -25,9 +25,8 @@ from pilotfish.wire.protocols.protocol import Ids
 
 # Minimum target passes between hints: early, and once `_LATE_DRAFTS` drafts are out.
 _EARLY_INTERVAL, _LATE_INTERVAL, _LATE_DRAFTS = 0.25, 1.0, 6
-_MAX_HINTS = (
-    4  # hints between two messages of tokens, so that hints do not pile up on a stalled link
-)
+# Hints between two messages of tokens, so that hints do not pile up on a stalled link.
+_MAX_HINTS = 4
 _MAX_MISSED = 16  # passes without the device's right drafts, until it assumes that hints were lost
 _NS = 1e-9
 

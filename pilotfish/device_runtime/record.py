@@ -57,9 +57,8 @@ class Round:
     timings: Timings = field(default_factory=Timings)
     notes: dict[str, float] = field(default_factory=dict)  # values of the protocol's counters
     inquired: int = 0  # hidden states that the edge requested, in a second exchange
-    pass_s: float = (
-        0.0  # the target's pass; under `stream` the device may not have waited for all of it
-    )
+    # seconds of the target's pass; under `stream` the device may not have waited for all of it
+    pass_s: float = 0.0
     # under `ahead`: source of the hints in the target's pass ("device", "text", "edge"; "": none);
     # ``window`` counts these hints, ``accepted`` the right ones
     source: str = ""

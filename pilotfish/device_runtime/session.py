@@ -132,10 +132,8 @@ class Session:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
-        self._logits_processor, self._constraint = (
-            plan.sampling.logits_processor(len(ids), constraint),
-            constraint,
-        )
+        self._logits_processor = plan.sampling.logits_processor(len(ids), constraint)
+        self._constraint = constraint
         shared = self.shared_tokens(ids, owner)
         self.committed.truncate(shared)
         self.committed.extend(ids[shared:])

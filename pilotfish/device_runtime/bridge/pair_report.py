@@ -118,9 +118,8 @@ def compare_vocabularies(
         Vocabulary.from_artifact(drafter),
         Vocabulary.from_artifact(target),
     )
-    target_vocabulary = Vocabulary.decode(
-        unchecked.encode(), unchecked.model
-    )  # runs a device's checks
+    # decoding runs a device's checks
+    target_vocabulary = Vocabulary.decode(unchecked.encode(), unchecked.model)
     shared = SharedTokens.find(drafter_vocabulary, target_vocabulary)
     ids = target_vocabulary.tokenizer.encode(text)
     drafter_tokens = [

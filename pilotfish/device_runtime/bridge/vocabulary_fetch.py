@@ -112,9 +112,8 @@ def _unpack(frame: Buffer, expected: int) -> bytes:
         raise _unusable_error(f"a part of {expected} bytes came as {len(frame)}")
     decompressor = zlib.decompressobj()
     try:
-        data = decompressor.decompress(
-            frame, expected + 1
-        )  # one more byte, or zlib does not see the end
+        # one more byte, or zlib does not see the end
+        data = decompressor.decompress(frame, expected + 1)
     except zlib.error as error:
         raise _unusable_error(f"a part cannot be unpacked: {error}") from None
     if len(data) != expected or not decompressor.eof or decompressor.unused_data:

@@ -151,7 +151,7 @@ def _draft_costs(
 ) -> PlanCosts:
     """Predict the cost with drafts of ``draft_s`` each that arrive after ``rtt_s``.
 
-    hazards: α by depth, f64 [n].
+    by_depth: α, f64 [n].
     """
     run = survival(np.append(by_depth, np.full(_TAIL_DEPTHS, by_depth[-1])))
     interval_s = evidence.pass_interval_s()

@@ -100,13 +100,10 @@ class Evidence:
         self._drafting, self._verifying = PassPace(), PassPace()
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode, settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
-        self._up_ratios: dict[str, RecentValues] = defaultdict(
-            RecentValues
-        )  # measured over estimated bytes
+        # by protocol: measured over estimated bytes, and over estimated further round trips
+        self._up_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
-        self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(
-            RecentValues
-        )  # round trips beyond the first, likewise
+        self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
 
     # Observations
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pilotfish.device_runtime.record import Round
 
-_RECENT_ROUNDS = 24  # rounds
+_RECENT_ROUNDS = 24
 _PART_ROUNDS = 16  # rounds that are averaged, since tokens come in bursts
 _MIN_PART_ROUNDS = 4  # the least rounds of a part, in a short answer of three parts
 _MAX_PROTOCOL_FACTOR = 2.0  # bound of a protocol's factor and of its inverse
@@ -35,11 +35,11 @@ class RecentValues(deque[float]):
         super().__init__(values, maxlen=_RECENT_ROUNDS)
 
     def median(self, default: float) -> float:
-        """Return the median; ``otherwise`` without values."""
+        """Return the median; ``default`` without values."""
         return median(self) if self else default
 
     def mean(self, default: float, weight: float = 0.0) -> float:
-        """Return the mean, with ``weight`` further values of ``otherwise``."""
+        """Return the mean, with ``weight`` further values of ``default``."""
         count = weight + len(self)
         return (weight * default + sum(self)) / count if count else default
 
@@ -63,10 +63,8 @@ class PassPace:
             lambda: deque([1.0], maxlen=_AVERAGED_ANSWERS)
         )
         self._idle_answers: Counter[str] = Counter()
-        self._last_protocol, self._consecutive_answers = (
-            "",
-            0,
-        )  # answers in a row under the last protocol
+        self._last_protocol = ""
+        self._consecutive_answers = 0  # answers in a row under the last protocol
 
     def add(self, name: str, factors: Sequence[float], *, with_edge_drafter: bool = False) -> None:
         """Add the factors of an answer's passes under this protocol.

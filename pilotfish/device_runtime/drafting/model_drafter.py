@@ -194,9 +194,7 @@ class ModelDrafter(Drafter):
 
     def _logits(self, context: NDArray[Any]) -> Floats:
         self._read(context, leave=_CHUNK)
-        rest = context[self._chain_length :].astype(
-            np.int64
-        )  # a long rest is read in one pass, not two
+        rest = context[self._chain_length :].astype(np.int64)  # one pass, even if it is long
         logits: Floats = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
         self._append(rest)
         return logits

@@ -62,9 +62,8 @@ class TextMemory:
         with self._lock:
             known = vocabulary == self._vocabulary
             if not known or owner not in self._stores:
-                opened = self._open_store(
-                    vocabulary, vocab_size, owner
-                )  # may raise; nothing changes
+                # may raise, before anything changes
+                opened = self._open_store(vocabulary, vocab_size, owner)
                 if not known:
                     self._forget()
                     self._vocabulary = vocabulary

@@ -168,9 +168,8 @@ def _record(text: Ids) -> bytes:
 
 def _parse(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
     """Return all whole texts, each followed by `BREAK`, and the bytes before the first torn one."""
-    texts = np.empty(
-        len(blob) // 4, np.uint32
-    )  # large enough: a record's head is longer than `BREAK`
+    # large enough: a record's head is longer than `BREAK`
+    texts = np.empty(len(blob) // 4, np.uint32)
     at = used = 0
     while at + _HEAD.size <= len(blob):
         count, checksum = _HEAD.unpack_from(blob, at)

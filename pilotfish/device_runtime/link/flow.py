@@ -29,9 +29,7 @@ _RATES: Final = 8  # number of recent rates; the best counts
 _GROWTH, _STEADY = 1.25, 16  # the rate is the link's if it has not grown by 1.25 for 16 chunks
 _QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the least time has waited for the link
 _GROW_AFTER: Final = 4  # delivered chunks of a size, until the double is tried
-_RETRY_AFTER: Final = (
-    8  # likewise, until a size is tried again that did not pass; then 8 times more
-)
+_RETRY_AFTER: Final = 8  # likewise, until a blocked size is tried again; then 8 times as many
 
 
 class _SentChunk(NamedTuple):

@@ -32,9 +32,7 @@ class LinkGroup:
         self.address = edge, keys
         self._links: set[EdgeLink] = set()
         self._lock = threading.Lock()
-        self._log_lock = (
-            threading.Lock()
-        )  # held to read and log the state, so that log lines are in order
+        self._log_lock = threading.Lock()  # held to read and log the state, in order
         self._logged = Connectivity.CONNECTING
         self._away_s = time.monotonic()
 

@@ -41,9 +41,8 @@ class PendingRequest:
         self._size = sent.size  # total bytes sent
         self._resent = sent.chunked
         self._position = sent.position
-        self._acknowledged = self._furthest = (
-            0  # acknowledged bytes on this connection, and the most on any
-        )
+        # acknowledged bytes on this connection, and the most on any
+        self._acknowledged = self._furthest = 0
         self._overdue_s = RESEND_S
 
     def advances(self, liveness: Liveness | None) -> bool:
