@@ -2,9 +2,9 @@
 
 `costs` computes T/N from the last measured state of the link and the `evidence` on acceptance,
 computing times and bytes. A rate that was never measured counts as slow. A plan replaces the last
-choice only if it is clearly better, so that noise does not flip the choice; the first choice
-defaults to the best plan without drafting on the device, which also replaces a plan that is no
-better. Among equal plans the first wins.
+choice only if it is clearly better, so that noise does not flip the choice. Before the first
+choice, the best plan without drafting on the device takes that place; it also wins over a plan that
+is no better. Among equal plans the first wins.
 
 With ``thrift``, the policy chooses the plan with the least edge time per token among those that are
 predicted to be no slower than `stream`.
