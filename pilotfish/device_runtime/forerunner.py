@@ -104,17 +104,17 @@ class Forerunner:
 
         margin: input of the acceptance estimator; None if the drafter gave the acceptance itself.
         """
-        shaper, position = self._logits_processor, self._ahead.committed + len(drafts)
-        if shaper is not None:
-            token = shaper.forced_token(committed, drafts.tolist())
+        processor, position = self._logits_processor, self._ahead.committed + len(drafts)
+        if processor is not None:
+            token = processor.forced_token(committed, drafts.tolist())
             if token is not None and self._drafter.bridge.can_draft(token):
                 self._forced.append(position)
                 return token, self._estimator.estimate(math.inf), math.inf
         level = self._drafter.predict_next(committed, drafts)
         if level is None:
             return None
-        if shaper is not None:
-            dead = shaper.process(level.logits, committed, [drafts.tolist()])
+        if processor is not None:
+            dead = processor.process(level.logits, committed, [drafts.tolist()])
             if dead or np.isneginf(level.logits.max()):
                 return None
         token, margin = draft_with_margin(level.logits[0], self._plan.drafting, position)
