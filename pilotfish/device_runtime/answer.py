@@ -32,16 +32,16 @@ def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) 
     content = _simplify(content)
     if not prompt.is_chat_turn or target.chat_template is None:
         return Outline(content=content)
-    family = target.chat_format
+    chat_format = target.chat_format
     tail = target.tokenizer.decode(prompt.ids[-_TAIL:].tolist(), special=True)
     tools = prompt.tools
     try:
         outline = Outline.for_chat_format(
-            family,
+            chat_format,
             target.chat_template,
             tools=tools,
             content=content,
-            thinking=tail.rstrip().endswith(family.thought[0].rstrip()),
+            thinking=tail.rstrip().endswith(chat_format.thought[0].rstrip()),
         )
     except GrammarError as error:
         raise UnsupportedError(str(error)) from error
