@@ -46,6 +46,7 @@ SLOW_ROOMS = {
         "pilotfish/judge/",
         "pilotfish/distill/",
     ),
+    "selftest": ("pilotfish/engines/", "pilotfish/export/"),
     "speculation": (),
     "system": (
         "pilotfish/wire/",

@@ -16,6 +16,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
 from pilotfish.wire import keys
+from tests.support import forking
 from tests.support.judging import random_head, saved
 from tests.support.measuring import PROMPTS
 from tests.support.reaper import Reaper, own_mounts
@@ -50,10 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{room}: tests/{room}")
     own_mounts()
     config.stash[REAPER] = Reaper()
+    forking.install()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End what the tests have left."""
+    forking.uninstall()
     config.stash[REAPER].close()
 
 
