@@ -92,8 +92,8 @@ def test_the_bridge_says_what_the_whole_head_says_of_kept_tokens(tmp_path: Path,
         context = bridge.context(ids([1, 0, 2, 0]))
         rows.append(bridge.project(read(Decoder(artifact, threads=1), context))[0].copy())
         bridges.append(bridge)
-    said = [token for token in range(target.manifest.vocab_size) if bridges[1].has(token)]
-    own = [int(bridges[1].own(ids([token]))[0]) for token in said]
+    said = [token for token in range(target.manifest.vocab_size) if bridges[1].can_draft(token)]
+    own = [int(bridges[1].to_draft_ids(ids([token]))[0]) for token in said]
     assert {*own} <= {*KEPT[name]}
     np.testing.assert_allclose(rows[1][said], rows[0][said], rtol=1e-5)
     assert np.isneginf(np.delete(rows[1], said)).all()
