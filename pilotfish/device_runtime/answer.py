@@ -120,8 +120,8 @@ class AnswerBuffer:
         self.text = ""
         self.parts: list[TurnPart] = []
         self.finish_reason: str | None = None
-        visible_ids = target.tokenizer.controls_in(outline.marks)
-        self._stream = TextStream(target.tokenizer, shown=visible_ids)
+        visible_ids = target.tokenizer.named_controls(outline.marks)
+        self._stream = TextStream(target.tokenizer, visible=visible_ids)
         self._reader = TurnReader(outline, target.chat_format.call_id)
         self._eos = frozenset(ends)
         self._stop = tuple(plan.stop)

@@ -14,7 +14,7 @@ import pytest
 
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.selftest.checks import CHECKS
-from pilotfish.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, UNCUT
+from pilotfish.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, WITHOUT_STAGES
 from pilotfish.selftest.protocols import LOSSLESS
 from pilotfish.selftest.providers import FP32, VARIANTS
 from tests.support.commands import command
@@ -70,7 +70,7 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
                 assert told.pop("tree") == "not there", of
             assert set(told.values()) == {"passed"}, of
             first = variant.dialect == "opset24"
-            assert ("stages" in told) == (first and model not in UNCUT), of
+            assert ("stages" in told) == (first and model not in WITHOUT_STAGES), of
             assert (told.keys() >= LOSSLESS.keys()) == (first and model in BOTH_ENDS), of
     own = [each for each in found["findings"] if each["provider"] == "cpu"]
     apart = [each["difference"] for each in own if "difference" in each]
@@ -83,7 +83,6 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
     assert "cpu: llama" in done.stderr  # what takes long is told
 
 
-@pytest.mark.waits
 @pytest.mark.parametrize(("module", "kinds"), [FEW, WHOLE], ids=["few kinds", "all kinds"])
 def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
     tmp_path: Path, module: str, kinds: tuple[str, ...]
@@ -109,7 +108,7 @@ def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
     assert machine["cuda"] == "12.6"
     assert "SOMETHING DIFFERS" in done.stdout
     assert "instead of" in done.stdout
-    assert "lfm2 keeps states" in " ".join(done.stdout.split())
+    assert "lfm2 has recurrent states" in " ".join(done.stdout.split())
     assert "building its engine" in done.stderr
 
 

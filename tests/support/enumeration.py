@@ -275,3 +275,10 @@ def p_value(counts: NDArray[np.integer], expected: NDArray[np.float64]) -> float
     df = len(wanted) - 1
     z = ((statistic / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df))
     return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def distribution_of(row: Row, vocab: int) -> NDArray[np.float64]:
+    """Return the whole distribution of a row, f64 [V]."""
+    full = np.zeros(vocab)
+    full[row.support] = row.probabilities()
+    return full

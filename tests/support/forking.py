@@ -28,19 +28,19 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import IO, Any
 
-from pilotfish.base.child import Tie, TiedProcess
+from pilotfish.base.child import ChildPipe, ChildProcess
 from pilotfish.edge_runtime import process as edge_process
 from pilotfish.emulation import emulator
 
 _PR_SET_CHILD_SUBREAPER = 36  # of sys/prctl.h
-EMULATOR = "pilotfish.emulation.tied"
+EMULATOR = "pilotfish.emulation.proxy_process"
 # What is imported before the first fork for such a daemon.
 _DAEMONS = {
     "edge": (
         "pilotfish.cli.edge",
         "pilotfish.cli.edge_worker",
-        "pilotfish.edge_runtime.daemon",
-        "pilotfish.edge_runtime.node.daemon",
+        "pilotfish.edge_runtime.edge_daemon",
+        "pilotfish.edge_runtime.node.node_daemon",
         "pilotfish.edge_runtime.targets.federated",
         "pilotfish.edge_runtime.targets.local",
         "pilotfish.edge_runtime.targets.pipeline",
@@ -51,7 +51,7 @@ _DAEMONS = {
     "device": (
         "pilotfish.cli.device",
         "pilotfish.device_runtime.service.serve",
-        "pilotfish.device_runtime.service.daemon",
+        "pilotfish.device_runtime.service.service_daemon",
         "pilotfish.engines.backends.cpu",
         "llguidance",
         "onnxruntime",
@@ -212,7 +212,7 @@ def popen(
         os.close(nothing)
 
 
-class ForkedChild(TiedProcess):
+class ForkedChild(ChildProcess):
     """A tied process that is forked, if it can be."""
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
@@ -227,17 +227,17 @@ class ForkedChild(TiedProcess):
             pid = server.fork(asked, [nothing, 1, 2, theirs.fileno()])
         self.process = Forked(pid, command)
         ours.settimeout(timeout_s)
-        self.tie = Tie(ours)
+        self.tie = ChildPipe(ours)
 
 
 def install() -> None:
     """Have every `EdgeServer` and `Emulator` of this process fork."""
-    edge_process.TiedProcess = emulator.TiedProcess = ForkedChild
+    edge_process.ChildProcess = emulator.ChildProcess = ForkedChild
 
 
 def uninstall() -> None:
     """Have them start processes as for a user, and end the server."""
-    edge_process.TiedProcess = emulator.TiedProcess = TiedProcess
+    edge_process.ChildProcess = emulator.ChildProcess = ChildProcess
     while _servers:
         _servers.pop().close()
 
@@ -309,7 +309,7 @@ def _main(daemon: str, arguments: Sequence[str], passed: Sequence[int]) -> int:
     for each in passed:
         os.set_inheritable(each, True)
     if daemon == EMULATOR:
-        from pilotfish.emulation.tied import main as emulate
+        from pilotfish.emulation.proxy_process import main as emulate
 
         return emulate(*passed)
     from pilotfish.cli import main

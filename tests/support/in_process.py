@@ -12,7 +12,7 @@ import numpy as np
 
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.plan import plan
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.confidence import ENOUGH
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols import choose
@@ -46,7 +46,7 @@ class RealDrafter:
     def __init__(self, artifact, pair):
         self._pair = pair
         self._drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
-        self._drafter.cross(pair.bridge())
+        self._drafter.set_bridge(pair.bridge())
 
     def __call__(self, setting, exchange, law, committed):
         if len(committed) == len(setting.prompt):
@@ -81,10 +81,10 @@ def answer(models, prompt, end, *, drafter=None, **options):
     chosen = plan(**options)
     setting = Generation(
         exchange=chosen.protocol,
-        sampling=chosen.law.sampling,
+        sampling=chosen.sampling.sampling,
         drafting=chosen.drafting.sampling,
         enough=ENOUGH if chosen.auto else 0.0,
-        shaping=chosen.law.shaping,
+        shaping=chosen.sampling.logits_options,
         prompt=tuple(prompt),
         vocab=len(logits(models[0], tuple(prompt))),
         two=tuple(models),
@@ -93,12 +93,12 @@ def answer(models, prompt, end, *, drafter=None, **options):
     committed, at_edge = setting.prompt, len(prompt)
     while len(committed) < most and end not in committed[len(prompt) :]:
         if chosen.streams:
-            committed = (*committed, drawn_alone(setting, chosen.law, committed))
+            committed = (*committed, drawn_alone(setting, chosen.sampling, committed))
             continue
         levels = max(0, most - len(committed) - 1)
         one = replace(setting, expansion=tuple(chosen.expansion[:levels]))
         committed, at_edge = play_round(
-            one, chosen.exchange, chosen.law.seed, committed, at_edge, drafter
+            one, chosen.exchange, chosen.sampling.seed, committed, at_edge, drafter
         )
     tokens = list(committed[len(prompt) :])
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
@@ -108,7 +108,7 @@ def drawn_alone(setting, law, committed):
     """Draw the target's own next token, as under `stream`."""
     row = logits(setting.models[0], committed).copy()
     if (shaper := shaper_of(setting, law)) is not None:
-        shaper.shape(row[None], np.array(committed, np.uint32), [()])
+        shaper.process(row[None], np.array(committed, np.uint32), [()])
     return choose(row, law, len(committed), Purpose.TARGET)
 
 

@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 
 from pilotfish.engines.grammar import Grammars
+from pilotfish.speculation.acceptance import predicted_acceptance
 from pilotfish.speculation.adaptive import Relaxation
-from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import NO_LOGITS_OPTIONS, LogitsOptions, node_paths
 from pilotfish.speculation.tree import Tree

@@ -56,7 +56,9 @@ def targets(folder: Path, name: str) -> Artifact:
 
 
 def pair_of(drafter: Artifact, target: Artifact) -> Pair:
-    return Pair(Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target), drafter.kept)
+    return Pair(
+        Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target), drafter.head_tokens
+    )
 
 
 @pytest.fixture(scope="module")
@@ -273,16 +275,16 @@ def test_an_edge_that_is_killed_leaves_an_answer_of_what_it_can_say(tmp_path: Pa
 def test_it_is_no_target(tmp_path: Path) -> None:
     cut = tiny_artifact(tmp_path / "cut", vocab=6, seed=2, kept=[0, 2, 5])
     whole = tiny_artifact(tmp_path / "whole", vocab=6, seed=2)
-    with pytest.raises(Exception, match="can say only 3 of its tokens") as caught:
+    with pytest.raises(Exception, match="computes logits for only 3 of its tokens") as caught:
         EdgeServer(cut.path, context=96, threads=1).__enter__()
     assert "\n" not in str(caught.value).strip()
-    with pytest.raises(ArtifactError, match="can say only 3 of its tokens"):
+    with pytest.raises(ArtifactError, match="computes logits for only 3 of its tokens"):
         OpenPair(whole.path, cut.path)
     opened = OpenPair(cut.path, whole.path)  # as the drafter that a head judges
     bridge = opened.vocabularies.bridge()
     assert isinstance(bridge, TrivialBridge)
     assert [token for token in range(6) if bridge.can_draft(token)] == [0, 2, 5]
-    with pytest.raises(ArtifactError, match="can say only 3 of its tokens"):
+    with pytest.raises(ArtifactError, match="computes logits for only 3 of its tokens"):
         try_drafters({"a": whole}, cut, ["a"], rtt_s=0, target_s=None, progress=lambda *_: None)
 
 
