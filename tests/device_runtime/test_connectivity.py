@@ -271,7 +271,7 @@ def test_a_device_is_as_well_off_as_its_best_lane(edge) -> None:
         eventually(lambda: first.is_up() and second.is_up())
         assert family.status is not None
         assert family.status.state is Connectivity.CONNECTED
-        second._said = second.connection, Connectivity.DRAINING
+        second._refusal = second.connection, Connectivity.DRAINING
         assert second.status.state is Connectivity.DRAINING
         assert family.status.state is Connectivity.CONNECTED
     finally:
@@ -341,6 +341,6 @@ def test_an_edge_at_another_address_is_not_lost_before_it_was_there(pair: Pair, 
         device.generate("abc", max_tokens=2)
         device.redirect(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
         device.attend()
-        status = device._family.status
+        status = device._link_group.status
         assert status is not None
         assert status.state is Connectivity.CONNECTING

@@ -22,7 +22,7 @@ def artifact(tmp_path_factory):
 
 
 def fresh(artifact):
-    return ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+    return ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
 
 
 @pytest.mark.parametrize("expansion", [(1, 1, 1), (2, 2, 2), (4, 2, 1), (1, 3, 2)])

@@ -503,7 +503,7 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 
 link = EdgeLink(sys.argv[1], None)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
-link.reach()
+link.connect()
 print("reached")
 link.close()
 """

@@ -100,14 +100,14 @@ def hold_the_interpreter() -> None:
 def test_an_undisturbed_ping_tells_the_rtt(link: EdgeLink) -> None:
     for work in (None, once(nothing)):
         # some of several: where this machine is busy with other things, one may be of no use
-        told_s = max(ping(link, nothing, meanwhile=work) for _ in range(5))
+        told_s = max(ping(link, nothing, on_idle=work) for _ in range(5))
         assert told_s == pytest.approx(RTT_S, rel=0.2)
 
 
 def test_what_this_end_does_meanwhile_is_no_rtt(link: EdgeLink) -> None:
     busy = partial(time.sleep, BUSY_S)
     assert ping(link, busy) == 0.0
-    assert ping(link, nothing, meanwhile=once(busy)) == 0.0
+    assert ping(link, nothing, on_idle=once(busy)) == 0.0
     assert ping(link, hold_the_interpreter) == 0.0
 
 

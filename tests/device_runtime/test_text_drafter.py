@@ -53,7 +53,7 @@ def memory_of(earlier):
 
 def text_drafter(size, earlier, start=START):
     """A text drafter that knows these texts, and has begun to answer."""
-    drafter = TextDrafter(memory_of(earlier))
+    drafter = TextDrafter(Recollection(memory_of(earlier)))
     pair = PAIRS[size]
     drafter.set_bridge(pair.bridge(), "words")
     drafter.start(pair.prompt(list(start)))
@@ -72,7 +72,7 @@ def windows_of(drafter, *, auto, ends=(), seen=None):
                 exchange,
                 law,
                 ends,
-                shaper=shaper_of(setting, law),
+                logits_processor=shaper_of(setting, law),
                 auto=auto is not None,
             )
         if seen is not None:
@@ -229,7 +229,7 @@ def test_a_tree_is_no_larger_than_what_the_wire_takes():
 
 def model_drafter(folder, pair, tokens, earlier, seed=3):
     artifact = tiny_artifact(folder, tokens=tokens, eos=END, seed=seed)
-    drafter = ModelDrafter(
+    drafter = ModelDrafter.open(
         artifact,
         provider="cpu",
         threads=1,
@@ -266,7 +266,7 @@ def test_a_model_with_which_the_text_grows_a_tree_is_exact(words, expansion, tmp
 
 def exactly(words, name, expansion, sure, folder, monkeypatch):
     """A round is exact, with fixed windows and "auto", by the model or by the text."""
-    monkeypatch.setattr(pilotfish.device_runtime.drafting.model_drafter, "_SURE", sure)
+    monkeypatch.setattr(pilotfish.device_runtime.drafting.model_drafter, "_MIN_ACCEPTANCE", sure)
     if words == "the same":
         pair, tokens = Pair(*[vocabulary(["a", "b", "ab"], END)] * 2), ["a", "b", "ab"]
     else:

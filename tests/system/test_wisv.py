@@ -282,7 +282,7 @@ def test_forgiving_depends_on_neither_format_nor_way(device: Device) -> None:
 def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
     """After verdicts of all kinds, as one pass over the whole text has them."""
     artifact = Artifact.open(pair.draft)
-    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+    drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
     fresh, random = Decoder(artifact), np.random.default_rng(2)
     ids, law = np.array(PROMPT, np.uint32), SamplingParams(sampling=Sampling(), seed=0)
     for window in (5, 1, 8, 0, 3, 16):

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.answer import outline_of
+from pilotfish.device_runtime.answer import answer_outline
 from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.chat_formats import CHAT_FORMATS, Tool, Tools, chat_format_of, tools
@@ -120,7 +120,7 @@ def test_tools_beyond_what_can_be_sent() -> None:
             one["function"]["strict"] = strict
         prompt, vocabulary = made("x", TOLD["hermes"], Talk(SAID[:2], Tools.read(tools)))
         with pytest.raises(UnsupportedError, match="leave some out") if strict else nullcontext():
-            told = outline_of(prompt, vocabulary, None)
+            told = answer_outline(prompt, vocabulary, None)
             assert told.grammar is not None
             assert len(told.grammar.text) <= MAX_GRAMMAR
 
@@ -219,5 +219,5 @@ def test_with_tools_a_template_of_that_name_is_used() -> None:
     assert vocabulary.tokenizer.decode(told.ids, special=True).endswith("movestopstop_all")
     plain = pair.prompt(Talk(SAID[:2]))
     assert vocabulary.tokenizer.decode(plain.ids).startswith("no tools")
-    outline = outline_of(told, vocabulary.with_tools, None)
+    outline = answer_outline(told, vocabulary.with_tools, None)
     assert outline.calls is not None
