@@ -13,7 +13,7 @@ import numpy as np
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.plan import plan
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.speculation.confidence import ENOUGH
+from pilotfish.speculation.acceptance import ENOUGH
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols import choose
 from tests.support.rounds import Setting, logits, play_round, shaper_of
@@ -45,7 +45,7 @@ class RealDrafter:
 
     def __init__(self, artifact, pair):
         self._pair = pair
-        self._drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+        self._drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
         self._drafter.set_bridge(pair.bridge())
 
     def __call__(self, setting, exchange, law, committed):
