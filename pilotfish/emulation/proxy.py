@@ -22,14 +22,14 @@ from contextlib import suppress
 from time import monotonic
 
 from pilotfish.emulation.addresses import address_of, endpoint_of, listen_on
-from pilotfish.emulation.connection import (
+from pilotfish.emulation.emulator import Conditions, Traffic
+from pilotfish.emulation.proxied_connection import (
     DirectedFlow,
     SocketEnd,
     join_sockets,
     limit_received,
     reset,
 )
-from pilotfish.emulation.emulator import Conditions, Traffic
 from pilotfish.emulation.shaper import RESET, LinkShaper, shapes
 
 _log = logging.getLogger("pilotfish.emulate")

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from pilotfish.wire.connection import BACKLOG, UNFINISHED, Connection
 from pilotfish.wire.memory_watch import SLACK_BYTES, ReceiveCounter
+from pilotfish.wire.peer_connection import BACKLOG, UNFINISHED, PeerConnection
 
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
 # or of all strangers, whose keys are unknown before their first message.
@@ -60,7 +60,7 @@ class Backlog:
         in_all = left[key] > 0 and left.total() > _UNFINISHED_IN_ALL * self._limit
         return in_all or left[key] > _OF_ONE_KEY_TIMES * self._limit
 
-    def leave(self, connection: Connection, received: int) -> None:
+    def leave(self, connection: PeerConnection, received: int) -> None:
         """Note a connection that ended; received: messages of all until now."""
         counter, key = connection.counter, self._key(connection)
         ended = _Ended(key, counter, connection.shed, received, counter.messages)
@@ -110,7 +110,7 @@ class Backlog:
             ended.settled = True
             self.by_key[ended.key] += ended.left
 
-    def excess(self, holders: list[Connection]) -> Iterator[tuple[Connection, str]]:
+    def excess(self, holders: list[PeerConnection]) -> Iterator[tuple[PeerConnection, str]]:
         """Return connections to be cut and why: strangers first, then of keys that hold most.
 
         holders: those that hold bytes that were not handed out.
@@ -120,7 +120,7 @@ class Backlog:
         for connection in holders:
             held_by[connection.owner] += connection.counter.held_bytes
 
-        def last_to_go(connection: Connection) -> tuple[bool, int, int]:
+        def last_to_go(connection: PeerConnection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), held_by[connection.owner]
             # of a key's messages the most complete one is kept
             held = connection.counter.held_bytes
@@ -142,6 +142,6 @@ class Backlog:
             total -= held
             held_by[connection.owner] -= held
 
-    def _key(self, connection: Connection) -> bytes:
+    def _key(self, connection: PeerConnection) -> bytes:
         """For whom the bytes count that a connection leaves."""
         return connection.owner if self._keyed else b""

@@ -23,9 +23,13 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.wire.address import require_address
 from pilotfish.wire.io_memory import CHARGED_BYTES, Growth
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.attempts import ConnectAttempts, ConnectFailure, stop_at
-from pilotfish.wire.link.connect_timeout import ConnectTimeout
-from pilotfish.wire.link.dual_stack import DualStack
+from pilotfish.wire.link.attempts import (
+    ConnectAttempts,
+    ConnectFailure,
+    ConnectTimeout,
+    DualStack,
+    stop_at,
+)
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.link.tcp import (
     Segments,

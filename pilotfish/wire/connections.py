@@ -25,7 +25,10 @@ from urllib.parse import urlsplit
 import zmq
 
 from pilotfish.wire.backlog import Backlog
-from pilotfish.wire.connection import (
+from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, clear_overhead
+from pilotfish.wire.link.tcp import Volume, borrowed, deafen, hang_up, queued_s, volume
+from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
+from pilotfish.wire.peer_connection import (
     BACKLOG,
     CLOSING,
     CROWD,
@@ -34,11 +37,8 @@ from pilotfish.wire.connection import (
     QUIET,
     REVOKED,
     UNFINISHED,
-    Connection,
+    PeerConnection,
 )
-from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, clear_overhead
-from pilotfish.wire.link.tcp import Volume, borrowed, deafen, hang_up, queued_s, volume
-from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.socket_events import next_event
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
@@ -96,9 +96,9 @@ class Connections:
         self._inherited = inherited
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
         self._denied = self._undeciphered = 0  # handshakes whose connections have not ended yet
-        self._open: dict[int, Connection] = {}  # by descriptor
-        self._strangers: dict[int, Connection] = {}  # those of them without a message yet
-        self._known: dict[bytes, Connection] = {}  # by ZeroMQ's name
+        self._open: dict[int, PeerConnection] = {}  # by descriptor
+        self._strangers: dict[int, PeerConnection] = {}  # those of them without a message yet
+        self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's name
         self._local: int | str | None = None  # our port or path, once bound
         self._turn = threading.RLock()  # guards these tables and the monitor
         self.drained = False  # all messages that had arrived were received
@@ -157,7 +157,7 @@ class Connections:
         connection.counter.add(size, frames)
         return not connection.shed
 
-    def _meet(self, client: bytes, owner: bytes, frame: zmq.Frame) -> Connection | None:
+    def _meet(self, client: bytes, owner: bytes, frame: zmq.Frame) -> PeerConnection | None:
         """Return the connection of which this is the first message; None if it has ended."""
         self.read_events()  # the event of its connection may still be unread
         connection = None
@@ -196,7 +196,7 @@ class Connections:
         if connection is not None:
             connection.sent += size + frames * _LEAST_FRAME_BYTES[self.encrypted]
 
-    def _unread(self, connection: Connection) -> int:
+    def _unread(self, connection: PeerConnection) -> int:
         """Count bytes sent and not taken in yet, as far as the kernel knows (for TCP it does)."""
         counters = self._volume(connection)
         # the kernel's count includes heartbeats and the handshake
@@ -288,7 +288,7 @@ class Connections:
                 deafen(lent, turned_away)
             self._turned_away = turned_away
 
-    def _bound_quiet(self, connection: Connection) -> None:
+    def _bound_quiet(self, connection: PeerConnection) -> None:
         """End a connection over which nothing moves any more."""
         if connection.client:
             if connection.liveness.quiet_s > _QUIET_MOST_S:
@@ -297,7 +297,7 @@ class Connections:
             with borrowed(connection.descriptor, self._is_ours) as lent:
                 hang_up(lent)
 
-    def _bound_charged(self, charged: list[Connection]) -> None:
+    def _bound_charged(self, charged: list[PeerConnection]) -> None:
         """Cut those whose frames are so small that they take far more memory than their bytes."""
         total = sum(each.counter.overhead_bytes for each in charged)
         charged.sort(key=lambda each: (bool(each.client), -each.counter.overhead_bytes))
@@ -318,7 +318,7 @@ class Connections:
     def _came(self, descriptor: int) -> None:
         with borrowed(descriptor, self._is_ours) as lent:
             peer = "" if lent is None else _host(lent)
-        connection = Connection(descriptor, peer, ReceiveCounter(self.encrypted))
+        connection = PeerConnection(descriptor, peer, ReceiveCounter(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
         if self.closing:
@@ -355,7 +355,7 @@ class Connections:
             else:
                 self.broken += 1
 
-    def _introduce(self, connection: Connection, client: bytes, owner: bytes) -> None:
+    def _introduce(self, connection: PeerConnection, client: bytes, owner: bytes) -> None:
         """Note the first message of a stranger."""
         self._known.pop(connection.client, None)
         connection.client, connection.owner = client, owner
@@ -367,7 +367,7 @@ class Connections:
             quiet = [each for each in same[:-1] if each.liveness.quiet]
             self._cut((quiet or same)[0], PER_KEY)
 
-    def _cut(self, connection: Connection, reason: str) -> None:
+    def _cut(self, connection: PeerConnection, reason: str) -> None:
         self._strangers.pop(connection.descriptor, None)
         if connection.cut:
             return
@@ -376,7 +376,7 @@ class Connections:
         with borrowed(connection.descriptor, self._is_ours) as lent:
             hang_up(lent)
 
-    def _volume(self, connection: Connection) -> Volume | None:
+    def _volume(self, connection: PeerConnection) -> Volume | None:
         """Return a connection's byte counts; None where the kernel has none, or it has ended."""
         with borrowed(connection.descriptor, self._is_ours) as lent:
             return volume(lent)

@@ -107,7 +107,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
     whole: Name = ""
 
 
-class Attached(Header, tag="attached", frozen=True):
+class AttachReply(Header, tag="attached", frozen=True):
     """The node is the edge's; a stage reaches the next one."""
 
     incarnation: Incarnation
@@ -130,7 +130,7 @@ class Refused(Header, tag="refused", frozen=True):
 
 
 Order = Greet | Attach | Step
-Report = Ready | Attached | Scored | Refused
+Report = Ready | AttachReply | Scored | Refused
 
 _orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order)
 _reports: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report)

@@ -82,7 +82,7 @@ def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> No
         socket.rcvhwm = _RECEIVE_QUEUE
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
         socket.heartbeat_timeout = 0  # ZeroMQ never cuts: `wire.link.liveness` judges
-    socket.ipv6 = "[" in endpoint  # of names `wire.link.dual_stack` decides
+    socket.ipv6 = "[" in endpoint  # of names `DualStack` decides
 
 
 def is_loopback(endpoint: str) -> bool:

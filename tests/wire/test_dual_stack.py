@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from pilotfish.wire.link import dual_stack
-from pilotfish.wire.link.dual_stack import DualStack
+from pilotfish.wire.link import attempts
+from pilotfish.wire.link.attempts import DualStack
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(dual_stack, "time", clock)
+    monkeypatch.setattr(attempts, "time", clock)
     return clock
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
-from pilotfish.wire.link.radio import signal_dbm
+from pilotfish.wire.link.state import signal_dbm
 from pilotfish.wire.link.tcp import segments
 
 MS = 1_000_000

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
 from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.engines.stage import Stage
@@ -44,7 +44,7 @@ class StageWork(NodeWork):
         self._reached = 0  # connections of the channel when the next stage was first reached
         self.ready = Ready(
             version=VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=manifest.model,
             digest=manifest.digest,
             tokenizer=manifest.tokenizer_fingerprint,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.node.work import NodeWork
 from pilotfish.edge_runtime.step_slots import ModelSlots, numbers
 from pilotfish.engines.language_model import LanguageModel
@@ -30,7 +30,7 @@ class Worker(NodeWork):
         self._kept, self._values = 0, ""
         self.ready = Ready(
             version=VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=manifest.model,
             digest=manifest.digest,
             tokenizer=manifest.tokenizer_fingerprint,

@@ -21,7 +21,7 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import (
     VERSION,
     Attach,
-    Attached,
+    AttachReply,
     Greet,
     Ready,
     Refused,
@@ -128,7 +128,7 @@ class NodeClient:
             match report:
                 case Ready():
                     self._welcome(report)
-                case Attached():
+                case AttachReply():
                     if report.incarnation == self._asked:
                         self.incarnation = self._asked
                         _log.info("%s is attached", self.node.name)

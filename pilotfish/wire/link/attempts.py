@@ -7,12 +7,16 @@ ever later where the two ends will not agree before somebody changes a key.
 """
 
 import errno
+import math
 import random
 import time
 from contextlib import suppress
 from enum import Enum, auto
+from urllib.parse import urlsplit
 
 import zmq
+
+from pilotfish.wire.address import literal_address
 
 SURE = 8  # handshakes: an edge that answers to two keys by turns breaks half of them
 _RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # libzmq's, for which pyzmq has no names
@@ -21,6 +25,11 @@ _RETRIED_S = 0.2  # in which ZeroMQ says that it tries again, if it does
 _BETWEEN_S = 0.25  # two attempts for the sake of requests
 _FIRST_S, _SOON_S, _LATEST_S = 0.1, 1.0, 30.0
 _JITTER = 0.25  # so that a fleet does not come in step
+# An attempt gives way to the next one, since on a path that was dead when it began the kernel
+# tries ever more rarely. But then the next has twice the time: the round trip may be that long.
+_FIRST_TIMEOUT_MS, _MAX_TIMEOUT_MS = 3000, 12_000
+_TIMED_OUT = 0.9  # an attempt that took this part of its time was given up for want of an answer
+_FAMILY_PAUSE_S = (0.1, 1.0)  # after both families have failed, doubling
 
 
 class ConnectFailure(Enum):
@@ -149,3 +158,76 @@ class ConnectAttempts:
         self._due_s = now_s + min(self._pause_s, most_s) * random.uniform(1 - _JITTER, 1 + _JITTER)
         if failure is not ConnectFailure.CLOSED or self.hang_ups >= SURE:
             self._pause_s = min(2 * self._pause_s, most_s)
+
+
+class ConnectTimeout:
+    """Milliseconds for an attempt to connect; learns from attempts without an answer.
+
+    too_short: the last attempt was given up, and a longer one may succeed.
+    """
+
+    def __init__(self) -> None:
+        self.ms = _FIRST_TIMEOUT_MS
+        self.too_short = False
+        self._began_s = math.inf
+
+    def begin(self) -> None:
+        """Note the beginning of an attempt."""
+        self._began_s = time.monotonic()
+
+    def end(self) -> None:
+        """Note that it failed: at once if it was refused, late if there was no answer."""
+        spent_ms = (time.monotonic() - self._began_s) * 1e3
+        self.too_short = self.ms < _MAX_TIMEOUT_MS and spent_ms > _TIMED_OUT * self.ms
+
+    def lengthen(self) -> int:
+        """Return the milliseconds of the next attempt, which has twice the time."""
+        self.ms, self.too_short = min(2 * self.ms, _MAX_TIMEOUT_MS), False
+        return self.ms
+
+
+class DualStack:
+    """The family of one socket's attempts; IPv4 comes first. It stays where it led to a connection.
+
+    ipv6: of the present attempt. An address that is no name has its own family, and never turns.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        host = (urlsplit(endpoint).hostname or "") if endpoint.startswith("tcp:") else ""
+        self._named = bool(host) and literal_address(host) is None
+        self.ipv6 = "[" in endpoint
+        self._due_s = math.inf
+        self._pause_s = _FAMILY_PAUSE_S[0]
+        self._other_failed = False  # the other family did, just before this one
+
+    def connected(self) -> None:
+        """Note that the present family leads somewhere."""
+        self._due_s, self._pause_s, self._other_failed = math.inf, _FAMILY_PAUSE_S[0], False
+
+    def failed(self) -> None:
+        """Note that the attempt came to no connection, and ZeroMQ would go on in its family."""
+        if not self._named or self._due_s < math.inf:
+            return
+        now_s = time.monotonic()
+        if self._other_failed:
+            self._due_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _FAMILY_PAUSE_S[1])
+        else:
+            self._due_s = now_s
+        self._other_failed = not self._other_failed
+
+    @property
+    def due(self) -> bool:
+        """Whether the other family ought to be tried now."""
+        return time.monotonic() >= self._due_s
+
+    @property
+    def pauses(self) -> bool:
+        """Whether both families have failed, and the next attempt is not due yet."""
+        return time.monotonic() < self._due_s < math.inf
+
+    def switch_family(self) -> bool:
+        """Return whether the attempt that begins now uses IPv6: the other family if one failed."""
+        if self._due_s < math.inf:
+            self._due_s, self.ipv6 = math.inf, not self.ipv6
+        return self.ipv6

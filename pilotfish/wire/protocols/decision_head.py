@@ -35,8 +35,8 @@ from pilotfish.wire.protocols.protocol import (
     DrawKey,
     SamplingParams,
     SpeculationProtocol,
-    States,
     StatesNeeded,
+    StatesReader,
 )
 
 if TYPE_CHECKING:
@@ -85,9 +85,21 @@ class BoundDecisionHead(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class JudgedDraft(Draft):
-    """A chain, and the drafter's hidden states at its tokens, as far as this end can have them."""
+    """A chain with the drafter's hidden states.
 
-    states: States | None = None
+    states: f32 [γ, d], one for each token; None: not all are here. reader: reads them on demand,
+    on the device.
+    """
+
+    states: Floats | None = None
+    reader: StatesReader | None = None
+
+    def read_states(self, at: NDArray[np.int64]) -> Floats:
+        """Return the states f32 [m, d] at these tokens, i64 [m], numbered from 0."""
+        if self.states is not None:
+            return self.states[at]
+        assert self.reader is not None
+        return self.reader(at)
 
 
 class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
@@ -136,18 +148,17 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         """Ids; the states come by `carry`."""
         return JudgedDraft(tree.ids)
 
-    def attach_states(self, draft: JudgedDraft, states: States) -> JudgedDraft:
+    def attach_states(self, draft: JudgedDraft, states: StatesReader) -> JudgedDraft:
         """The draft with the drafter's states."""
-        return JudgedDraft(draft.ids, states=states)
+        return JudgedDraft(draft.ids, reader=states)
 
     def encode_hidden_frame(self, draft: JudgedDraft, at: NDArray[np.int64]) -> Buffer:
         """The frame of the states at these tokens, numbered from 0.
 
         `UnsupportedError` for states that the format cannot hold.
         """
-        assert draft.states is not None
         try:
-            return encode_hidden(draft.states(at), self.form)
+            return encode_hidden(draft.read_states(at), self.form)
         except ValueError as error:
             others = [form for form in HIDDEN_FORMATS[:1] if form != self.form]
             way = " or ".join([*(f"send them as {form}," for form in others), "use greedy"])

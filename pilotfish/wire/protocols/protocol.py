@@ -142,8 +142,8 @@ class StatesNeeded:
     frames: Sequence[Buffer] = ()
 
 
-States = Callable[[NDArray[np.int64]], Floats]
-"""The drafter's hidden states f32 [m, d] at m tokens of a window, numbered from 0 (wisv §III-A)."""
+StatesReader = Callable[[NDArray[np.int64]], Floats]
+"""Reads the drafter's hidden states f32 [m, d] at m tokens of a window, i64 [m] (wisv §III-A)."""
 
 
 class PairSizes(NamedTuple):
@@ -250,7 +250,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     def make_draft(self, tree: Tree, rows: Sequence[Any]) -> D:
         """The draft of these nodes; ``rows`` are those that `draw` returned, in order."""
 
-    def attach_states(self, draft: D, states: States) -> D:
+    def attach_states(self, draft: D, states: StatesReader) -> D:
         """The draft with what this protocol needs of the drafter's hidden states: mostly nothing.
 
         ``states`` may be called until the next window is drafted.

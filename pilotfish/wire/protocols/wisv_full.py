@@ -21,8 +21,8 @@ from pilotfish.wire.protocols.protocol import (
     Ids,
     PairSizes,
     RoundBytes,
-    States,
     StatesNeeded,
+    StatesReader,
     decode_window_ids,
 )
 
@@ -41,10 +41,9 @@ class WisvFull(JudgedProtocol):
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + hidden_bytes(sizes.hidden, self.form) * len(expansion), down)
 
-    def attach_states(self, draft: JudgedDraft, states: States) -> JudgedDraft:
-        """The draft with all states: the last one's pass is a part of drafting."""
-        found = states(np.arange(len(draft.ids)))
-        return super().attach_states(draft, found.__getitem__)
+    def attach_states(self, draft: JudgedDraft, states: StatesReader) -> JudgedDraft:
+        """Read all states now: the pass over the last token is a part of drafting."""
+        return JudgedDraft(draft.ids, states=states(np.arange(len(draft.ids))))
 
     def encode_draft(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Ids, and the states at all of them."""
@@ -54,9 +53,8 @@ class WisvFull(JudgedProtocol):
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
         """As many states as ids."""
         ids = decode_window_ids(frames[0], vocab_size)
-        return JudgedDraft(ids, states=self.decode_hidden_frame(frames[1], len(ids)).__getitem__)
+        return JudgedDraft(ids, states=self.decode_hidden_frame(frames[1], len(ids)))
 
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision:
-        """All states are there."""
-        assert draft.states is not None
-        return self.decide_by_states(draft, needed, draft.states(needed.at))
+        """Decide at once: the window has brought all states."""
+        return self.decide_by_states(draft, needed, draft.read_states(needed.at))

@@ -22,7 +22,7 @@ _SHED: Final = {UNFINISHED, BACKLOG, FRAGMENTED}
 
 
 @dataclass(slots=True)
-class Connection:
+class PeerConnection:
     """What is known of one connection."""
 
     descriptor: int
