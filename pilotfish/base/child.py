@@ -33,12 +33,12 @@ class ChildPipe:
                 return None
             self._unread += part
         line, self._unread = self._unread.split(b"\n", 1)
-        said: dict[str, Any] = json.loads(line)
-        return said
+        message: dict[str, Any] = json.loads(line)
+        return message
 
-    def send(self, said: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Say this to the other end."""
-        self._end.sendall(json.dumps(said, default=os.fspath).encode() + b"\n")
+        self._end.sendall(json.dumps(message, default=os.fspath).encode() + b"\n")
 
     def send_error(self, error: PilotfishError) -> None:
         """Tell the parent of an error, which `ChildProcess.receive` raises there."""
@@ -67,10 +67,10 @@ class ChildProcess:
 
     def receive(self) -> dict[str, Any] | None:
         """What the child says next; None if it has ended. Raises the typed error that it tells."""
-        said = self.pipe.receive()
-        if said is not None and "code" in said:
-            raise from_code(said["code"], said["message"])
-        return said
+        message = self.pipe.receive()
+        if message is not None and "code" in message:
+            raise from_code(message["code"], message["message"])
+        return message
 
     def stop(self, *, terminate: bool = False) -> None:
         """Close the tie (and send SIGTERM); kills a child that does not end by itself."""

@@ -29,9 +29,9 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
     """Return the CPUs that the control groups grant, the least of all levels; None: no quota."""
     quotas = [
         quota
-        for group in _groups(root)
-        for folder in _levels(root, group)
-        if (quota := _quota(folder)) is not None
+        for group in _find_groups(root)
+        for folder in _list_levels(root, group)
+        if (quota := _read_quota(folder)) is not None
     ]
     return min(quotas, default=None)
 
@@ -48,17 +48,17 @@ class _Group(NamedTuple):
     path: PurePosixPath
 
 
-def _groups(root: Path) -> Iterator[_Group]:
+def _find_groups(root: Path) -> Iterator[_Group]:
     """The groups in the unified hierarchy (v2) and in that of the cpu controller (v1)."""
     paths = {}
-    for line in _lines(root / "proc/self/cgroup"):  # number:controllers:path
+    for line in _read_lines(root / "proc/self/cgroup"):  # number:controllers:path
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if (number, controllers) == ("0", ""):
             paths["cgroup2"] = path
         elif "cpu" in controllers.split(","):
             paths["cgroup"] = path
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in _read_lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, described = before.split(" "), after.split(" ")
         kind = described[0]
@@ -69,7 +69,7 @@ def _groups(root: Path) -> Iterator[_Group]:
             yield _Group(mount, top, PurePosixPath(paths[kind]))
 
 
-def _levels(root: Path, group: _Group) -> Iterator[Path]:
+def _list_levels(root: Path, group: _Group) -> Iterator[Path]:
     """The folders from the process's group up to the mount's root.
 
     A group outside of what is mounted (a container without a namespace of groups) counts as the
@@ -86,20 +86,20 @@ def _levels(root: Path, group: _Group) -> Iterator[Path]:
             yield mount / level
 
 
-def _quota(folder: Path) -> float | None:
+def _read_quota(folder: Path) -> float | None:
     """Return the quota that one group sets, in CPUs; None: none."""
     with suppress(ValueError, ZeroDivisionError):
-        if lines := _lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
+        if lines := _read_lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
             quota, period = lines[0].split()
             return None if quota == "max" else int(quota) / int(period)
-        if lines := _lines(folder / "cpu.cfs_quota_us"):
+        if lines := _read_lines(folder / "cpu.cfs_quota_us"):
             allowed_us = int(lines[0])
-            period_us = int(_lines(folder / "cpu.cfs_period_us")[0])
+            period_us = int(_read_lines(folder / "cpu.cfs_period_us")[0])
             return allowed_us / period_us if allowed_us > 0 else None
     return None
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text("utf-8", "replace").splitlines()
     except OSError:

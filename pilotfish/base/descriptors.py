@@ -7,10 +7,10 @@ from contextlib import suppress
 
 # What `accept` or `open` fails with where the machine or the process has no room left.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
-_LEAST_OWN = 48  # of a small limit, that are kept for other needs
+_MIN_RESERVED = 48  # of a small limit, that are kept for other needs
 
 
-def raised_limit(wanted: int) -> int | None:
+def raise_limit(wanted: int) -> int | None:
     """Raise the soft limit to ``wanted``, as far as the hard one allows.
 
     Returns the limit in force; None: there is none.
@@ -29,10 +29,10 @@ def connection_room(connections: int, reserved: int) -> int:
 
     A limit that is too small for both is shared: most of it is the process's own.
     """
-    limit = raised_limit(connections + reserved)
+    limit = raise_limit(connections + reserved)
     if limit is None or limit >= connections + reserved:
         return connections
-    return max(2, min(connections, limit - min(reserved, max(_LEAST_OWN, limit * 3 // 4))))
+    return max(2, min(connections, limit - min(reserved, max(_MIN_RESERVED, limit * 3 // 4))))
 
 
 def open_files() -> int:

@@ -253,13 +253,13 @@ class NotReloadedError(PilotfishError):
     exit_code = 78
 
 
-def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
+def _kinds_by_code(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
     """Return the kinds of this file by their codes: no others cross the wire."""
-    found = {kind.code: kind}
+    kinds = {kind.code: kind}
     for child in kind.__subclasses__():
         if child.__module__ == __name__:
-            found.update(_all(child))
-    return found
+            kinds.update(_kinds_by_code(child))
+    return kinds
 
 
 def from_code(code: str, message: str) -> PilotfishError:
@@ -267,7 +267,7 @@ def from_code(code: str, message: str) -> PilotfishError:
 
     Both come from a message that was read by `wire.messages.checked`, or from our own child.
     """
-    kind = _all(PilotfishError).get(code)
+    kind = _kinds_by_code(PilotfishError).get(code)
     if kind is None:
         return InternalError(f"{message} (code {code!r})")
     return kind(message)

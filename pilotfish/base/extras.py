@@ -10,7 +10,7 @@ from urllib.parse import unquote
 _PACKAGE = "pilotfish"
 
 
-def installing(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return a command that installs an extra, such as ``pip install -e '/src/pilotfish[cpu]'``.
 
     Where it is not known what this installation was made of, the command is for a checkout.

@@ -28,5 +28,5 @@ def user_folder(variable: str, below_home: str) -> Path | None:
     named = os.environ.get(variable, "")
     if os.path.isabs(named):
         return Path(named)
-    own = home()
-    return None if own is None else own / below_home
+    base = home()
+    return None if base is None else base / below_home

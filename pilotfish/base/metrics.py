@@ -50,18 +50,18 @@ def counter(name: str, text: str, *labels: str, known: Sequence[str] = ()) -> An
     known: labels that are told before they are counted.
     """
     first = Counter[str](dict.fromkeys(known, 0)).copy if labels else int
-    return _declared(first, "counter", name, text, *labels)
+    return _declare(first, "counter", name, text, *labels)
 
 
 def gauge(name: str, text: str, *labels: str, first: Callable[[], float] = int) -> Any:
     """Declare what rises and falls: ``first()`` to begin with, or a dict by its labels."""
-    return _declared(dict if labels else first, "gauge", name, text, *labels)
+    return _declare(dict if labels else first, "gauge", name, text, *labels)
 
 
 def histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> Any:
     """Declare a `Histogram`, or `Histograms` by their labels; bounds are written as they are."""
-    made = Histograms if labels else Histogram
-    return _declared(lambda: made(bounds), "histogram", name, text, *labels)
+    kind = Histograms if labels else Histogram
+    return _declare(lambda: kind(bounds), "histogram", name, text, *labels)
 
 
 class Described(Protocol):
@@ -85,13 +85,13 @@ def notes(kinds: Callable[[], Mapping[str, _Described]], name: Callable[[_Descri
     kinds: lists them by name; name: makes the metric's name of one.
     """
 
-    def made(prefix: str, sums: dict[tuple[str, str], float]) -> Iterator["Metric"]:
+    def make_metrics(prefix: str, sums: dict[tuple[str, str], float]) -> Iterator["Metric"]:
         for kind in kinds().values():
             labels = [protocol for what, protocol in [*sums] if what == kind.name]
             values = {protocol: sums[kind.name, protocol] for protocol in labels}
             yield metric("counter", prefix, name(kind), kind.help, values, "protocol")
 
-    about = {"metrics": made, "labels": ("protocol",)}
+    about = {"metrics": make_metrics, "labels": ("protocol",)}
     return field(default_factory=lambda: defaultdict(float), metadata=about)
 
 
@@ -131,13 +131,15 @@ def metric(
             family.add_metric(at, buckets, one.total)
         else:
             family.add_metric(at, one)
-    made: Metric = family
-    return made
+    result: Metric = family
+    return result
 
 
-def _declared(first: Callable[[], object], kind: Any, name: str, *told: str) -> Any:
-    def made(prefix: str, value: Any) -> Iterable["Metric"]:
-        text, *labels = told
+def _declare(first: Callable[[], object], kind: Any, name: str, *description: str) -> Any:
+    def make_metrics(prefix: str, value: Any) -> Iterable["Metric"]:
+        text, *labels = description
         return [metric(kind, prefix, name, text, value, *labels)]
 
-    return field(default_factory=first, metadata={"metrics": made, "labels": told[1:]})
+    return field(
+        default_factory=first, metadata={"metrics": make_metrics, "labels": description[1:]}
+    )

@@ -31,9 +31,9 @@ def reading_file(make_error: Callable[[str], Exception]) -> Iterator[None]:
     except OSError as error:
         raise make_error(error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
-        found = error.object[error.start]
+        byte = error.object[error.start]
         raise make_error(
-            f"it is not UTF-8 text, by its byte {error.start}, 0x{found:02x}"
+            f"it is not UTF-8 text, by its byte {error.start}, 0x{byte:02x}"
         ) from error
     except RecursionError as error:
         raise make_error("what it holds is nested too deeply") from error
@@ -61,14 +61,14 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
     To be called within `reading`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    told = os.fstat(descriptor)
-    if not stat.S_ISREG(told.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        if stat.S_ISDIR(told.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}, no file")
         raise ValueError("it is no file")
     parts, left = [], most + 1
-    step = min(most, max(told.st_size, _LEAST_READ)) + 1  # what is asked for is allocated at once
+    step = min(most, max(status.st_size, _LEAST_READ)) + 1  # what is asked for is allocated at once
     with os.fdopen(descriptor, "rb") as file:
         while left > 0 and (part := file.read(min(left, step))):
             parts.append(part)

@@ -17,7 +17,7 @@ from msgspec import NODEFAULT, Meta, Struct, structs
 
 REQUIRED = NODEFAULT
 _Settings = TypeVar("_Settings", bound=Struct)
-_SAID = ("ge", "gt", "le", "title", "description", "extra")
+_META_FIELDS = ("ge", "gt", "le", "title", "description", "extra")
 
 
 def setting(
@@ -71,8 +71,8 @@ class Setting(NamedTuple):
     def metavar(self) -> str | None:
         """What stands for its value in the help; None: the flag itself."""
         usual = "S" if self.name.endswith("_s") else "N" if self.type is int else None
-        found: str | None = self.extra.get("metavar", usual)
-        return found
+        metavar: str | None = self.extra.get("metavar", usual)
+        return metavar
 
     @property
     def group(self) -> bool:
@@ -93,14 +93,14 @@ def settings(struct: type[Struct]) -> Iterator[Setting]:
 
 def fixed_changes(old: Struct, new: Struct) -> list[str]:
     """The names of the settings that differ and that only a restart can change."""
-    found = []
+    names = []
     for setting in settings(type(old)):
         before, after = getattr(old, setting.name), getattr(new, setting.name)
         if setting.group:
-            found += fixed_changes(before, after)
+            names += fixed_changes(before, after)
         elif before != after and not setting.extra.get("live"):
-            found.append(setting.name)
-    return found
+            names.append(setting.name)
+    return names
 
 
 def with_live_changes(old: _Settings, new: _Settings) -> _Settings:
@@ -115,16 +115,18 @@ def _default(field: structs.FieldInfo) -> Any:
 
 def plain_type(hint: Any) -> tuple[Any, Meta]:
     """A type without None and ``Annotated``, and all that these said of it."""
-    said: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     while (origin := get_origin(hint)) is Annotated or NoneType in get_args(hint):
         hint, *rest = get_args(hint)
         if origin is Annotated:
             for meta in rest:
-                said |= {name: getattr(meta, name) for name in _SAID if _says(meta, name)}
+                merged |= {
+                    name: getattr(meta, name) for name in _META_FIELDS if _has_field(meta, name)
+                }
         else:
             hint = Union[tuple(one for one in (hint, *rest) if one is not NoneType)]  # noqa: UP007  # made at run time
-    return hint, Meta(**said)
+    return hint, Meta(**merged)
 
 
-def _says(meta: Meta, name: str) -> bool:
+def _has_field(meta: Meta, name: str) -> bool:
     return getattr(meta, name) is not None

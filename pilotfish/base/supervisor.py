@@ -26,7 +26,7 @@ from pilotfish.base.prose import one_line
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 _RUNTIME = "RUNTIME_DIRECTORY"  # what systemd calls it; may list several
 _OUTCOME = "reload"  # the file's name
-_GLANCE_S = 0.02
+_POLL_S = 0.02
 
 
 class Supervisor:
@@ -51,7 +51,7 @@ class Supervisor:
         # twice in each interval, so that one that comes late does not kill
         self.feed_s = watchdog_s / 2 if self._socket is not None and watchdog_s else None
         self._fed_s = -1e9
-        self._told = ""
+        self._last_status = ""
         self._runtime = runtime
         self._reloading_us = 0
 
@@ -71,14 +71,14 @@ class Supervisor:
 
     def ready(self, status: str) -> None:
         """Report that the daemon has started; ``systemctl status`` shows ``status``."""
-        self._told = status
-        self._send(f"READY=1\n{_status(status)}")
+        self._last_status = status
+        self._send(f"READY=1\n{_status_line(status)}")
 
     def status(self, text: str) -> None:
         """Report in one line what the daemon does; the same line is not sent twice in a row."""
-        if text != self._told:
-            self._told = text
-            self._send(_status(text))
+        if text != self._last_status:
+            self._last_status = text
+            self._send(_status_line(text))
 
     def feed(self) -> None:
         """Send a sign of life if one is due. Call it as often as you like."""
@@ -99,17 +99,17 @@ class Supervisor:
         self._reloading_us = _now_us()
         self._send(f"RELOADING=1\nMONOTONIC_USEC={self._reloading_us}")
 
-    def reloaded(self, status: str, trouble: str) -> None:
+    def reloaded(self, status: str, problem: str) -> None:
         """Report the end of a reload. trouble: what failed, in a line; "": nothing."""
         self.ready(status)  # before the outcome: systemd must not see the waiting command end first
         if self._runtime is not None:
-            outcome = f"{self._reloading_us}\n{one_line(trouble)}\n"
+            outcome = f"{self._reloading_us}\n{one_line(problem)}\n"
             with suppress(OSError):
                 write_whole(self._runtime / _OUTCOME, outcome.encode(), 0o644)
 
     def stopping(self, status: str) -> None:
         """Report that the daemon stops."""
-        self._send(f"STOPPING=1\n{_status(status)}")
+        self._send(f"STOPPING=1\n{_status_line(status)}")
 
     def extend(self, seconds: float) -> None:
         """Ask for so much more time to start, reload or stop, counted from now."""
@@ -132,10 +132,10 @@ def inherited_socket() -> int | None:
     return _FIRST_DESCRIPTOR
 
 
-def summarize(troubles: Sequence[str]) -> str:
+def summarize(problems: Sequence[str]) -> str:
     """Shorten sentences to the first and the number of the others; "" for none."""
-    more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-    return troubles[0] + more if troubles else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return problems[0] + more if problems else ""
 
 
 def reload(pid: int, within_s: float) -> None:
@@ -147,20 +147,20 @@ def reload(pid: int, within_s: float) -> None:
     if not folders:
         raise NotReloadedError("This command is for ExecReload= of a unit with RuntimeDirectory=.")
     outcome = Path(folders.partition(":")[0]) / _OUTCOME
-    asked_us = _now_us()
+    requested_us = _now_us()
     with suppress(OSError):  # clocks of different boots cannot be compared
         outcome.unlink()
     _signal(pid, signal.SIGHUP)
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
         with suppress(OSError, ValueError):  # missing so far, or not the daemon's
-            began_us, _, trouble = outcome.read_text().partition("\n")
-            if int(began_us) >= asked_us:  # and not of a reload that was already running
-                if trouble.strip():
-                    raise NotReloadedError(trouble.strip())
+            began_us, _, problem = outcome.read_text().partition("\n")
+            if int(began_us) >= requested_us:  # and not of a reload that was already running
+                if problem.strip():
+                    raise NotReloadedError(problem.strip())
                 return
         _signal(pid, 0)
-        time.sleep(_GLANCE_S)
+        time.sleep(_POLL_S)
     raise NotReloadedError(f"Process {pid} has not said within {within_s:g} s that it reloaded.")
 
 
@@ -173,7 +173,7 @@ def _signal(pid: int, number: int) -> None:
         ) from None
 
 
-def _status(text: str) -> str:
+def _status_line(text: str) -> str:
     """Format a status line.
 
     It may name files and models, and a line break in it would begin another message.

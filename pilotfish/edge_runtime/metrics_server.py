@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pilotfish.base.errors import ListenError, UnsupportedError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.base.metrics import metric, metric_families
 from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
@@ -56,7 +56,7 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise UnsupportedError(
-                f"--metrics needs the extra `serve`: {installing('serve')}."
+                f"--metrics needs the extra `serve`: {install_command('serve')}."
             ) from None
         registry = CollectorRegistry()
         self._sources: MetricsSources | None = None

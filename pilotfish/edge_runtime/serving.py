@@ -99,7 +99,7 @@ class ServingLoop(ABC):
                 self._tick_s = time.monotonic() + self._idle_s
                 self._supervisor.feed()
                 self._note_crowd()
-                self._listener.note_drained()
+                self._listener.check_drained()
                 if (code := self._tick()) is not None:
                     return code
                 self._supervisor.status(self.status)
@@ -158,10 +158,12 @@ class ServingLoop(ABC):
         listener, until_s = self._listener, time.monotonic() + _TURN_S
         for _ in range(_BURST):
             envelope = listener.receive()
-            more = listener.waiting  # asked now: how long the next one lies is held, not its link's
+            more = (
+                listener.has_message
+            )  # asked now: how long the next one lies is held, not its link's
             if envelope is not None:
                 self._handle(envelope)
-            if not (more or listener.waiting):
+            if not (more or listener.has_message):
                 return False
             if time.monotonic() >= until_s:
                 break

@@ -145,7 +145,7 @@ class Emulator:
         self.since_s = math.nan
         self._connect = connect
         self._listen = listen
-        self._turn = threading.Lock()  # one question at a time
+        self._lock = threading.Lock()  # one question at a time
         self._child: ChildProcess | None = None
 
     @property
@@ -168,7 +168,7 @@ class Emulator:
         command = [sys.executable, "-m", "pilotfish.emulation.proxy_process"]
         self._child = ChildProcess(command, _ANSWER_S)
         try:
-            told = self._ask(
+            reply = self._request(
                 listen=self._listen,
                 connect=self._connect,
                 conditions=structs.asdict(self.conditions),
@@ -176,7 +176,7 @@ class Emulator:
         except BaseException:
             self.stop()
             raise
-        self.endpoint, self.since_s = told["endpoint"], told["since_s"]
+        self.endpoint, self.since_s = reply["endpoint"], reply["since_s"]
         return self
 
     def set(self, conditions: Conditions | None = None, /, **changes: Any) -> None:
@@ -186,7 +186,7 @@ class Emulator:
         keep their delay, those that wait take the new rate. Traces begin anew.
         """
         wanted = structs.replace(conditions or self.conditions, **changes)
-        self.since_s = self._ask(set=structs.asdict(wanted))["since_s"]
+        self.since_s = self._request(set=structs.asdict(wanted))["since_s"]
         self.conditions = wanted
 
     def cut(self, for_s: float = 0.0, *, silent: bool = False) -> None:
@@ -197,11 +197,11 @@ class Emulator:
         """
         if not 0.0 <= for_s < math.inf:
             raise UnsupportedError(f"for_s is {for_s}; a cut takes a time of 0 s or more.")
-        self._ask(cut={"for_s": for_s, "silent": silent})
+        self._request(cut={"for_s": for_s, "silent": silent})
 
     def traffic(self) -> Traffic:
         """Return the totals so far."""
-        return Traffic(**self._ask(traffic=True)["traffic"])
+        return Traffic(**self._request(traffic=True)["traffic"])
 
     def stop(self) -> None:
         """Stop the proxy and cut all connections through it; kills it if it does not stop."""
@@ -209,17 +209,17 @@ class Emulator:
         if child is not None:
             child.stop()
 
-    def _ask(self, **question: Any) -> dict[str, Any]:
-        with self._turn:
+    def _request(self, **request: Any) -> dict[str, Any]:
+        with self._lock:
             child = self._running
             try:
-                child.pipe.send(question)
-                told = child.receive()
+                child.pipe.send(request)
+                reply = child.receive()
             except OSError as error:
                 raise ListenError(f"The emulator does not answer: {error}.") from error
-        if told is None:
+        if reply is None:
             raise ListenError("The emulator ended; see what it wrote to stderr.")
-        return told
+        return reply
 
     def __enter__(self) -> "Emulator":
         return self.start()

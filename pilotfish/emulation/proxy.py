@@ -30,7 +30,7 @@ from pilotfish.emulation.proxied_connection import (
     limit_received,
     reset,
 )
-from pilotfish.emulation.shaper import RESET, LinkShaper, shapes
+from pilotfish.emulation.shaper import RESET, LinkShaper, split_conditions
 
 _log = logging.getLogger("pilotfish.emulate")
 
@@ -56,32 +56,32 @@ class Proxy:
         self._target = address_of(connect)
         self._connect = connect
         now = monotonic()
-        up, down = shapes(conditions)
+        up, down = split_conditions(conditions)
         self._up: LinkShaper[DirectedFlow] = LinkShaper(up, now)
         self._down: LinkShaper[DirectedFlow] = LinkShaper(down, now)
         self.since_s = now
         self._ends: dict[int, SocketEnd] = {}
         self._paused: set[SocketEnd] = set()
         self._active: set[DirectedFlow] = set()  # with segments on their way
-        self._passed: dict[LinkShaper[DirectedFlow], int] = {self._up: 0, self._down: 0}
+        self._delivered_bytes: dict[LinkShaper[DirectedFlow], int] = {self._up: 0, self._down: 0}
         self._connections = 0
         self._refused_until_s = self._silent_until_s = -math.inf
-        self._absent = False
-        self._crowded = False
+        self._target_absent = False
+        self._full_logged = False
         self._late_s = 0.00015  # this machine's mean delay in waking
         self._running = True
         self._listener = listen_on(listen)
         limit_received(self._listener, self._up)
         self.endpoint = endpoint_of(self._listener)
         self._epoll = select.epoll()
-        self._others: dict[int, Callable[[], None]] = {}
-        self._welcome(True)
+        self._watchers: dict[int, Callable[[], None]] = {}
+        self._set_accepting(True)
         # two descriptors a connection, and some for the rest
-        self._most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
+        self._max_connections = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
 
     def change(self, conditions: Conditions) -> None:
         """Change the link from now on. Raises TraceError and keeps the old state."""
-        up, down = shapes(conditions)
+        up, down = split_conditions(conditions)
         self.since_s = monotonic()
         self._up.change(up, self.since_s)
         self._down.change(down, self.since_s)
@@ -103,8 +103,8 @@ class Proxy:
     def traffic(self) -> Traffic:
         """Return the totals so far."""
         return Traffic(
-            up_bytes=self._passed[self._up],
-            down_bytes=self._passed[self._down],
+            up_bytes=self._delivered_bytes[self._up],
+            down_bytes=self._delivered_bytes[self._down],
             up_lost=self._up.lost,
             down_lost=self._down.lost,
             connections=self._connections,
@@ -112,7 +112,7 @@ class Proxy:
 
     def watch(self, descriptor: int, ready: Callable[[], None]) -> None:
         """Call ``ready`` whenever the descriptor can be read."""
-        self._others[descriptor] = ready
+        self._watchers[descriptor] = ready
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def stop(self) -> None:
@@ -125,9 +125,9 @@ class Proxy:
             self._sleep(self._deliver(monotonic() + _EARLY_S))
             happened = self._epoll.poll(0)
             # new connections first: they cannot get a descriptor that a pending event still names
-            happened.sort(key=lambda event: event[0] not in self._others)
+            happened.sort(key=lambda event: event[0] not in self._watchers)
             for descriptor, events in happened:
-                if (other := self._others.get(descriptor)) is not None:
+                if (other := self._watchers.get(descriptor)) is not None:
                     other()
                 elif (end := self._ends.get(descriptor)) is not None:
                     self._serve(end, events)
@@ -153,16 +153,16 @@ class Proxy:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _welcome(self, open_: bool) -> None:
+    def _set_accepting(self, open_: bool) -> None:
         descriptor = self._listener.fileno()
-        if open_ and descriptor not in self._others:
+        if open_ and descriptor not in self._watchers:
             self.watch(descriptor, self._accept)
-        elif not open_ and descriptor in self._others:
-            del self._others[descriptor]
+        elif not open_ and descriptor in self._watchers:
+            del self._watchers[descriptor]
             self._epoll.unregister(descriptor)
 
     def _accept(self) -> None:
-        while len(self._ends) < 2 * self._most:
+        while len(self._ends) < 2 * self._max_connections:
             try:
                 near, _ = self._listener.accept()
             except BlockingIOError:
@@ -175,10 +175,10 @@ class Proxy:
                 reset(near)
             else:
                 self._open(near)
-        self._welcome(False)  # until a connection ends
-        if not self._crowded:
+        self._set_accepting(False)  # until a connection ends
+        if not self._full_logged:
             _log.warning("%d connections are as many as there can be", len(self._ends) // 2)
-        self._crowded = True
+        self._full_logged = True
 
     def _open(self, near: socket.socket) -> None:
         family, address = self._target
@@ -203,16 +203,16 @@ class Proxy:
         if failed:
             self._refuse(end, failed)
             return
-        if self._absent:
+        if self._target_absent:
             _log.warning("%s answers again", self._connect)
-        self._absent = False
+        self._target_absent = False
         end.connecting = False
         self._watch(end)
 
     def _refuse(self, end: SocketEnd, failed: int) -> None:
-        if not self._absent:  # one line, though a device retries several times a second
+        if not self._target_absent:  # one line, though a device retries several times a second
             _log.warning("%s does not answer: %s", self._connect, os.strerror(failed))
-        self._absent = True
+        self._target_absent = True
         self._drop(end)
 
     def _drop(self, end: SocketEnd) -> None:
@@ -228,7 +228,7 @@ class Proxy:
             self._paused.discard(side)
             if self._ends.pop(side.descriptor, None) is not None:
                 side.socket.close()  # epoll forgets it with that
-        self._welcome(True)
+        self._set_accepting(True)
 
     def _watch(self, end: SocketEnd) -> None:
         end.watch(self._epoll, paused=end in self._paused)
@@ -251,15 +251,15 @@ class Proxy:
             self._watch(end)
 
     def _read(self, end: SocketEnd) -> None:
-        way = end.out
+        flow = end.out
         try:
             data = end.receive()
         except BlockingIOError:
             return
         if data is RESET:
             self._break(end)
-        elif not way.dead:
-            way.shaper.put(way, data, monotonic())
+        elif not flow.dead:
+            flow.shaper.put(flow, data, monotonic())
             if end.must_wait:
                 self._paused.add(end)
 
@@ -281,53 +281,53 @@ class Proxy:
         if now < self._silent_until_s:
             return self._silent_until_s
         wake_s = math.inf
-        for shaper in self._passed:
+        for shaper in self._delivered_bytes:
             shaper.advance(now)
             self._active |= shaper.moved
             shaper.moved.clear()
             wake_s = min(wake_s, shaper.wake_s())
-        for way in list(self._active):
-            wake_s = min(wake_s, self._hand_on(way, now))
+        for flow in list(self._active):
+            wake_s = min(wake_s, self._deliver_flow(flow, now))
         for end in list(self._paused):
             if not end.must_wait:
                 self._paused.remove(end)
                 self._watch(end)
         return wake_s
 
-    def _hand_on(self, way: DirectedFlow, now: float) -> float:
-        end = way.sink
-        while not (way.dead or end.connecting or end.blocked):
-            due_s = way.due_s()
+    def _deliver_flow(self, flow: DirectedFlow, now: float) -> float:
+        end = flow.sink
+        while not (flow.dead or end.connecting or end.blocked):
+            due_s = flow.due_s()
             if due_s > now and not end.has_rest:
-                if not way.in_transit:
-                    self._active.discard(way)
+                if not flow.in_transit:
+                    self._active.discard(flow)
                 return due_s
-            parts = way.take_due(now)
+            parts = flow.take_due(now)
             if parts or end.has_rest:
-                self._send(way, parts)
-            elif way.take() is RESET:
+                self._send(flow, parts)
+            elif flow.take() is RESET:
                 self._drop(end)
             else:
-                self._finish(way)
-        if way.dead:
-            self._active.discard(way)
+                self._finish(flow)
+        if flow.dead:
+            self._active.discard(flow)
         return math.inf
 
-    def _send(self, way: DirectedFlow, parts: list[bytes]) -> None:
-        end = way.sink
+    def _send(self, flow: DirectedFlow, parts: list[bytes]) -> None:
+        end = flow.sink
         try:
-            self._passed[way.shaper] += end.send(parts)
+            self._delivered_bytes[flow.shaper] += end.send(parts)
         except OSError:
             self._break(end)
             return
-        if end.blocked and way.source.broken:  # the rest would wait for ever
+        if end.blocked and flow.source.broken:  # the rest would wait for ever
             self._drop(end)
         else:
             self._watch(end)
 
-    def _finish(self, way: DirectedFlow) -> None:
+    def _finish(self, flow: DirectedFlow) -> None:
         """Take in the FIN of a sender."""
-        way.sink.finish()
-        way.finished = True
-        if way.sink.out.finished:
-            self._forget(way.sink)
+        flow.sink.finish()
+        flow.finished = True
+        if flow.sink.out.finished:
+            self._forget(flow.sink)

@@ -27,7 +27,7 @@ SEGMENT_BYTES = OPPORTUNITY_BYTES
 FOLLOWERS = 3
 RETRANSMISSION_VARIANCE_S = 0.2
 
-WAITING_BYTES = 512 * 1024  # of a direction, unless `Conditions.buffer_bytes` says more
+MAX_WAITING_BYTES = 512 * 1024  # of a direction, unless `Conditions.buffer_bytes` says more
 BUFFER_S = 0.25  # of a direction's rate may wait, as in a modem of moderate size
 _LEAST_BUFFER = 2 * SEGMENT_BYTES  # with less the link would idle between two segments
 MAX_HELD_BYTES = 32 * 1024 * 1024  # of a flow; so much is under way at 1 Gbit/s in 250 ms
@@ -80,7 +80,7 @@ class Flow:
     def take(self) -> bytes | None:
         """Remove the next segment."""
         data = self.in_transit.popleft().data
-        self.held_bytes -= _cost(data)
+        self.held_bytes -= _memory_bytes(data)
         return data
 
     def drop(self) -> None:
@@ -107,11 +107,11 @@ class LinkShape(NamedTuple):
             return self.buffer_bytes
         rate_bps = self.rate_bps if self.trace is None else self.trace.mean_bps
         if rate_bps is None:
-            return WAITING_BYTES
-        return min(max(_LEAST_BUFFER, int(rate_bps / 8 * BUFFER_S)), WAITING_BYTES)
+            return MAX_WAITING_BYTES
+        return min(max(_LEAST_BUFFER, int(rate_bps / 8 * BUFFER_S)), MAX_WAITING_BYTES)
 
 
-def shapes(conditions: Conditions) -> tuple[LinkShape, LinkShape]:
+def split_conditions(conditions: Conditions) -> tuple[LinkShape, LinkShape]:
     """Split conditions into the two directions, up first. Raises TraceError."""
     up, down = (
         LinkShape(
@@ -141,14 +141,14 @@ class LinkShaper(Generic[F]):
         self._waiting: deque[tuple[F, bytes | None, float]] = deque()
         self._left_s = now  # when the last segment left
         self._next_s = math.inf  # when the first that waits will have left
-        self._shape(shape, now)
+        self._apply_shape(shape, now)
         self.waiting_bytes = 0  # of memory
         self._queued_bytes = 0  # of payload
         self.lost = 0
         self.moved: set[F] = set()  # flows on which something has left; the owner empties it
 
-    def _shape(self, shape: LinkShape, now: float) -> None:
-        self._rules = shape
+    def _apply_shape(self, shape: LinkShape, now: float) -> None:
+        self._shape = shape
         self._trace = None if shape.trace is None else TraceClock(shape.trace, now)
         self._unlimited = shape.rate_bps is None and shape.trace is None
         self.buffer_bytes = shape.queue_bytes()
@@ -156,14 +156,14 @@ class LinkShaper(Generic[F]):
     def change(self, shape: LinkShape, now: float) -> None:
         """Change the link from ``now`` on; the segment that is leaving starts again."""
         self.advance(now)
-        self._shape(shape, now)
+        self._apply_shape(shape, now)
         self._left_s = max(now, self._left_s)
         self._schedule()
 
     @property
     def full(self) -> bool:
         """Whether senders have to wait."""
-        most = max(WAITING_BYTES, 2 * self.buffer_bytes)
+        most = max(MAX_WAITING_BYTES, 2 * self.buffer_bytes)
         return self.waiting_bytes >= most or self.room < min(SEGMENT_BYTES, self.buffer_bytes)
 
     @property
@@ -173,11 +173,11 @@ class LinkShaper(Generic[F]):
 
     def wake_s(self) -> float:
         """Return when `advance` should be called at the latest; inf if nothing waits."""
-        return self._next_s + min(self._rules.rtt_s / 2, _DEPARTURES_S)
+        return self._next_s + min(self._shape.rtt_s / 2, _DEPARTURES_S)
 
     def put(self, flow: F, data: bytes | None, now: float) -> None:
         """Queue bytes (or FIN, RESET) that came ``now`` on this flow."""
-        whole = self._unlimited and not self._rules.loss
+        whole = self._unlimited and not self._shape.loss
         size = len(data) if data else 0
         step = size if whole else SEGMENT_BYTES
         if not data or size <= step:
@@ -191,7 +191,7 @@ class LinkShaper(Generic[F]):
             self.advance(now)
 
     def _append(self, flow: F, data: bytes | None, now: float) -> None:
-        cost = _cost(data)
+        cost = _memory_bytes(data)
         flow.held_bytes += cost
         self.waiting_bytes += cost
         self._queued_bytes += len(data or b"")
@@ -209,15 +209,15 @@ class LinkShaper(Generic[F]):
         elif self._trace is not None:
             self._next_s = self._trace.leave(start_s, len(data))
         else:
-            assert self._rules.rate_bps is not None
-            self._next_s = start_s + len(data) * 8 / self._rules.rate_bps
+            assert self._shape.rate_bps is not None
+            self._next_s = start_s + len(data) * 8 / self._shape.rate_bps
 
     def advance(self, now: float) -> None:
         """Move on what has left by ``now``."""
-        rtt_s, jitter_s, _, _, loss, random, _ = self._rules
+        rtt_s, jitter_s, _, _, loss, random, _ = self._shape
         while self._next_s <= now:
             flow, data, _ = self._waiting.popleft()
-            self.waiting_bytes -= _cost(data)
+            self.waiting_bytes -= _memory_bytes(data)
             self._queued_bytes -= len(data or b"")
             self._left_s = self._next_s
             if not flow.dead:
@@ -231,5 +231,5 @@ class LinkShaper(Generic[F]):
             self._schedule()
 
 
-def _cost(data: bytes | None) -> int:
+def _memory_bytes(data: bytes | None) -> int:
     return _OBJECT_BYTES + (len(data) if data else 0)

@@ -39,9 +39,9 @@ class Trace:
         for number, line in enumerate(lines, 1):
             # not int() alone, which also takes " 1_000 ", and digits without end
             if not (line.isdigit() and len(line) <= 15):
-                shown = line[:40].decode(errors="replace")
+                excerpt = line[:40].decode(errors="replace")
                 raise TraceError(
-                    f"{path}, line {number}: {shown!r} is no time in whole milliseconds; "
+                    f"{path}, line {number}: {excerpt!r} is no time in whole milliseconds; "
                     "a trace has one on each line and nothing else."
                 )
             time_ms = int(line)
@@ -95,14 +95,14 @@ class TraceClock:
         """Return when the last byte of a segment has left that came at ``arrival_s``."""
         if self._time_s < arrival_s:
             first = self._trace.first_from(arrival_s - self._start_s)
-            self._take(max(self._index + 1, first))
+            self._use_opportunity(max(self._index + 1, first))
         while size > self._room:
             size -= self._room
-            self._take(self._index + 1)
+            self._use_opportunity(self._index + 1)
         self._room -= size
         return self._time_s
 
-    def _take(self, index: int) -> None:
+    def _use_opportunity(self, index: int) -> None:
         self._index = index
         self._time_s = self._start_s + self._trace.time_s(index)
         self._room = OPPORTUNITY_BYTES

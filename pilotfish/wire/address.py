@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 from pilotfish.base.errors import ListenError, UnsupportedError
 
 _LOCAL = ("ipc://", "inproc://")
-_STRANGE = re.compile(r"[\s@/?#]")  # what no name of a host has
+_FORBIDDEN = re.compile(r"[\s@/?#]")  # what no name of a host has
 
 
-def require_address(endpoint: str, whose: str = "an edge") -> None:
+def require_address(endpoint: str, party: str = "an edge") -> None:
     """Raise `UnsupportedError`, with what to write, unless it is ``tcp://HOST:PORT`` or local."""
     if advice := _advice(endpoint, listens=False):
-        raise UnsupportedError(f"{endpoint!r} is no address of {whose}{advice}")
+        raise UnsupportedError(f"{endpoint!r} is no address of {party}{advice}")
 
 
 def require_listenable(endpoint: str) -> None:
@@ -33,14 +33,14 @@ def _advice(endpoint: str, *, listens: bool) -> str:
         host, port = parts.hostname or "", parts.port
     except ValueError:  # a port beyond 65,535, or brackets that do not match
         host, port = "", None
-    written = "tcp://HOST:PORT"
-    named = host != "" and not _STRANGE.search(host) and (listens or host != "*")
+    suggestion = "tcp://HOST:PORT"
+    named = host != "" and not _FORBIDDEN.search(host) and (listens or host != "*")
     if named and port is not None and (listens or port > 0):
-        written = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        if endpoint.startswith("tcp://") and endpoint.lower() == written.lower():
+        suggestion = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        if endpoint.startswith("tcp://") and endpoint.lower() == suggestion.lower():
             return ""
     lacking = " (the port is missing)" if host and port is None else ""
-    return f"{lacking}: write {written}."
+    return f"{lacking}: write {suggestion}."
 
 
 def literal_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

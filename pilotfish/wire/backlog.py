@@ -20,67 +20,74 @@ from pilotfish.wire.peer_connection import BACKLOG, UNFINISHED, PeerConnection
 
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
 # or of all strangers, whose keys are unknown before their first message.
-_UNFINISHED_IN_ALL, _OF_ONE_KEY_TIMES = 4, 0.5
-_TIMES: Final = 4  # memory that messages take, by their bytes
-_TURNS, _TURNS_MORE = 2, 64  # rounds of ZeroMQ's turns after which nothing is left, and messages
+_MAX_TOTAL, _MAX_PER_KEY = 4, 0.5
+_MEMORY_PER_BYTE: Final = 4  # memory that messages take, by their bytes
+_EMPTY_ROUNDS, _EMPTY_MESSAGES = (
+    2,
+    64,
+)  # rounds of ZeroMQ's turns after which nothing is left, and messages
 
 
 @dataclass(slots=True)
-class _Ended:
+class _EndedConnection:
     key: bytes
     counter: ReceiveCounter
-    shed: bool  # its messages are dropped
-    asked: int  # messages that the socket had handed out when one of its own last was
-    messages: int  # of its own, by then
-    guessed: int = 0  # bytes that came after the last look
-    settled: bool = False  # it was there when memory was last checked
+    drop_messages: bool  # its messages are dropped
+    total_at_last: int  # messages that the socket had handed out when one of its own last was
+    own_messages: int  # of its own, by then
+    estimated_bytes: int = 0  # bytes that came after the last look
+    checked: bool = False  # it was there when memory was last checked
 
     @property
-    def left(self) -> int:
-        return max(0, self.counter.left + self.guessed)
+    def left_bytes(self) -> int:
+        return max(0, self.counter.left_bytes + self.estimated_bytes)
 
 
 class Backlog:
     """Counts it; whoever changes it holds a lock. message_bytes: a message's most."""
 
     def __init__(self, message_bytes: int, *, keyed: bool) -> None:
-        self.by_key: Counter[bytes] = Counter()  # bytes, as of the last check, and of those since
+        self.bytes_by_key: Counter[bytes] = (
+            Counter()
+        )  # bytes, as of the last check, and of those since
         self._limit = message_bytes + SLACK_BYTES
         self._keyed = keyed
-        self._ended: dict[bytes, _Ended] = {}  # by ZeroMQ's name for the client
-        self._nameless: list[_Ended] = []  # ended before their first message was handed out
-        self._unknown = 0  # messages that may be one's of these
+        self._by_client: dict[bytes, _EndedConnection] = {}  # by ZeroMQ's name for the client
+        self._unidentified: list[
+            _EndedConnection
+        ] = []  # ended before their first message was handed out
+        self._unidentified_messages = 0  # messages that may be one's of these
 
     def __len__(self) -> int:
-        return len(self._ended) + len(self._nameless)
+        return len(self._by_client) + len(self._unidentified)
 
     def is_full(self, key: bytes = b"") -> bool:
         """Whether a key's ended connections left so much that new ones of it have to wait."""
-        left = self.by_key
-        in_all = left[key] > 0 and left.total() > _UNFINISHED_IN_ALL * self._limit
-        return in_all or left[key] > _OF_ONE_KEY_TIMES * self._limit
+        backlog = self.bytes_by_key
+        in_all = backlog[key] > 0 and backlog.total() > _MAX_TOTAL * self._limit
+        return in_all or backlog[key] > _MAX_PER_KEY * self._limit
 
-    def leave(self, connection: PeerConnection, received: int) -> None:
+    def add(self, connection: PeerConnection, received: int) -> None:
         """Note a connection that ended; received: messages of all until now."""
-        counter, key = connection.counter, self._key(connection)
-        ended = _Ended(key, counter, connection.shed, received, counter.messages)
+        counter, key = connection.counter, self._charged_key(connection)
+        ended = _EndedConnection(key, counter, connection.drop_messages, received, counter.messages)
         if connection.client:
-            self._ended[connection.client] = ended
+            self._by_client[connection.client] = ended
         else:
-            self._nameless.append(ended)
-        self.by_key[key] += ended.left
+            self._unidentified.append(ended)
+        self.bytes_by_key[key] += ended.left_bytes
 
-    def took(self, client: bytes, size: int, frames: int) -> bool | None:
+    def note_message(self, client: bytes, size: int, frames: int) -> bool | None:
         """Note a message of one who is not connected; whether to drop it, None: it is unknown."""
-        ended = self._ended.get(client)
+        ended = self._by_client.get(client)
         if ended is not None:
             ended.counter.add(size, frames)
-            return ended.shed
-        self._unknown += 1
-        if self._nameless:
-            self._nameless[0].counter.add(size, frames)
-            if self._nameless[0].settled and not self._nameless[0].left:
-                self._nameless.pop(0)
+            return ended.drop_messages
+        self._unidentified_messages += 1
+        if self._unidentified:
+            self._unidentified[0].counter.add(size, frames)
+            if self._unidentified[0].checked and not self._unidentified[0].left_bytes:
+                self._unidentified.pop(0)
         return None
 
     def check(self, received: int, connected: int, grown: int, *, drained: bool) -> None:
@@ -89,59 +96,65 @@ class Backlog:
         received: messages until now, of all; connected: how many peers are; grown: bytes of memory
         that the process grew by since the last check; drained: all was handed out since then.
         """
-        turns = _TURNS * (connected + len(self)) + _TURNS_MORE
+        turns = _EMPTY_ROUNDS * (connected + len(self)) + _EMPTY_MESSAGES
 
-        def remains(ended: _Ended, messages: int) -> bool:
-            if ended.messages != messages:
-                ended.messages, ended.asked = messages, received
-            emptied = ended.settled and (drained or received - ended.asked > turns)
-            return not (emptied or (ended.settled and not ended.left and not ended.shed))
+        def remains(ended: _EndedConnection, messages: int) -> bool:
+            if ended.own_messages != messages:
+                ended.own_messages, ended.total_at_last = messages, received
+            emptied = ended.checked and (drained or received - ended.total_at_last > turns)
+            return not (
+                emptied or (ended.checked and not ended.left_bytes and not ended.drop_messages)
+            )
 
-        named = self._ended.items()
-        self._ended = {client: one for client, one in named if remains(one, one.counter.messages)}
-        self._nameless = [each for each in self._nameless if remains(each, self._unknown)]
-        every = [*self._ended.values(), *self._nameless]
+        named = self._by_client.items()
+        self._by_client = {
+            client: one for client, one in named if remains(one, one.counter.messages)
+        }
+        self._unidentified = [
+            each for each in self._unidentified if remains(each, self._unidentified_messages)
+        ]
+        every = [*self._by_client.values(), *self._unidentified]
         # whoever has no key may have sent nothing but a handshake
-        unseen = [each for each in every if not each.settled and (each.key or not self._keyed)]
-        self.by_key = Counter()
+        unseen = [each for each in every if not each.checked and (each.key or not self._keyed)]
+        self.bytes_by_key = Counter()
         for ended in every:
-            if not ended.settled and (ended.key or not self._keyed):
-                ended.guessed = grown // _TIMES // len(unseen)
-            ended.settled = True
-            self.by_key[ended.key] += ended.left
+            if not ended.checked and (ended.key or not self._keyed):
+                ended.estimated_bytes = grown // _MEMORY_PER_BYTE // len(unseen)
+            ended.checked = True
+            self.bytes_by_key[ended.key] += ended.left_bytes
 
     def excess(self, holders: list[PeerConnection]) -> Iterator[tuple[PeerConnection, str]]:
         """Return connections to be cut and why: strangers first, then of keys that hold most.
 
         holders: those that hold bytes that were not handed out.
         """
-        limit, left = self._limit, self.by_key
+        limit, backlog = self._limit, self.bytes_by_key
         held_by: Counter[bytes] = Counter()
         for connection in holders:
             held_by[connection.owner] += connection.counter.held_bytes
 
-        def last_to_go(connection: PeerConnection) -> tuple[bool, int, int]:
+        def order(connection: PeerConnection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), held_by[connection.owner]
             # of a key's messages the most complete one is kept
             held = connection.counter.held_bytes
             return (known, -key, held) if known else (known, 0, -held)
 
         total = held_by.total()
-        for connection in sorted(holders, key=last_to_go):
+        for connection in sorted(holders, key=order):
             held, of_key = connection.counter.held_bytes, held_by[connection.owner]
-            behind = left[self._key(connection)]
-            in_all = total + (left.total() if behind else 0)
-            if held > limit or total > _UNFINISHED_IN_ALL * limit:
+            left = backlog[self._charged_key(connection)]
+            in_all = total + (backlog.total() if left else 0)
+            if held > limit or total > _MAX_TOTAL * limit:
                 yield connection, UNFINISHED
-            elif held < of_key > _OF_ONE_KEY_TIMES * limit:
+            elif held < of_key > _MAX_PER_KEY * limit:
                 yield connection, BACKLOG  # not the key's (or the strangers') largest
-            elif behind and (of_key + behind > limit or in_all > _UNFINISHED_IN_ALL * limit):
+            elif left and (of_key + left > limit or in_all > _MAX_TOTAL * limit):
                 yield connection, BACKLOG
             else:
                 continue
             total -= held
             held_by[connection.owner] -= held
 
-    def _key(self, connection: PeerConnection) -> bytes:
+    def _charged_key(self, connection: PeerConnection) -> bytes:
         """For whom the bytes count that a connection leaves."""
         return connection.owner if self._keyed else b""

@@ -25,8 +25,15 @@ from urllib.parse import urlsplit
 import zmq
 
 from pilotfish.wire.backlog import Backlog
-from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, clear_overhead
-from pilotfish.wire.link.tcp import Volume, borrowed, deafen, hang_up, queued_s, volume
+from pilotfish.wire.io_memory import MAX_OVERHEAD_BYTES, OverheadMeter, clear_overhead
+from pilotfish.wire.link.tcp import (
+    Volume,
+    borrow_socket,
+    drop_incoming,
+    hang_up,
+    queued_s,
+    read_volume,
+)
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.peer_connection import (
     BACKLOG,
@@ -44,16 +51,16 @@ from pilotfish.wire.socket_events import next_event
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_BURST = 256  # events taken in one turn
-_CHARGED_IN_ALL = 2 * CHARGED_BYTES
+_EVENTS_PER_CALL = 256  # events taken in one turn
+_MAX_TOTAL_OVERHEAD_BYTES = 2 * MAX_OVERHEAD_BYTES
 # Bytes of replies that a connection, and a key with all of its own, may leave untaken.
-_UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
+_MAX_UNREAD, _MAX_UNREAD_PER_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
 _HANDSHAKE_S = 3.0  # with its first message a handshake takes four round trips, rarely so long
 # A peer that is quiet for so long has its connection ended. Devices, which wait, give up sooner;
 # cellular paths are silent for seconds, and come back.
 _QUIET_MOST_S = 30.0
-_TOLD_S = 1.0  # in which the holder of a revoked key may learn so from a reply
+_REVOCATION_NOTICE_S = 1.0  # in which the holder of a revoked key may learn so from a reply
 _CROWDED_S = 8.0  # for which the last connection without room counts as a crowd
 _SRCFD = int(zmq.SRCFD)
 
@@ -78,7 +85,7 @@ class Connections:
         self,
         listening: "zmq.Socket[bytes]",
         bounds: Bounds,
-        growth: Growth | None,
+        overhead: OverheadMeter | None,
         *,
         inherited: bool = False,
     ) -> None:
@@ -90,7 +97,9 @@ class Connections:
         self.undecipherable = (
             0  # met with another public key of the edge than the one that answered
         )
-        self.on_miss: Callable[[str], object] = lambda address: None  # and its address, or ""
+        self.on_undecipherable: Callable[[str], object] = lambda address: (
+            None
+        )  # and its address, or ""
         self.descriptor: int | None = None  # of the socket that listened first
         self._listening = listening
         self._inherited = inherited
@@ -100,21 +109,21 @@ class Connections:
         self._strangers: dict[int, PeerConnection] = {}  # those of them without a message yet
         self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's name
         self._local: int | str | None = None  # our port or path, once bound
-        self._turn = threading.RLock()  # guards these tables and the monitor
+        self._lock = threading.RLock()  # guards these tables and the monitor
         self.drained = False  # all messages that had arrived were received
-        self.encrypted = growth is None
-        self._growth = growth
+        self.encrypted = overhead is None
+        self._overhead = overhead
         self._allowed: Collection[bytes] = ()  # keys, as of the last look
-        self._left = False  # a connection ended since the memory was last checked
-        self._received = 0  # messages of all
+        self._connection_ended = False  # a connection ended since the memory was last checked
+        self._message_count = 0  # messages of all
         self.backlog = Backlog(bounds.message_bytes, keyed=self.encrypted)
-        self._turned_away = False  # the kernel drops all that comes from new peers
+        self._rejecting = False  # the kernel drops all that comes from new peers
 
-    def bound(self, endpoint: str) -> None:
+    def start(self, endpoint: str) -> None:
         """Note that the socket listens on this endpoint, and start the checks."""
         tcp = endpoint.startswith("tcp:")
         self._local = urlsplit(endpoint).port if tcp else endpoint.partition("://")[2]
-        MEMORY_WATCH.join(self)
+        MEMORY_WATCH.add(self)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -133,7 +142,7 @@ class Connections:
         """Return the keys (or, without keys, the names) of those that are connected."""
         return {connection.owner for connection in list(self._known.values())}
 
-    def has(self, client: bytes) -> bool:
+    def is_connected(self, client: bytes) -> bool:
         """Whether ``client``, which has sent a message, is still connected."""
         return client in self._known
 
@@ -144,29 +153,29 @@ class Connections:
 
         False: it is to be dropped, for its connection was cut for what it held.
         """
-        self._received += 1
+        self._message_count += 1
         connection = self._known.get(client)
         if connection is None:
-            with self._turn:
-                dropped = self.backlog.took(client, size, frames)
+            with self._lock:
+                dropped = self.backlog.note_message(client, size, frames)
                 if dropped is not None:
                     return not dropped
-                connection = self._meet(client, owner, frame)
+                connection = self._identify(client, owner, frame)
             if connection is None:
                 return True
         connection.counter.add(size, frames)
-        return not connection.shed
+        return not connection.drop_messages
 
-    def _meet(self, client: bytes, owner: bytes, frame: zmq.Frame) -> PeerConnection | None:
+    def _identify(self, client: bytes, owner: bytes, frame: zmq.Frame) -> PeerConnection | None:
         """Return the connection of which this is the first message; None if it has ended."""
         self.read_events()  # the event of its connection may still be unread
         connection = None
         with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
             connection = self._open.get(frame.get(_SRCFD))
         # the sender may have gone, and its descriptor be another peer's
-        if connection is None or connection.peer not in ("", _sender(frame)):
+        if connection is None or connection.peer not in ("", _peer_address(frame)):
             return None
-        self._introduce(connection, client, owner)
+        self._note_first_message(connection, client, owner)
         return connection
 
     def queued_s(self, client: bytes) -> float:
@@ -180,15 +189,15 @@ class Connections:
         A single reply may have any length, and each connection has an allowance of its own.
         """
         connection = self._known.get(client)
-        if connection is None or connection.sent - connection.acknowledged + size <= _UNREAD_EACH:
+        if connection is None or connection.sent - connection.acknowledged + size <= _MAX_UNREAD:
             return True
-        with self._turn:
+        with self._lock:
             unread = self._unread(connection)
-            if not unread or unread + size <= _UNREAD_EACH:
+            if not unread or unread + size <= _MAX_UNREAD:
                 return True
-            theirs = [one for one in self._known.values() if one.owner == connection.owner]
-            waiting = [one for one in theirs if one.sent - one.acknowledged > SLACK_BYTES]
-            return size + sum(map(self._unread, waiting)) <= _UNREAD_OF_ONE_KEY
+            connections = [one for one in self._known.values() if one.owner == connection.owner]
+            waiting = [one for one in connections if one.sent - one.acknowledged > SLACK_BYTES]
+            return size + sum(map(self._unread, waiting)) <= _MAX_UNREAD_PER_KEY
 
     def note_sent(self, client: bytes, size: int, frames: int) -> None:
         """Note that a reply was sent."""
@@ -198,7 +207,7 @@ class Connections:
 
     def _unread(self, connection: PeerConnection) -> int:
         """Count bytes sent and not taken in yet, as far as the kernel knows (for TCP it does)."""
-        counters = self._volume(connection)
+        counters = self._read_volume(connection)
         # the kernel's count includes heartbeats and the handshake
         connection.sent = max(connection.sent, 0 if counters is None else counters.acknowledged)
         connection.acknowledged = connection.sent if counters is None else counters.acknowledged
@@ -206,15 +215,15 @@ class Connections:
 
     def read_events(self) -> bool:
         """Read the monitor's events of peers that came and went; True if there are more."""
-        with self._turn:
-            for _ in range(_BURST):
+        with self._lock:
+            for _ in range(_EVENTS_PER_CALL):
                 match next_event(self.monitor):
                     case None:
                         return False
                     case zmq.Event.ACCEPTED, descriptor:
-                        self._came(descriptor)
+                        self._add(descriptor)
                     case zmq.Event.DISCONNECTED, descriptor:
-                        self._went(descriptor)
+                        self._remove(descriptor)
                     case zmq.Event.HANDSHAKE_FAILED_AUTH, _:
                         self._denied += 1
                     case zmq.Event.HANDSHAKE_FAILED_PROTOCOL, reason:
@@ -227,20 +236,20 @@ class Connections:
         """Cut the connection of ``client``, whose message has far too many parts."""
         connection = self._known.get(client)
         if connection is not None:
-            with self._turn:
+            with self._lock:
                 self._cut(connection, FRAGMENTED)
 
     def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
         """Cut connections whose key was taken off the list; call it regularly.
 
-        allowed: the keys on the list; None: there is no list. A connection has had `_TOLD_S` to
+        allowed: the keys on the list; None: there is no list. A connection has had `_REVOCATION_NOTICE_S` to
         learn of its revocation before it is cut. Whose key is unknown, since it has not sent a
         message yet, has to come again through the gate.
         """
         if allowed is None:
             return
         now_s = time.monotonic()
-        with self._turn:
+        with self._lock:
             if allowed is not self._allowed:
                 if not set(self._allowed) <= set(allowed):
                     for stranger in [*self._strangers.values()]:
@@ -249,60 +258,68 @@ class Connections:
             for connection in self._open.values():
                 if connection.owner and connection.owner not in allowed:
                     connection.revoked_s = min(connection.revoked_s, now_s)
-                    if now_s - connection.revoked_s >= _TOLD_S:
+                    if now_s - connection.revoked_s >= _REVOCATION_NOTICE_S:
                         self._cut(connection, REVOKED)
 
     def check_memory(self, sample: MemorySample) -> bool:
         """Cut peers that make the process hold too much: unfinished or too many messages."""
-        with self._turn:
+        with self._lock:
             drained, self.drained = self.drained, False
             self.read_events()
             connected = len(self._open)
-            self.backlog.check(self._received, connected, sample.grown, drained=drained)
-            self._turn_away(self.backlog.is_full())
-            if self._growth is not None:
-                self._growth.measure()
+            self.backlog.check(self._message_count, connected, sample.grown_bytes, drained=drained)
+            self._reject_new_peers(self.backlog.is_full())
+            if self._overhead is not None:
+                self._overhead.measure()
             counted = []
             for connection in self._open.values():
-                with borrowed(connection.descriptor, self._is_ours) as lent:
+                with borrow_socket(connection.descriptor, self._is_ours) as lent:
                     counters = connection.liveness.poll(lent)
                 if counters is not None:
                     connection.counter.update(counters, sample, drained=drained)
                     counted.append(connection)
-            if self._growth is not None:
-                left, self._left = self._left or len(counted) < len(self._open), False
-                self._growth.charge([each.counter for each in counted], left=left)
+            if self._overhead is not None:
+                connection_ended, self._connection_ended = (
+                    self._connection_ended or len(counted) < len(self._open),
+                    False,
+                )
+                self._overhead.charge(
+                    [each.counter for each in counted], connection_ended=connection_ended
+                )
             present = [each for each in counted if not each.cut]
-            self._bound_charged([each for each in present if each.counter.overhead_bytes])
+            self._cut_costly([each for each in present if each.counter.overhead_bytes])
             holders = [each for each in present if each.counter.held_bytes]
             for connection, reason in self.backlog.excess(holders):
                 self._cut(connection, reason)
             for connection in counted:
-                self._bound_quiet(connection)
+                self._cut_if_quiet(connection)
             return bool(len(self.backlog))
 
-    def _turn_away(self, turned_away: bool) -> None:
+    def _reject_new_peers(self, reject: bool) -> None:
         """Without keys, let no new peer in, or let them in again."""
-        if turned_away != self._turned_away and not self.encrypted and not self._inherited:
-            with borrowed(self.descriptor, self._is_ours) as lent:
-                deafen(lent, turned_away)
-            self._turned_away = turned_away
+        if reject != self._rejecting and not self.encrypted and not self._inherited:
+            with borrow_socket(self.descriptor, self._is_ours) as lent:
+                drop_incoming(lent, reject)
+            self._rejecting = reject
 
-    def _bound_quiet(self, connection: PeerConnection) -> None:
+    def _cut_if_quiet(self, connection: PeerConnection) -> None:
         """End a connection over which nothing moves any more."""
         if connection.client:
             if connection.liveness.quiet_s > _QUIET_MOST_S:
                 self._cut(connection, QUIET)
         elif connection.liveness.stuck:
-            with borrowed(connection.descriptor, self._is_ours) as lent:
+            with borrow_socket(connection.descriptor, self._is_ours) as lent:
                 hang_up(lent)
 
-    def _bound_charged(self, charged: list[PeerConnection]) -> None:
+    def _cut_costly(self, charged: list[PeerConnection]) -> None:
         """Cut those whose frames are so small that they take far more memory than their bytes."""
         total = sum(each.counter.overhead_bytes for each in charged)
         charged.sort(key=lambda each: (bool(each.client), -each.counter.overhead_bytes))
         for connection in charged:
-            if connection.counter.overhead_bytes > CHARGED_BYTES or total > _CHARGED_IN_ALL:
+            if (
+                connection.counter.overhead_bytes > MAX_OVERHEAD_BYTES
+                or total > _MAX_TOTAL_OVERHEAD_BYTES
+            ):
                 self._cut(connection, UNFINISHED)
                 total -= connection.counter.overhead_bytes
         if cut := [each.counter for each in charged if each.cut]:
@@ -310,14 +327,14 @@ class Connections:
 
     def close(self) -> None:
         """Stop reading the monitor."""
-        MEMORY_WATCH.leave(self)
+        MEMORY_WATCH.remove(self)
         with suppress(zmq.ZMQError):
             self._listening.disable_monitor()
         self.monitor.close(0)
 
-    def _came(self, descriptor: int) -> None:
-        with borrowed(descriptor, self._is_ours) as lent:
-            peer = "" if lent is None else _host(lent)
+    def _add(self, descriptor: int) -> None:
+        with borrow_socket(descriptor, self._is_ours) as lent:
+            peer = "" if lent is None else _peer_host(lent)
         connection = PeerConnection(descriptor, peer, ReceiveCounter(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
@@ -330,32 +347,32 @@ class Connections:
             busiest, _ = crowd.most_common(1)[0]
             theirs = [s for s in self._strangers.values() if s.peer == busiest]
             # cutting the oldest always would keep a fleet that connects at once from ever finishing
-            late = connection.came_s - theirs[0].came_s > _HANDSHAKE_S
+            late = connection.accepted_s - theirs[0].accepted_s > _HANDSHAKE_S
             # nor is it the newcomer: it may shake hands at once, as those before it have not
             newest = -2 if theirs[-1] is connection and len(theirs) > 1 else -1
             self._cut(theirs[0 if late else newest], CROWD)
             self._crowded_s = time.monotonic()
 
-    def _went(self, descriptor: int) -> None:
+    def _remove(self, descriptor: int) -> None:
         connection = self._open.pop(descriptor, None)
         self._strangers.pop(descriptor, None)
         if connection is None:
             return
-        self._left = True
+        self._connection_ended = True
         if self._known.get(connection.client) is connection:
             del self._known[connection.client]
-        self.backlog.leave(connection, self._received)
+        self.backlog.add(connection, self._message_count)
         if not connection.client and not connection.cut:
             if self._denied:
                 self._denied -= 1
             elif self._undeciphered:
                 self._undeciphered -= 1
                 self.undecipherable += 1
-                self.on_miss(connection.peer)
+                self.on_undecipherable(connection.peer)
             else:
                 self.broken += 1
 
-    def _introduce(self, connection: PeerConnection, client: bytes, owner: bytes) -> None:
+    def _note_first_message(self, connection: PeerConnection, client: bytes, owner: bytes) -> None:
         """Note the first message of a stranger."""
         self._known.pop(connection.client, None)
         connection.client, connection.owner = client, owner
@@ -373,24 +390,24 @@ class Connections:
             return
         connection.note_cut(reason)
         self.cuts[reason] += 1
-        with borrowed(connection.descriptor, self._is_ours) as lent:
+        with borrow_socket(connection.descriptor, self._is_ours) as lent:
             hang_up(lent)
 
-    def _volume(self, connection: PeerConnection) -> Volume | None:
+    def _read_volume(self, connection: PeerConnection) -> Volume | None:
         """Return a connection's byte counts; None where the kernel has none, or it has ended."""
-        with borrowed(connection.descriptor, self._is_ours) as lent:
-            return volume(lent)
+        with borrow_socket(connection.descriptor, self._is_ours) as lent:
+            return read_volume(lent)
 
     def _is_ours(self, lent: socket.socket) -> bool:
         name = lent.getsockname()
         return bool((name[1] if isinstance(name, tuple) else name) == self._local)
 
 
-def _sender(frame: zmq.Frame) -> str:
+def _peer_address(frame: zmq.Frame) -> str:
     return str(frame.get("Peer-Address")).partition("%")[0]  # without an interface
 
 
-def _host(lent: socket.socket) -> str:
+def _peer_host(lent: socket.socket) -> str:
     try:
         peer = lent.getpeername()
     except OSError:  # gone already

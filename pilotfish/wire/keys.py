@@ -38,7 +38,7 @@ DEVICE = "device"
 FORMER = f"{EDGE}.old"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SECRET_MODE, PUBLIC_MODE = 0o600, 0o644
-_MOST_BYTES = 1024  # that are read of a file
+_MAX_KEY_BYTES = 1024  # that are read of a file
 
 
 def default_directory() -> Path:
@@ -106,7 +106,7 @@ class AllowList:
             raise KeysError(f"{directory} is no folder of keys.")
         names: dict[bytes, str] = {}
         broken = []
-        for path in _listed(directory):
+        for path in _list_allowed(directory):
             try:
                 key = read_public(path)
             except KeysError as error:
@@ -131,7 +131,7 @@ class EdgeKeys:
     """
 
     secret: bytes
-    listed: AllowList
+    allow_list: AllowList
     former: bytes | None = None
     fault: str = ""
 
@@ -143,13 +143,13 @@ class EdgeKeys:
             former = former_secret(directory)
         except KeysError as error:  # devices that have the new edge.pub are served
             fault = str(error)
-        listed = AllowList.load(directory)
-        return cls(secret, listed, None if former == secret else former, fault)
+        allow_list = AllowList.load(directory)
+        return cls(secret, allow_list, None if former == secret else former, fault)
 
     @property
     def allowed(self) -> Mapping[bytes, str]:
         """The public keys of its devices, and their names."""
-        return self.listed.names
+        return self.allow_list.names
 
 
 def edge_secret(directory: Path) -> bytes:
@@ -157,14 +157,14 @@ def edge_secret(directory: Path) -> bytes:
     return _read_secret(directory, EDGE)
 
 
-def rotates(directory: Path) -> bool:
+def is_rotating(directory: Path) -> bool:
     """Whether the edge's key is being replaced: it answers to the former one, too."""
     return os.path.lexists(directory / f"{FORMER}.key")
 
 
 def former_secret(directory: Path) -> bytes | None:
     """Read the key that a rotation replaces; None if there is no rotation."""
-    return _read_secret(directory, FORMER) if rotates(directory) else None
+    return _read_secret(directory, FORMER) if is_rotating(directory) else None
 
 
 def reread_secret(directory: Path, name: str) -> bytes | None:
@@ -176,7 +176,7 @@ def reread_secret(directory: Path, name: str) -> bytes | None:
         return _read_own_secret(directory, name)
     except KeysError as error:
         ours = not isinstance(error.__cause__, PermissionError | FileNotFoundError)
-        if ours or _credential(name) is None:
+        if ours or _credential_path(name) is None:
             raise
         return None
 
@@ -185,7 +185,7 @@ def create(directory: Path, name: str) -> Path:
     """Make a new pair ``NAME.key`` and ``NAME.pub``; return the public file. Never overwrites."""
     _check_name(name)
     secret_path, public_path = directory / f"{name}.key", directory / f"{name}.pub"
-    with writing(secret_path, 0o700):
+    with locked_folder(secret_path, 0o700):
         for path in (secret_path, public_path):
             if path.exists():
                 raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
@@ -205,13 +205,13 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
     chosen = name or public.stem
     _check_name(chosen)
     target = directory / "allowed" / f"{chosen}.pub"
-    with writing(target, 0o755):
+    with locked_folder(target, 0o755):
         if _holds_another(target, key):
             raise KeysError(
                 f"{target} holds another key already; give this device another name with --name."
             )
-        for other in _listed(directory):
-            if other != target and holds(other, key):
+        for other in _list_allowed(directory):
+            if other != target and holds_key(other, key):
                 raise KeysError(
                     f"{other} allows this key already, under the name {one_line(other.stem)}: to "
                     f"call it {chosen}, run `pilotfish keys deny {quote(one_line(other.stem))}` "
@@ -228,17 +228,17 @@ def deny(directory: Path, name: str) -> list[Path]:
     """
     allowed = directory / "allowed"
     target = allowed / f"{name}.pub"
-    listed = _listed(directory)
+    listed = _list_allowed(directory)
     if target not in listed:
         names = ", ".join(one_line(path.stem) for path in listed) or "nobody"
         raise KeysError(f"{target} does not exist; the list allows {names}.")
-    with writing(target, 0o755):
+    with locked_folder(target, 0o755):
         try:
             key = read_public(target)
         except KeysError:  # it let nobody in
             same = [target]
         else:
-            same = [path for path in listed if path == target or holds(path, key)]
+            same = [path for path in listed if path == target or holds_key(path, key)]
         for path in same:
             path.unlink(missing_ok=True)
         sync(allowed)
@@ -254,7 +254,7 @@ def listing(directory: Path) -> list[dict[str, str]]:
         rows.append({"name": path.stem, "kind": kind, "public": read_public(path).decode()})
     rows += [
         {"name": path.stem, "kind": "allowed", "public": read_public(path).decode()}
-        for path in _listed(directory)
+        for path in _list_allowed(directory)
     ]
     return rows
 
@@ -266,16 +266,16 @@ def read_public(path: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return _checked(_content(path), path)
+        return _require_key(_read_start(path), path)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _content(path: Path) -> bytes:
+def _read_start(path: Path) -> bytes:
     """Read the beginning of a file without blocking: it may be a pipe, or endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return without_bom(os.read(descriptor, _MOST_BYTES)).strip()
+        return without_bom(os.read(descriptor, _MAX_KEY_BYTES)).strip()
     finally:
         os.close(descriptor)
 
@@ -287,7 +287,7 @@ def _holds_another(path: Path, key: bytes) -> bool:
         return False
 
 
-def holds(path: Path, key: bytes) -> bool:
+def holds_key(path: Path, key: bytes) -> bool:
     """Whether a public key file holds this key; False for one that is missing or broken."""
     try:
         return read_public(path) == key
@@ -296,7 +296,7 @@ def holds(path: Path, key: bytes) -> bool:
 
 
 @contextmanager
-def writing(path: Path, mode: int) -> Iterator[None]:
+def locked_folder(path: Path, mode: int) -> Iterator[None]:
     """Lock the file's folder for writing; create it with this mode if need be."""
     _require_home(path)
     try:
@@ -313,7 +313,7 @@ def writing(path: Path, mode: int) -> Iterator[None]:
         raise KeysError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def _listed(directory: Path) -> list[Path]:
+def _list_allowed(directory: Path) -> list[Path]:
     """List the files of the allow-list; raise if it cannot be read: that is no empty list."""
     allowed = directory / "allowed"
     try:
@@ -325,14 +325,14 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def _read_secret(directory: Path, name: str) -> bytes:
-    handed = _credential(name)
-    if handed is not None:
+    credential = _credential_path(name)
+    if credential is not None:
         # systemd grants the service's user access by an ACL, so its mode says nothing
-        return _read(handed)
+        return _read(credential)
     return _read_own_secret(directory, name)
 
 
-def _credential(name: str) -> Path | None:
+def _credential_path(name: str) -> Path | None:
     """Return where systemd has put a secret key for this process; None if it has not."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / f"{name}.key" if folder else None
@@ -345,7 +345,7 @@ def _read_own_secret(directory: Path, name: str) -> bytes:
     path = directory / f"{name}.key"
     try:
         mode = path.stat().st_mode
-        secret = _content(path)
+        secret = _read_start(path)
     except FileNotFoundError as error:
         raise KeysError(
             f"{path} is missing: make it with `pilotfish keys new {name} --keys {directory}`."
@@ -354,10 +354,10 @@ def _read_own_secret(directory: Path, name: str) -> bytes:
         raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
     if mode & stat.S_IRWXO:
         raise KeysError(f"{path} is open to every user of this machine: run `chmod 600 {path}`.")
-    return _checked(secret, path)
+    return _require_key(secret, path)
 
 
-def _checked(key: bytes, path: Path) -> bytes:
+def _require_key(key: bytes, path: Path) -> bytes:
     try:
         if len(z85.decode(key)) == 32:
             return key

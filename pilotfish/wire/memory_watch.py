@@ -22,10 +22,10 @@ from pilotfish.wire.link.tcp import Volume
 _log = logging.getLogger("pilotfish.wire")
 
 # Seconds between checks: while the process is stable, while it grows; and of peers in any case.
-_LOOK_S, _SOON_S, _ANYWAY_S = 0.02, 0.005, 0.25
-_GROWTH: Final = 4 << 20  # of the process, above which peers are checked at once
+_POLL_S, _GROWING_POLL_S, _CHECK_S = 0.02, 0.005, 0.25
+_GROWTH_BYTES: Final = 4 << 20  # of the process, above which peers are checked at once
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_KEPT: Final = 16 << 20  # less free memory than this is not returned
+_MIN_TRIM_BYTES: Final = 16 << 20  # less free memory than this is not returned
 _TRIM_S = (0.1, 60.0)  # between two attempts: doubling while they free nothing
 
 SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake
@@ -42,7 +42,7 @@ class MemorySample(NamedTuple):
 
     now_s: float
     urgent: bool
-    grown: int = 0
+    grown_bytes: int = 0
 
 
 class Receiver(Protocol):
@@ -65,7 +65,7 @@ class ReceiveCounter:
 
     encrypted: bool
     messages: int = 0
-    delivered: int = 0
+    delivered_bytes: int = 0
     held_bytes: int = 0
     new_bytes: int = 0
     incomplete: bool = False
@@ -73,53 +73,58 @@ class ReceiveCounter:
     overhead_bytes: int = 0
     shared_overhead_bytes: int = 0
     _read: int = 0
-    _messages_then: int = 0  # when all messages were last seen handed out
-    _handed_then: int = 0
-    _received_then: int = 0
+    _drained_messages: int = 0  # when all messages were last seen handed out
+    _drained_delivered: int = 0
+    _drained_received: int = 0
     _received: int = 0
     _unfinished: int = 0  # bytes that were no complete messages when all were handed out
-    _since_s: float = field(default_factory=time.monotonic)
+    _drained_s: float = field(default_factory=time.monotonic)
 
     def add(self, size: int, frames: int) -> None:
         """Note that a message of this size was handed out."""
         self.messages += 1
-        self.delivered += size + frames * _FRAME_BYTES[self.encrypted]
+        self.delivered_bytes += size + frames * _FRAME_BYTES[self.encrypted]
 
-    def update(self, crossed: Volume, sample: MemorySample, *, drained: bool) -> int:
+    def update(self, volume: Volume, sample: MemorySample, *, drained: bool) -> int:
         """Compute the held bytes; drained: all messages were handed out since the last check."""
-        handed = self.delivered
-        if drained and self.messages != self._messages_then:
-            self._messages_then, self._handed_then = self.messages, handed
-            self._received_then, self._since_s = crossed.received, sample.now_s
-            self._begin()
-        heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (sample.now_s - self._since_s))
-        held = crossed.received - self._received_then - (handed - self._handed_then) - heartbeats
-        self._received = crossed.received
+        delivered = self.delivered_bytes
+        if drained and self.messages != self._drained_messages:
+            self._drained_messages, self._drained_delivered = self.messages, delivered
+            self._drained_received, self._drained_s = volume.received, sample.now_s
+            self._start_message()
+        heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (sample.now_s - self._drained_s))
+        held = (
+            volume.received
+            - self._drained_received
+            - (delivered - self._drained_delivered)
+            - heartbeats
+        )
+        self._received = volume.received
         if drained:
             self._unfinished = max(0, held)
         self.held_bytes = held if held > SLACK_BYTES else 0
         self.incomplete = held > _PLAIN_SLACK_BYTES
         if not self.incomplete:
-            self._begin()
+            self._start_message()
         self.new_bytes, self._read = (
-            max(0, crossed.read - self._read),
-            max(self._read, crossed.read),
+            max(0, volume.read - self._read),
+            max(self._read, volume.read),
         )
         self.incomplete_bytes += self.new_bytes
         return self.held_bytes
 
     @property
-    def left(self) -> int:
+    def left_bytes(self) -> int:
         """Bytes of messages that were received by the last look and not handed out.
 
         An ended connection leaves these: of an unfinished message nothing remains. Below 0: of what
         came later some was handed out.
         """
-        unfinished = self._unfinished if self.messages == self._messages_then else 0
-        handed = self.delivered - self._handed_then
-        return self._received - self._received_then - handed - unfinished
+        unfinished = self._unfinished if self.messages == self._drained_messages else 0
+        delivered = self.delivered_bytes - self._drained_delivered
+        return self._received - self._drained_received - delivered - unfinished
 
-    def _begin(self) -> None:
+    def _start_message(self) -> None:
         self.overhead_bytes = self.shared_overhead_bytes = self.incomplete_bytes = 0
 
 
@@ -130,7 +135,7 @@ class MemoryWatch:
     """
 
     def __init__(self) -> None:
-        self._free = Trimmer()
+        self._trimmer = MemoryTrimmer()
         self.reset()
 
     def reset(self) -> None:
@@ -139,41 +144,41 @@ class MemoryWatch:
         The lock is new, too, for at the fork the thread may have held the old one.
         """
         self._watched: WeakSet[Receiver] = WeakSet()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def join(self, watched: Receiver) -> None:
+    def add(self, watched: Receiver) -> None:
         """Start to check a receiver."""
-        with self._turn:
+        with self._lock:
             self._watched.add(watched)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
                 self._thread.start()
 
-    def leave(self, watched: Receiver) -> None:
+    def remove(self, watched: Receiver) -> None:
         """Stop to check a receiver; when this returns, no check of it is running."""
-        with self._turn:
+        with self._lock:
             self._watched.discard(watched)
 
     def _run(self) -> None:
-        then, next_s, urgent = _resident(), 0.0, False
+        baseline, next_s, urgent = _resident_bytes(), 0.0, False
         while True:
-            time.sleep(_SOON_S if urgent else _LOOK_S)
-            now_s, resident = time.monotonic(), _resident()
-            then = min(then, resident)
-            urgent = resident - then > _GROWTH
-            with self._turn:
+            time.sleep(_GROWING_POLL_S if urgent else _POLL_S)
+            now_s, resident = time.monotonic(), _resident_bytes()
+            baseline = min(baseline, resident)
+            urgent = resident - baseline > _GROWTH_BYTES
+            with self._lock:
                 if not self._watched:
                     self._thread = None
                     return
                 if urgent or now_s >= next_s:
-                    sample = MemorySample(now_s, urgent, resident - then)
-                    soon = [_checked(watched, sample) for watched in list(self._watched)]
-                    then, next_s = resident, now_s if any(soon) else now_s + _ANYWAY_S
-            self._free.trim_if_grown(resident, now_s)
+                    sample = MemorySample(now_s, urgent, resident - baseline)
+                    again = [_check(watched, sample) for watched in list(self._watched)]
+                    baseline, next_s = resident, now_s if any(again) else now_s + _CHECK_S
+            self._trimmer.trim_if_grown(resident, now_s)
 
 
-def _checked(watched: Receiver, sample: MemorySample) -> bool:
+def _check(watched: Receiver, sample: MemorySample) -> bool:
     """Check one receiver; an error at one leaves the others checked."""
     try:
         return watched.check_memory(sample)
@@ -182,7 +187,7 @@ def _checked(watched: Receiver, sample: MemorySample) -> bool:
         return False
 
 
-class Trimmer:
+class MemoryTrimmer:
     """Returns freed memory to the system, which the C library would keep."""
 
     def __init__(self) -> None:
@@ -195,20 +200,20 @@ class Trimmer:
         if self._trim is None:
             return
         self._least = min(self._least or resident, resident)
-        if resident - self._least < _KEPT:
+        if resident - self._least < _MIN_TRIM_BYTES:
             return
-        if resident - self._after > _KEPT:
+        if resident - self._after > _MIN_TRIM_BYTES:
             self._pause_s = _TRIM_S[0]
             self._due_s = min(self._due_s, now_s + self._pause_s)
         if now_s >= self._due_s:
             self._trim(0)
-            self._after = _resident()
-            useful = resident - self._after > _GROWTH
+            self._after = _resident_bytes()
+            useful = resident - self._after > _GROWTH_BYTES
             self._pause_s = _TRIM_S[0] if useful else min(2.0 * self._pause_s, _TRIM_S[1])
             self._due_s = now_s + self._pause_s
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     """Return the process's resident bytes; 0 where the system does not say."""
     with suppress(OSError, IndexError, ValueError):
         descriptor = os.open(

@@ -202,18 +202,20 @@ class Begin(Header, tag="begin", frozen=True):
 
         grammar: frame 1, if there is one.
         """
-        if (told := self.shape) is None:
+        if (message := self.shape) is None:
             return NO_LOGITS_OPTIONS
-        bias = dict(told.logit_bias)
-        if len(bias) < len(told.logit_bias):
+        bias = dict(message.logit_bias)
+        if len(bias) < len(message.logit_bias):
             raise MalformedError("logit_bias names a token twice.")
         try:
             return LogitsOptions(
                 logit_bias=bias,
-                repetition_penalty=told.repetition_penalty,
-                frequency_penalty=told.frequency_penalty,
-                presence_penalty=told.presence_penalty,
-                grammar=None if grammar is None else Grammar(told.grammar, _words_of(grammar)),
+                repetition_penalty=message.repetition_penalty,
+                frequency_penalty=message.frequency_penalty,
+                presence_penalty=message.presence_penalty,
+                grammar=None
+                if grammar is None
+                else Grammar(message.grammar, _decode_grammar(grammar)),
             )
         except ValueError as error:
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
@@ -474,18 +476,18 @@ def decode_checked(
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         why = one_line(str(error))  # it may quote the header
         raise MalformedError(f"The header is not a known message: {why}.") from error
-    for name in _describe(type(message)):
+    for name in _text_fields(type(message)):
         msgspec.structs.force_setattr(message, name, one_line(getattr(message, name)))
     return message
 
 
 @cache
-def _describe(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The fields of a message that are words."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.type == Text)
 
 
-def _words_of(grammar: Buffer) -> str:
+def _decode_grammar(grammar: Buffer) -> str:
     if len(grammar) > MAX_GRAMMAR:
         raise TooLargeError(f"The grammar has {len(grammar)} bytes; {MAX_GRAMMAR} is the most.")
     try:

@@ -18,7 +18,7 @@ QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
 FRAGMENTED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
 # Who was cut for the memory that it took has what is left of its messages dropped.
-_SHED: Final = {UNFINISHED, BACKLOG, FRAGMENTED}
+_DROPPING: Final = {UNFINISHED, BACKLOG, FRAGMENTED}
 
 
 @dataclass(slots=True)
@@ -30,17 +30,17 @@ class PeerConnection:
     counter: ReceiveCounter
     client: bytes = b""  # ZeroMQ's name for it, after its first message
     owner: bytes = b""
-    came_s: float = field(default_factory=time.monotonic)
+    accepted_s: float = field(default_factory=time.monotonic)
     liveness: Liveness = field(init=False)
     sent: int = 0  # bytes on the wire, at least
     acknowledged: int = 0  # of these, when last looked at
     revoked_s: float = math.inf  # when its key was first seen to be off the list
     cut: bool = False
-    shed: bool = False  # its messages are dropped
+    drop_messages: bool = False  # its messages are dropped
 
     def __post_init__(self) -> None:
-        self.liveness = Liveness(self.came_s)
+        self.liveness = Liveness(self.accepted_s)
 
     def note_cut(self, reason: str) -> None:
         """Note that this end cuts it."""
-        self.cut, self.shed = True, reason in _SHED
+        self.cut, self.drop_messages = True, reason in _DROPPING

@@ -13,40 +13,42 @@ from shlex import quote
 
 _log = logging.getLogger("pilotfish.wire")
 
-_AGAIN_S = 600.0  # between two lines about one key
-_BETWEEN_S = 1.0  # between any two
-_STRANGERS_S = 60.0  # between any two of strangers, in the end: doubling while there is another one
-_MOST = 1024  # strangers' keys that are remembered; beyond, the one silent longest is forgotten
+_REPEAT_S = 600.0  # between two lines about one key
+_MIN_PAUSE_S = 1.0  # between any two
+_MAX_PAUSE_S = 60.0  # between any two of strangers, in the end: doubling while there is another one
+_MAX_STRANGERS = (
+    1024  # strangers' keys that are remembered; beyond, the one silent longest is forgotten
+)
 
 
-class _Journal:
+class _KeyLog:
     """Which keys of a kind were logged when, and how often they have come since.
 
     most_s: how rare its lines become.
     """
 
-    def __init__(self, most_s: float) -> None:
-        self._most_s = most_s
-        self._met: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
-        self._logged_s, self._between_s = -math.inf, _BETWEEN_S
+    def __init__(self, max_pause_s: float) -> None:
+        self._max_pause_s = max_pause_s
+        self._entries: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._logged_s, self._pause_s = -math.inf, _MIN_PAUSE_S
 
     def __len__(self) -> int:
-        return len(self._met)
+        return len(self._entries)
 
     def note(self, key: bytes, name: str, peer: str, most: int) -> None:
         """Log a key if it is time for that; of ``most`` keys the rest is forgotten."""
         now_s = time.monotonic()
-        logged_s, unlogged = self._met.pop(key, (-math.inf, 0))
+        logged_s, unlogged = self._entries.pop(key, (-math.inf, 0))
         since_s = now_s - self._logged_s
-        if now_s - logged_s >= _AGAIN_S and since_s >= self._between_s:
-            calm = since_s >= _AGAIN_S
-            self._between_s = _BETWEEN_S if calm else min(2 * self._between_s, self._most_s)
+        if now_s - logged_s >= _REPEAT_S and since_s >= self._pause_s:
+            calm = since_s >= _REPEAT_S
+            self._pause_s = _MIN_PAUSE_S if calm else min(2 * self._pause_s, self._max_pause_s)
             self._logged_s = logged_s = now_s
             _log.warning("%s", _sentence(key, name, peer, unlogged))
             unlogged = -1
-        self._met[key] = logged_s, unlogged + 1
-        if len(self._met) > most:
-            self._met.popitem(last=False)
+        self._entries[key] = logged_s, unlogged + 1
+        if len(self._entries) > most:
+            self._entries.popitem(last=False)
 
 
 class RefusedKeys:
@@ -59,9 +61,9 @@ class RefusedKeys:
         self.total = 0
         self.by_name: Counter[str] = Counter()
         self._names: dict[bytes, str] = {}  # of all keys that have been on the list
-        self._known, self._strangers = _Journal(_BETWEEN_S), _Journal(_STRANGERS_S)
+        self._known, self._strangers = _KeyLog(_MIN_PAUSE_S), _KeyLog(_MAX_PAUSE_S)
 
-    def learn(self, allowed: Collection[bytes]) -> None:
+    def add_names(self, allowed: Collection[bytes]) -> None:
         """Remember the names of a list of keys, if it has names."""
         if isinstance(allowed, Mapping):
             self._names.update(allowed)
@@ -80,14 +82,14 @@ class RefusedKeys:
         if name:
             self._known.note(key, name, peer, len(self._names))
         else:
-            self._strangers.note(key, name, peer, _MOST)
+            self._strangers.note(key, name, peer, _MAX_STRANGERS)
 
 
 def _sentence(key: bytes, name: str, peer: str, before: int) -> str:
-    whose = f", which was {name!r} on the list," if name else ""
+    listed_as = f", which was {name!r} on the list," if name else ""
     times = f", and {before} times before," if before else ""
     return (
-        f"refused key {key.decode()}{whose} from {peer}{times}: to let it in, run `pilotfish keys "
+        f"refused key {key.decode()}{listed_as} from {peer}{times}: to let it in, run `pilotfish keys "
         f"allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and the "
         "edge's --keys, and reload the edge"
     )

@@ -38,13 +38,13 @@ class SharedPort:
     def __init__(self, first: int) -> None:
         self._first = first
 
-    def another(self, backlog: int) -> int:
+    def open_socket(self, backlog: int) -> int:
         """Open a further socket that listens; returns its descriptor, which is the caller's.
 
         Raises `ListenError`, for instance where another user opened the first one.
         """
         try:
-            with _lent(self._first) as listening:
+            with _borrow_socket(self._first) as listening:
                 sharing = socket.socket(listening.family, socket.SOCK_STREAM)
                 with sharing:
                     if listening.family == socket.AF_INET6:
@@ -60,24 +60,24 @@ class SharedPort:
         except OSError as error:
             raise ListenError(f"A second socket cannot listen there: {error.strerror}.") from error
 
-    def steer(self, usual: Route, routes: Mapping[str, Route]) -> None:
+    def steer(self, default: Route, routes: Mapping[str, Route]) -> None:
         """Give connections to ``usual``, but those of some addresses as ``routes`` says.
 
         Of more than `MOST_ADDRESSES` the last ones count. Raises `ListenError`.
         """
-        program = [*_source(), *_choice(usual, routes)]
-        held = ctypes.create_string_buffer(
+        program = [*_load_source(), *_match_routes(default, routes)]
+        code = ctypes.create_string_buffer(
             b"".join(struct.pack("=HBBI", *step) for step in program)
         )
-        described = struct.pack("@HP", len(program), ctypes.addressof(held))  # struct sock_fprog
+        sock_fprog = struct.pack("@HP", len(program), ctypes.addressof(code))  # struct sock_fprog
         try:
-            with _lent(self._first) as listening:
-                listening.setsockopt(socket.SOL_SOCKET, _ATTACH, described)
+            with _borrow_socket(self._first) as listening:
+                listening.setsockopt(socket.SOL_SOCKET, _ATTACH, sock_fprog)
         except OSError as error:
             raise ListenError(f"The kernel does not share a port: {error.strerror}.") from error
 
 
-def _source() -> Iterator[_Step]:
+def _load_source() -> Iterator[_Step]:
     """Load a word that stands for the source address: as it is, or of IPv6 its four words' xor."""
     yield _LOAD_BYTE, 0, 0, _HEADER
     yield _SHIFT, 0, 0, 4
@@ -91,24 +91,24 @@ def _source() -> Iterator[_Step]:
     yield _LOAD, 0, 0, _HEADER + _V4_SOURCE
 
 
-def _choice(usual: Route, routes: Mapping[str, Route]) -> Iterator[_Step]:
+def _match_routes(default: Route, routes: Mapping[str, Route]) -> Iterator[_Step]:
     """Return the number of the socket for the address that was loaded."""
     for address, route in islice(routes.items(), max(0, len(routes) - MOST_ADDRESSES), None):
-        if (word := _word(address)) is not None:
-            steps = [*_number(route)]
+        if (word := _address_word(address)) is not None:
+            steps = [*_return_number(route)]
             yield _IF_EQUAL, 0, len(steps), word
             yield from steps
-    yield from _number(usual)
+    yield from _return_number(default)
 
 
-def _number(route: Route) -> Iterator[_Step]:
+def _return_number(route: Route) -> Iterator[_Step]:
     if len(route) > 1:
         yield _LOAD, 0, 0, _RANDOM
         yield _IF_BIT, 1, 0, 1
     yield from ((_RETURN, 0, 0, number) for number in route)
 
 
-def _word(address: str) -> int | None:
+def _address_word(address: str) -> int | None:
     """Return what `_source` loads for an address; None for what is none."""
     try:
         read = ip_address(address.partition("%")[0])
@@ -122,7 +122,7 @@ def _word(address: str) -> int | None:
 
 
 @contextmanager
-def _lent(descriptor: int) -> Iterator[socket.socket]:
+def _borrow_socket(descriptor: int) -> Iterator[socket.socket]:
     """Lend a socket that ZeroMQ closes."""
     lent = socket.socket(fileno=descriptor)
     try:

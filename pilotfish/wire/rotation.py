@@ -21,8 +21,8 @@ from pilotfish.wire.keys import (
     SECRET_MODE,
     edge_secret,
     former_secret,
-    holds,
-    writing,
+    holds_key,
+    locked_folder,
 )
 
 _SHARED_MODE = 0o640  # of secret keys that a service reads while it runs
@@ -34,10 +34,10 @@ def begin(directory: Path) -> Path:
     Raises `KeysError` if a rotation has begun, or the edge has no key yet.
     """
     public = directory / f"{EDGE}.pub"
-    with writing(directory / f"{EDGE}.key", 0o700):
+    with locked_folder(directory / f"{EDGE}.key", 0o700):
         secret, former = edge_secret(directory), former_secret(directory)
         if former is not None and former != secret:
-            if holds(public, zmq.curve_public(secret)):
+            if holds_key(public, zmq.curve_public(secret)):
                 raise KeysError(
                     f"{directory} is within a rotation already: `pilotfish keys rotate --finish` "
                     "ends it, once every device has the new edge.pub."
@@ -54,11 +54,11 @@ def begin(directory: Path) -> Path:
 def finish(directory: Path) -> list[Path]:
     """Remove the former pair; return the files. Raises `KeysError` if there is none."""
     files = [directory / f"{FORMER}.key", directory / f"{FORMER}.pub"]
-    with writing(files[0], 0o700):
+    with locked_folder(files[0], 0o700):
         if not any(map(os.path.lexists, files)):
             raise KeysError(f"{directory} is not within a rotation: there is no {FORMER}.key.")
         public = zmq.curve_public(edge_secret(directory))
-        if not holds(directory / f"{EDGE}.pub", public) or holds(files[1], public):
+        if not holds_key(directory / f"{EDGE}.pub", public) or holds_key(files[1], public):
             raise KeysError(
                 f"The rotation in {directory} was cut off: run `pilotfish keys rotate` again."
             )

@@ -4,7 +4,7 @@ from struct import Struct
 
 import zmq
 
-_TOLD = Struct("=Hi")  # event and value
+_EVENT = Struct("=Hi")  # event and value
 _NOBLOCK = int(zmq.NOBLOCK)
 
 
@@ -14,8 +14,8 @@ def next_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int] | None:
     As `zmq.utils.monitor` does, which imports asyncio: a fourteenth of a daemon's start.
     """
     try:
-        told, _endpoint = monitor.recv_multipart(_NOBLOCK)
+        payload, _endpoint = monitor.recv_multipart(_NOBLOCK)
     except zmq.Again:
         return None
-    event, value = _TOLD.unpack(told)
+    event, value = _EVENT.unpack(payload)
     return event, value

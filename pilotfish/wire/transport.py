@@ -20,7 +20,7 @@ from pilotfish.base.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.access import DOMAIN, Gate
 from pilotfish.wire.address import literal_address, require_listenable
 from pilotfish.wire.connections import Bounds, Connections
-from pilotfish.wire.io_memory import Growth
+from pilotfish.wire.io_memory import OverheadMeter
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.link.liveness import HEARTBEAT_S
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
@@ -41,13 +41,13 @@ _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _PARTS_PER_TURN = 1000  # excess parts that are dropped in one call
 _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key shut out for a while
 
-_NOT_OURS = (
+_UNKNOWN_ADDRESS = (
     "no interface of this machine has this name or address. Write an address that it has, or "
     "tcp://*:{port} (all IPv4 addresses) or tcp://[::]:{port} (all of both families)."
 )
-_UNBOUND = {
-    errno.ENODEV: _NOT_OURS,
-    errno.EADDRNOTAVAIL: _NOT_OURS,
+_BIND_ERRORS = {
+    errno.ENODEV: _UNKNOWN_ADDRESS,
+    errno.EADDRNOTAVAIL: _UNKNOWN_ADDRESS,
     errno.EADDRINUSE: "another process listens there. Stop it, or take another port.",
     errno.EACCES: "ports below 1024 are the system's. Take a higher one, or have systemd open it.",
 }
@@ -71,7 +71,7 @@ class Envelope(NamedTuple):
     queued_ns: Callable[[], int] = int
 
 
-def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
+def configure_socket(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
     """Set the options that the sockets of both ends share."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes
@@ -134,11 +134,11 @@ class Listener:
                 f"Without keys the edge listens on loopback only, not on {endpoint}. "
                 "Make keys with `pilotfish keys new edge` and name their folder with --keys."
             )
-        growth = None if keys else Growth(context)
+        overhead = None if keys else OverheadMeter(context)
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
         # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
-        set_up(self.socket, endpoint, bounds.message_bytes)
+        configure_socket(self.socket, endpoint, bounds.message_bytes)
         self.socket.router_mandatory = True  # report replies that cannot be delivered
         self.socket.handshake_ivl = HANDSHAKE_MS
         self.socket.backlog = _BACKLOG
@@ -149,13 +149,13 @@ class Listener:
         self._arrivals = zmq.Poller()  # asked for its events, a socket takes longer to answer
         self._arrivals.register(self.socket, zmq.POLLIN)
         inherited = descriptor is not None
-        self.connections = Connections(self.socket, bounds, growth, inherited=inherited)
+        self.connections = Connections(self.socket, bounds, overhead, inherited=inherited)
         if self.gate is not None:
             self.gate.is_full = self.connections.backlog.is_full
         # the client and owner of a message with too many parts, and how many were dropped
-        self._shredding: tuple[bytes, bytes] | None = None
-        self._dropped = 0
-        self._seen_ns = 0  # when the next message was first seen to be there; 0: not yet
+        self._fragmented: tuple[bytes, bytes] | None = None
+        self._dropped_parts = 0
+        self._arrived_ns = 0  # when the next message was first seen to be there; 0: not yet
         if descriptor is not None:
             os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
             self.socket.setsockopt(zmq.USE_FD, descriptor)
@@ -163,30 +163,30 @@ class Listener:
             _bind(self.socket, endpoint)
         except zmq.ZMQError as error:
             self.close()
-            why = _UNBOUND.get(error.errno or 0, f"{error}.").format(
+            why = _BIND_ERRORS.get(error.errno or 0, f"{error}.").format(
                 port=endpoint.rpartition(":")[2]
             )
             raise ListenError(f"The edge cannot listen on {endpoint}: {why}") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.connections.bound(self.endpoint)
+        self.connections.start(self.endpoint)
         self.rollover: KeyRollover | None = None
         if keys is not None and self.gate is not None:
             self.rollover = KeyRollover(self.socket, self.gate, keys.secret, _BACKLOG)
-            self.connections.on_miss = self.rollover.note_undecipherable
+            self.connections.on_undecipherable = self.rollover.note_undecipherable
 
-    def answer_to(self, secret: bytes, former: bytes | None) -> None:
+    def set_secret_keys(self, secret: bytes, former: bytes | None) -> None:
         """Answer new connections by these secret keys only, which must be known to be the edge's.
 
         Raises `ListenError` where both cannot be had without a restart; then nothing has changed.
         """
         if self.rollover is not None:
             self.connections.read_events()
-            self.rollover.answer_to(self.connections.descriptor, secret, former)
+            self.rollover.set_secret_keys(self.connections.descriptor, secret, former)
 
     def receive(self) -> Envelope | None:
         """Return the next message that has arrived; None if there is none, or it was dropped."""
-        if self._shredding is not None:
-            self._drop_parts(self._shredding)
+        if self._fragmented is not None:
+            self._drop_parts(self._fragmented)
             return None
         try:
             first, *parts = receive_parts(self.socket)
@@ -196,19 +196,19 @@ class Listener:
         client, buffers = first.bytes, [part.buffer for part in parts]
         owner = str(first.get("User-Id")).encode() if self.gate else client
         size = sum(map(len, buffers))
-        served = self.connections.note_message(client, owner, first, size, len(parts))
+        accepted = self.connections.note_message(client, owner, first, size, len(parts))
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
-            self._shredding, self._dropped = (client, owner), 0
-        if not served:
+            self._fragmented, self._dropped_parts = (client, owner), 0
+        if not accepted:
             return None
         header = buffers[0] if buffers else b""
-        return Envelope(client, owner, header, buffers[1:], size, self._queued_ns(client))
+        return Envelope(client, owner, header, buffers[1:], size, self._queue_timer(client))
 
-    def _queued_ns(self, client: bytes) -> Callable[[], int]:
+    def _queue_timer(self, client: bytes) -> Callable[[], int]:
         """Return what computes for how long a message that is taken now has lain here."""
         now_ns = time.monotonic_ns()
-        seen_ns, self._seen_ns = self._seen_ns or now_ns, 0
-        return lambda: max(now_ns - seen_ns, int(self.connections.queued_s(client) * 1e9))
+        arrived_ns, self._arrived_ns = self._arrived_ns or now_ns, 0
+        return lambda: max(now_ns - arrived_ns, int(self.connections.queued_s(client) * 1e9))
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Drop some of the parts of a message that has far too many.
@@ -219,25 +219,25 @@ class Listener:
         """
         for _ in range(_PARTS_PER_TURN):
             if not self.socket.recv(_NOBLOCK, copy=False).more:
-                self._shredding = None
+                self._fragmented = None
                 return
-        self._dropped += _PARTS_PER_TURN
-        if self._dropped == _MAX_DROPPED_PARTS:
+        self._dropped_parts += _PARTS_PER_TURN
+        if self._dropped_parts == _MAX_DROPPED_PARTS:
             client, owner = sender
             self.connections.cut_fragmented(client)
             if self.gate is not None:
                 self.gate.ban(owner)
 
     @property
-    def waiting(self) -> bool:
+    def has_message(self) -> bool:
         """Whether a message has arrived; cheaper than `receive` when there is none."""
         if self._arrivals.poll(0):
-            self._seen_ns = self._seen_ns or time.monotonic_ns()
+            self._arrived_ns = self._arrived_ns or time.monotonic_ns()
             return True
         self.connections.drained = True
         return False
 
-    def note_drained(self) -> None:
+    def check_drained(self) -> None:
         """Note whether all that had arrived was received; call it regularly, else that is late."""
         if not self._arrivals.poll(0):
             self.connections.drained = True

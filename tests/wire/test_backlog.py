@@ -38,7 +38,7 @@ def turn(listener: Listener) -> Envelope | None:
     """What a serving loop does in a turn."""
     listener.connections.read_events()
     if listener.gate is not None:
-        listener.gate.answer()
+        listener.gate.answer_requests()
     return listener.receive()
 
 
@@ -91,7 +91,7 @@ def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Pat
                 if not pings or got is None or got.client == name:
                     friend.say(m.Ping(nonce=1))
                 time.sleep(PACE_S)
-                assert listener.connections.has(name)
+                assert listener.connections.is_connected(name)
         assert listener.connections.cuts.total() >= 1
         assert pings > 50
         left, end_s = 0, time.monotonic() + 1.0

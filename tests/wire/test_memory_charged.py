@@ -140,7 +140,7 @@ def test_an_edge_is_not_charged_what_its_device_does(
             while not channel.connected:
                 assert time.monotonic() < end_s
                 served(listener)
-                channel.take(0.01)
+                channel.receive_raw(0.01)
             channel.send(m.Ping(nonce=1))
             end_s = time.monotonic() + 10.0
             while (greeted := served(listener)) is None:
@@ -148,7 +148,7 @@ def test_an_edge_is_not_charged_what_its_device_does(
                 time.sleep(0.005)
             listener.send(greeted.client, m.Pong(nonce=1, received_ns=0, sent_ns=0), FRAMES)
             with growing():
-                await_message(lambda: (channel.take(0.0) or (None, (), 0))[2], MESSAGE)
+                await_message(lambda: (channel.receive_raw(0.0) or (None, (), 0))[2], MESSAGE)
             assert channel.connections == 1
         finally:
             channel.close()

@@ -38,7 +38,7 @@ class NodeService:
     @property
     def attached(self) -> bool:
         """Whether an edge is attached and connected."""
-        return self._incarnation is not None and self._listener.connections.has(self._edge)
+        return self._incarnation is not None and self._listener.connections.is_connected(self._edge)
 
     def handle(self, envelope: Envelope) -> None:
         """Serve one message."""

@@ -123,7 +123,7 @@ class StageWork(NodeWork):
     def _read_next(self, following: EdgeChannel) -> None:
         """Read the next stage's messages; it only sends refusals, which raise."""
         following.read_events()
-        while (taken := following.take(0.0)) is not None:
+        while (taken := following.receive_raw(0.0)) is not None:
             report = decode_report(taken[0])
             if isinstance(report, Refused):
                 raise TargetLostError(f"The stage after {self._cut} refuses: {report.message}")

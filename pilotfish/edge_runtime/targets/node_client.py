@@ -105,14 +105,14 @@ class NodeClient:
         if self._greeted or not (self._channel.connected or self._channel.attempts.stopped):
             return None
         paused_s = self._paused_until_s - time.monotonic()
-        return max(paused_s, self._channel.attempts.left_s)
+        return max(paused_s, self._channel.attempts.wait_s)
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """Read its messages; returns the answers of the present attachment."""
         self._watch()
         answers = []
         for _ in range(_MESSAGES):
-            taken = self._channel.take(0.0)
+            taken = self._channel.receive_raw(0.0)
             self._watch()
             if taken is None:
                 break

@@ -42,7 +42,7 @@ class BitSlots:
         self.bits = len(widths) * bits
 
 
-def write(head: bytes, lengths: Ints, fixed: Ints, slots: BitSlots) -> bytes:
+def write_frame(head: bytes, lengths: Ints, fixed: Ints, slots: BitSlots) -> bytes:
     """The frame of ``head`` and of two sections of at least one number each.
 
     lengths: those of the unary numbers in bits, one more than each number. fixed: the numbers of

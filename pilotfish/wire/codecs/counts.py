@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from pilotfish.base.errors import MalformedError
-from pilotfish.wire.codecs.bits import BitReader, BitSlots, Ints, write
-from pilotfish.wire.codecs.gaps import TILTS, good_tilt, layout
+from pilotfish.wire.codecs.bits import BitReader, BitSlots, Ints, write_frame
+from pilotfish.wire.codecs.gaps import TILTS, choose_tilt, layout
 from pilotfish.wire.messages import Buffer
 
 MAX_BITS: Final = 24
@@ -25,9 +25,9 @@ def encode_counts(counts: Ints, bits: int) -> bytes:
     ids = (counts != 0).nonzero()[0]
     numbers = counts[ids]
     assert int(numbers.sum()) == 1 << bits
-    tilt = good_tilt(ids, len(counts))
+    tilt = choose_tilt(ids, len(counts))
     laid = layout((len(ids),), len(counts), tilt)
-    gaps = laid.raised(ids)
+    gaps = laid.raised_gaps(ids)
     # how many bits a number has; exact, for all are below 2^53
     widths = np.frexp(numbers)[1].astype(np.int64)
     lengths = np.concatenate((gaps >> laid.parameters, widths))
@@ -36,7 +36,7 @@ def encode_counts(counts: Ints, bits: int) -> bytes:
     gaps <<= exponents
     gaps |= numbers ^ 1 << exponents
     head = bytes((tilt,)) + len(ids).to_bytes(_HEAD - 1, "little")
-    return write(head, lengths, gaps, BitSlots(laid.parameters + exponents))
+    return write_frame(head, lengths, gaps, BitSlots(laid.parameters + exponents))
 
 
 def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:

@@ -26,7 +26,7 @@ TILTS: Final[Ints] = np.array(
     ]
 )
 _EVEN, _STEEP, _STEEPEST = 0.38, 0.2, 0.1  # ids' mean over V, measured where tilts are equally good
-_KEPT = 8192  # ids; larger layouts are made anew, the others take about 1 MB each
+_CACHED_IDS = 8192  # ids; larger layouts are made anew, the others take about 1 MB each
 
 # For geometric numbers of mean μ the best parameter is ⌊log₂(ln φ / ln(1 + 1/μ))⌋ + 1, φ the golden
 # ratio (Kiely, 2004): ⌊log₂(_GOLDEN · (μ + ½))⌋ to within a hair.
@@ -38,7 +38,7 @@ def rice_parameter(mean: float) -> int:
     return max(0, frexp(_GOLDEN * (mean + 0.5))[1] - 1)
 
 
-def good_tilt(ids: Ints, vocab_size: int) -> int:
+def choose_tilt(ids: Ints, vocab_size: int) -> int:
     """The tilt that suits ``ids`` [N], those of all rows, by their mean.
 
     Whatever the ids are, their quotients then come to less than 18 N in all: early gaps, whose
@@ -71,13 +71,13 @@ class Layout:
 
     def slots(self, more: int) -> BitSlots:
         """Slots for the gaps' remainders with ``more`` bits behind each."""
-        kept = self._slots
-        if kept is None or kept[0] != more:
+        cached = self._slots
+        if cached is None or cached[0] != more:
             # one assignment: two threads may be here
-            kept = self._slots = (more, BitSlots(self.parameters + more))
-        return kept[1]
+            cached = self._slots = (more, BitSlots(self.parameters + more))
+        return cached[1]
 
-    def raised(self, ids: Ints) -> Ints:
+    def raised_gaps(self, ids: Ints) -> Ints:
         """The gaps of ``ids`` [N], 2^b added to each.
 
         Shifted by b they are the quotients' lengths in unary, their lower b bits the remainders.
@@ -102,9 +102,9 @@ class Layout:
         return ids
 
 
-_kept_layout = lru_cache(maxsize=16)(Layout)
+_cached_layout = lru_cache(maxsize=16)(Layout)
 
 
 def layout(ends: tuple[int, ...], vocab_size: int, tilt: int) -> Layout:
     """The layout of such rows; drafts with the same K have the same one round after round."""
-    return (_kept_layout if ends[-1] <= _KEPT else Layout)(ends, vocab_size, tilt)
+    return (_cached_layout if ends[-1] <= _CACHED_IDS else Layout)(ends, vocab_size, tilt)

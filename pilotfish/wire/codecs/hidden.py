@@ -70,8 +70,11 @@ def encode_hidden(states: NDArray[np.float32], form: str) -> bytes:
     least = np.maximum(peaks / _LEVELS[form], _LEAST_STEP)
     # [n, blocks], bfloat16: the next one above
     steps = ((least.view(np.uint32) >> 16) + 1).astype(np.uint16)
-    quanta = np.rint(states / _widened(steps, states.shape[1])).astype(np.int8)
-    return steps.astype("<u2").tobytes() + (quanta if form == "int8" else _packed(quanta)).tobytes()
+    quanta = np.rint(states / _spread_steps(steps, states.shape[1])).astype(np.int8)
+    return (
+        steps.astype("<u2").tobytes()
+        + (quanta if form == "int8" else _pack_nibbles(quanta)).tobytes()
+    )
 
 
 def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[np.float32]:
@@ -97,8 +100,8 @@ def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[n
         raise MalformedError("A block of a hidden state has a step that is negative or too large.")
     # [n, d], or [n, d/2 rounded up]
     quanta = octets[2 * count * blocks :].view(np.int8).reshape(count, size - 2 * blocks)
-    states = _widened(steps, width)
-    states *= quanta if form == "int8" else _unpacked(quanta, width)
+    states = _spread_steps(steps, width)
+    states *= quanta if form == "int8" else _unpack_nibbles(quanta, width)
     return states
 
 
@@ -111,13 +114,13 @@ def _starts(width: int) -> NDArray[np.int64]:
     return np.arange(0, width, BLOCK, dtype=np.int64)
 
 
-def _widened(steps: NDArray[np.uint16], width: int) -> NDArray[np.float32]:
+def _spread_steps(steps: NDArray[np.uint16], width: int) -> NDArray[np.float32]:
     """Each number's step, f32 [n, width], from the blocks' in bfloat16 [n, blocks]."""
     exact = (steps.astype(np.uint32) << 16).view(np.float32)
     return exact.repeat(np.diff(_starts(width), append=width), axis=1)
 
 
-def _packed(quanta: NDArray[np.int8]) -> NDArray[np.int8]:
+def _pack_nibbles(quanta: NDArray[np.int8]) -> NDArray[np.int8]:
     """Two numbers a byte, the first in the low half, [n, d] to [n, d/2 rounded up]."""
     count, width = quanta.shape
     pairs = np.zeros((count, (width + 1) // 2), np.int8)
@@ -126,7 +129,7 @@ def _packed(quanta: NDArray[np.int8]) -> NDArray[np.int8]:
     return pairs
 
 
-def _unpacked(pairs: NDArray[np.int8], width: int) -> NDArray[np.int8]:
+def _unpack_nibbles(pairs: NDArray[np.int8], width: int) -> NDArray[np.int8]:
     """The numbers [n, width] of ``pairs`` [n, width/2 rounded up]: two's complement, 4 bits."""
     quanta = np.empty((len(pairs), 2 * pairs.shape[1]), np.int8)
     quanta[:, 1::2] = pairs

@@ -59,8 +59,8 @@ class RowLogprobs(NamedTuple):
     def select(self, tokens: Sequence[int], logits: Rows) -> Entries:
         """Entries of ``tokens`` [m], m ≤ n, by the first rows of the same logits."""
         table: Entries = self.entries[: len(tokens)].copy()
-        own = [row[token] for token, row in zip(tokens, logits, strict=False)]
-        table["own"] = np.array(own, np.float64) - self.sums[: len(tokens)]
+        logits_of_tokens = [row[token] for token, row in zip(tokens, logits, strict=False)]
+        table["own"] = np.array(logits_of_tokens, np.float64) - self.sums[: len(tokens)]
         return table
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.truncation import MAX_LEVEL
-from pilotfish.wire.codecs.bits import BitReader, Ints, write
-from pilotfish.wire.codecs.gaps import Layout, good_tilt, layout, rice_parameter
+from pilotfish.wire.codecs.bits import BitReader, Ints, write_frame
+from pilotfish.wire.codecs.gaps import Layout, choose_tilt, layout, rice_parameter
 from pilotfish.wire.messages import Buffer
 
 MAX_HEIGHT_PARAMETER: Final = 5
@@ -32,10 +32,10 @@ def encode_rows(
 
     ``levels`` [N] are at most `MAX_LEVEL`, one of each row 0; without them c is 0.
     """
-    tilt, c = good_tilt(ids, vocab_size), 0
+    tilt, c = choose_tilt(ids, vocab_size), 0
     laid = layout(ends, vocab_size, tilt)
     # [N], what goes into the fixed section; `write` drops what is above its bits
-    fixed = laid.raised(ids)
+    fixed = laid.raised_gaps(ids)
     lengths = fixed >> laid.parameters
     if levels is not None:
         heights = np.maximum.reduceat(levels, laid.starts).repeat(laid.sizes)
@@ -48,7 +48,7 @@ def encode_rows(
         heights &= (1 << c) - 1
         fixed <<= c
         fixed |= heights
-    return write(head(c, tilt), lengths, fixed, laid.slots(c))
+    return write_frame(head(c, tilt), lengths, fixed, laid.slots(c))
 
 
 def decode_rows(

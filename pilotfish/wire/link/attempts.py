@@ -1,7 +1,7 @@
 """Attempts to connect to an edge: what ended the last one, and when the next one may begin.
 
 In: the events of ZeroMQ's monitor. ZeroMQ tries again by itself, every 0.1 to 1 s, where no
-connection comes about, or one has broken. After a handshake that failed it stops (`stop_at`), and
+connection comes about, or one has broken. After a handshake that failed it stops (`stop_after_failed_handshake`), and
 its owner begins the next attempt when `due` says so: soon, since the edge may just be starting, and
 ever later where the two ends will not agree before somebody changes a key.
 """
@@ -18,7 +18,7 @@ import zmq
 
 from pilotfish.wire.address import literal_address
 
-SURE = 8  # handshakes: an edge that answers to two keys by turns breaks half of them
+CERTAIN_HANG_UPS = 8  # handshakes: an edge that answers to two keys by turns breaks half of them
 _RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # libzmq's, for which pyzmq has no names
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _RETRIED_S = 0.2  # in which ZeroMQ says that it tries again, if it does
@@ -47,7 +47,7 @@ class ConnectFailure(Enum):
 _LASTING = {ConnectFailure.KEY, ConnectFailure.MECHANISM}
 
 
-def stop_at(socket: "zmq.Socket[bytes]") -> None:
+def stop_after_failed_handshake(socket: "zmq.Socket[bytes]") -> None:
     """Have ZeroMQ stop at a handshake that fails; an older one goes on every 0.1 s."""
     with suppress(zmq.ZMQError):
         socket.setsockopt(_RECONNECT_STOP, _HANDSHAKE_FAILED)
@@ -93,17 +93,17 @@ class ConnectAttempts:
                 self.failure, self.hang_ups, self.wrong_key = None, 0, False
                 self._pause_s, self._in_handshake = _FIRST_S, False
             case zmq.Event.DISCONNECTED if self._in_handshake:  # taken for ZMTP 1.0: no other event
-                self._halted(ConnectFailure.OTHER)
+                self._note_stopped(ConnectFailure.OTHER)
             case zmq.Event.DISCONNECTED:
                 self._stopped_s = time.monotonic()
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
-                self._halted(ConnectFailure.KEY)
+                self._note_stopped(ConnectFailure.KEY)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
                 mismatch = value == _MECHANISM_MISMATCH
-                self._halted(ConnectFailure.MECHANISM if mismatch else ConnectFailure.OTHER)
+                self._note_stopped(ConnectFailure.MECHANISM if mismatch else ConnectFailure.OTHER)
             case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 late = value in (errno.EAGAIN, errno.ETIMEDOUT)
-                self._halted(ConnectFailure.TIMEOUT if late else ConnectFailure.CLOSED)
+                self._note_stopped(ConnectFailure.TIMEOUT if late else ConnectFailure.CLOSED)
 
     @property
     def stopped(self) -> bool:
@@ -120,7 +120,7 @@ class ConnectAttempts:
         return self._stopped_s is not None and self.stopped and time.monotonic() >= self._due_s
 
     @property
-    def left_s(self) -> float:
+    def wait_s(self) -> float:
         """Seconds until the next attempt is due; 0 where ZeroMQ tries by itself."""
         return max(0.0, self._due_s - time.monotonic()) if self.stopped else 0.0
 
@@ -132,7 +132,11 @@ class ConnectAttempts:
     @property
     def surely_wrong_key(self) -> bool:
         """Whether an edge is there that does not take our handshake: edge.pub is not its key."""
-        return self.failure is ConnectFailure.CLOSED and self.wrong_key and self.hang_ups >= SURE
+        return (
+            self.failure is ConnectFailure.CLOSED
+            and self.wrong_key
+            and self.hang_ups >= CERTAIN_HANG_UPS
+        )
 
     def failed_since(self, since_s: float) -> bool:
         """Whether an attempt that began since then (monotonic) has failed and is over."""
@@ -147,7 +151,7 @@ class ConnectAttempts:
         self.began_s = time.monotonic()
         self._stopped_s, self._stopped, self._resolved = None, False, False
 
-    def _halted(self, failure: ConnectFailure) -> None:
+    def _note_stopped(self, failure: ConnectFailure) -> None:
         self.failure, self._in_handshake = failure, False
         self.handshakes_failed += 1
         self.hang_ups += failure is ConnectFailure.CLOSED
@@ -156,7 +160,7 @@ class ConnectAttempts:
         lasting = failure in _LASTING or self.surely_wrong_key
         most_s = _LATEST_S if lasting else _SOON_S
         self._due_s = now_s + min(self._pause_s, most_s) * random.uniform(1 - _JITTER, 1 + _JITTER)
-        if failure is not ConnectFailure.CLOSED or self.hang_ups >= SURE:
+        if failure is not ConnectFailure.CLOSED or self.hang_ups >= CERTAIN_HANG_UPS:
             self._pause_s = min(2 * self._pause_s, most_s)
 
 
@@ -194,19 +198,19 @@ class DualStack:
 
     def __init__(self, endpoint: str) -> None:
         host = (urlsplit(endpoint).hostname or "") if endpoint.startswith("tcp:") else ""
-        self._named = bool(host) and literal_address(host) is None
+        self._is_name = bool(host) and literal_address(host) is None
         self.ipv6 = "[" in endpoint
         self._due_s = math.inf
         self._pause_s = _FAMILY_PAUSE_S[0]
         self._other_failed = False  # the other family did, just before this one
 
-    def connected(self) -> None:
+    def note_connected(self) -> None:
         """Note that the present family leads somewhere."""
         self._due_s, self._pause_s, self._other_failed = math.inf, _FAMILY_PAUSE_S[0], False
 
-    def failed(self) -> None:
+    def note_failed(self) -> None:
         """Note that the attempt came to no connection, and ZeroMQ would go on in its family."""
-        if not self._named or self._due_s < math.inf:
+        if not self._is_name or self._due_s < math.inf:
             return
         now_s = time.monotonic()
         if self._other_failed:

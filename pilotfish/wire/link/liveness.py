@@ -17,13 +17,13 @@ import time
 from socket import socket
 from typing import Final
 
-from pilotfish.wire.link.tcp import Volume, retry_often, volume
+from pilotfish.wire.link.tcp import Volume, limit_retransmission_pause, read_volume
 
 HEARTBEAT_S: Final = 0.3
 _MARGIN_S: Final = 0.25  # of both ends' scheduling
 _LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out is an RTT, and no less than this
 _LONGEST_LIMIT_S: Final = 10.0
-_PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_KEPT_S = 1.25, 4.0, 60.0
+_PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_MEMORY_S = 1.25, 4.0, 60.0
 _DENSE_S: Final = 0.6  # looks further apart than this do not tell how long a pause was
 # The longest pause between the kernel's retransmissions: ours, up to which time-out, and its own.
 _RETRY_S, _RETRY_RTO_S, _KERNELS_RETRY_S = 1.0, 0.5, 120.0
@@ -49,25 +49,25 @@ class Liveness:
         self._received = 0
         # when bytes last came (or something large was acknowledged), the same without
         # acknowledgements, when all was acknowledged or some of it was, when a message moved
-        self._heard_s = self._came_s = self._taken_s = now_s
-        self._carried_s = -math.inf
+        self._life_s = self._received_s = self._acknowledged_s = now_s
+        self._transfer_s = -math.inf
         self._arrived, self._arrived_s = 0, now_s  # packets, and when the last one came
         self._counted, self._counted_s = 0, now_s
         self._rto_s, self._rtt_s = _LEAST_RTO_S, 0.0
-        self._pause_s, self._paused_s = 0.0, now_s  # the longest lately, and when it was
+        self._pause_s, self._pause_seen_s = 0.0, now_s  # the longest lately, and when it was
         self._longest_step_s = 0.0
         self._retry_s = 0.0
 
     def poll(self, connection: socket | None) -> Volume | None:
         """Read the counters of the connection, and note them; None if there are none."""
-        counters = volume(connection)
+        counters = read_volume(connection)
         if counters is not None:
             self.update(counters, time.monotonic())
             # what takes long to be acknowledged must not be sent again before that
             retry_s = _RETRY_S if self._rto_s < _RETRY_RTO_S else _KERNELS_RETRY_S
             if retry_s != self._retry_s:
                 self._retry_s = retry_s
-                retry_often(connection, retry_s)
+                limit_retransmission_pause(connection, retry_s)
         return counters
 
     def update(self, counters: Volume, now_s: float) -> None:
@@ -76,40 +76,40 @@ class Liveness:
         self._rtt_s = counters.rtt_s
         self._rto_s = counters.rtt_s + max(_LEAST_RTO_S, 4.0 * counters.deviation_s)
         if counters.received > self._received:
-            self._note_received(max(self._came_s, now_s - counters.idle_s), since_s)
+            self._note_received(max(self._received_s, now_s - counters.idle_s), since_s)
         if counters.arrived != self._arrived:
             self._arrived, self._arrived_s = counters.arrived, now_s
-        self._count(counters.received, now_s)
+        self._note_rate(counters.received, now_s)
         if counters.acknowledged > self.acknowledged:
-            self._taken_s = now_s
+            self._acknowledged_s = now_s
             if self.outstanding > LARGE_BYTES:
-                self._heard_s = self._carried_s = now_s
+                self._life_s = self._transfer_s = now_s
         if not counters.outstanding:
-            self._taken_s = now_s
+            self._acknowledged_s = now_s
         self._received, self.acknowledged = counters.received, counters.acknowledged
         self.outstanding = counters.outstanding
 
-    def _count(self, received: int, now_s: float) -> None:
+    def _note_rate(self, received: int, now_s: float) -> None:
         """Note whether more comes than heartbeats."""
         came, since_s = received - self._counted, now_s - self._counted_s
         if came > LARGE_BYTES or since_s > _WINDOW_S:
             if came > _MESSAGES_BPS * since_s:
-                self._carried_s = now_s
+                self._transfer_s = now_s
             self._counted, self._counted_s = received, now_s
 
     def _note_received(self, came_s: float, since_s: float) -> None:
-        pause_s = came_s - self._came_s
+        pause_s = came_s - self._received_s
         self._longest_step_s = max(self._longest_step_s, pause_s)
-        forgotten = came_s - self._paused_s > _PAUSE_KEPT_S
-        if since_s < _DENSE_S and (forgotten or pause_s > self._pause_s):
-            self._pause_s, self._paused_s = min(pause_s, _LONGEST_PAUSE_S), came_s
-        self._came_s = came_s
-        self._heard_s = max(self._heard_s, came_s)
+        expired = came_s - self._pause_seen_s > _PAUSE_MEMORY_S
+        if since_s < _DENSE_S and (expired or pause_s > self._pause_s):
+            self._pause_s, self._pause_seen_s = min(pause_s, _LONGEST_PAUSE_S), came_s
+        self._received_s = came_s
+        self._life_s = max(self._life_s, came_s)
 
     @property
     def quiet_s(self) -> float:
         """Seconds from the last sign of life to the last look."""
-        return self.updated_s - min(self._heard_s, self._taken_s)
+        return self.updated_s - min(self._life_s, self._acknowledged_s)
 
     @property
     def limit_s(self) -> float:
@@ -125,13 +125,16 @@ class Liveness:
     @property
     def overdue(self) -> bool:
         """Whether a sign of life is overdue, where there is reason to doubt the path."""
-        unheard_s = self.updated_s - self._heard_s
-        return unheard_s > HEARTBEAT_S + self._rto_s or self.updated_s - self._taken_s > self._rto_s
+        unheard_s = self.updated_s - self._life_s
+        return (
+            unheard_s > HEARTBEAT_S + self._rto_s
+            or self.updated_s - self._acknowledged_s > self._rto_s
+        )
 
     @property
     def transfers(self) -> bool:
         """Whether a message is crossing: bytes move that are no heartbeats, or are about to."""
-        return self.updated_s - self._carried_s < self.limit_s
+        return self.updated_s - self._transfer_s < self.limit_s
 
     @property
     def blocked(self) -> bool:
@@ -140,17 +143,17 @@ class Liveness:
         Where others fill a queue on the way there, acknowledgements wait in it, too; then the
         peer's kernel repeats what has come, and sends nothing new.
         """
-        return self._one_way(self._arrived_s, self._taken_s)
+        return self._one_way(self._arrived_s, self._acknowledged_s)
 
     @property
     def only_receives(self) -> bool:
         """Whether the peer is heard, but what is sent does not arrive."""
-        return self._one_way(self._came_s, self._taken_s)
+        return self._one_way(self._received_s, self._acknowledged_s)
 
     @property
     def only_sends(self) -> bool:
         """Whether what is sent arrives, but the peer is not heard."""
-        return self._one_way(self._taken_s, self._came_s)
+        return self._one_way(self._acknowledged_s, self._received_s)
 
     def _one_way(self, works_s: float, fails_s: float) -> bool:
         return self.updated_s - works_s < self.limit_s < self.updated_s - fails_s
@@ -163,7 +166,7 @@ class Liveness:
     @property
     def progresses(self) -> bool:
         """Whether a handshake's next step may still come, by the RTT and the steps before it."""
-        return self.updated_s - self._came_s < self._step_s
+        return self.updated_s - self._received_s < self._step_s
 
     @property
     def stuck(self) -> bool:

@@ -26,7 +26,7 @@ SMALL_BYTES = 1_500  # one segment: it takes an RTT and no more
 LARGE_BYTES = 10_000
 FRESH_S = 2.0  # younger readings need no ping
 _MEDIAN_OF = 5
-_KEPT = 16
+_MAX_SAMPLES = 16
 _LEAST_TRANSFER_S = 20e-6  # what clocks can resolve here
 _DRIFT = 200e-6  # of two clocks at most
 _STALLED, _STALL_S = 8.0, 0.25  # times what its neighbours took, and beyond it: a stall
@@ -39,11 +39,11 @@ class Transit(NamedTuple):
     down_s: float
 
 
-def _slower(rtt_s: float, other_s: float) -> bool:
+def _is_slower(rtt_s: float, other_s: float) -> bool:
     return rtt_s > max(_STALLED * other_s, other_s + _STALL_S)
 
 
-def _thinner(rate_bps: float, other_bps: float) -> bool:
+def _is_lower_rate(rate_bps: float, other_bps: float) -> bool:
     return _STALLED * rate_bps < other_bps
 
 
@@ -54,7 +54,7 @@ class _Samples:
     """
 
     def __init__(self, stalled: Callable[[float, float], bool]) -> None:
-        self._all: deque[tuple[int, float, int]] = deque(maxlen=_KEPT)
+        self._all: deque[tuple[int, float, int]] = deque(maxlen=_MAX_SAMPLES)
         self._stalled = stalled
         self.answer = 0
 
@@ -62,7 +62,7 @@ class _Samples:
         self._all.append((now_ns, value, self.answer))
 
     @property
-    def _taken(self) -> list[tuple[int, float, int]]:
+    def _valid(self) -> list[tuple[int, float, int]]:
         """All but those that look like a stall beside both their neighbours."""
         found = list(self._all)
         return [
@@ -77,12 +77,12 @@ class _Samples:
 
     @property
     def values(self) -> list[float]:
-        return [value for _, value, _ in self._taken]
+        return [value for _, value, _ in self._valid]
 
     @property
     def new(self) -> bool:
         """Whether the last one was taken in this answer."""
-        taken = self._taken
+        taken = self._valid
         return bool(taken) and taken[-1][2] == self.answer
 
     @property
@@ -91,7 +91,7 @@ class _Samples:
 
         An answer under `stream` takes one sample, which earlier ones must not outvote.
         """
-        return self._recent(self._taken)
+        return self._recent(self._valid)
 
     @property
     def best(self) -> float | None:
@@ -108,7 +108,7 @@ class _Samples:
 
     def reading(self, now_ns: int) -> Reading | None:
         """The median of the recent values."""
-        taken = self._taken
+        taken = self._valid
         recent = self._recent(taken)
         if not recent:
             return None
@@ -122,8 +122,8 @@ class LinkMeter:
     def __init__(self) -> None:
         self._offset_ns = 0  # the edge's clock minus ours
         self._quickest_ns, self._compared_ns = 2**62, 0
-        self._rtt = _Samples(_slower)
-        self._up, self._down = _Samples(_thinner), _Samples(_thinner)
+        self._rtt = _Samples(_is_slower)
+        self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
 
     def record_exchange(
         self,
@@ -169,7 +169,7 @@ class LinkMeter:
 
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent
-        if not rtts or _slower(min(rtts), sum(transit)):  # unknown, or it was a stall
+        if not rtts or _is_slower(min(rtts), sum(transit)):  # unknown, or it was a stall
             return
         # the least: what others took beyond it was waiting, not transfer
         way_s = min(rtts) / 2

@@ -61,7 +61,7 @@ class Volume(NamedTuple):
 
 
 @contextmanager
-def borrowed(
+def borrow_socket(
     descriptor: int | None, is_ours: Callable[[socket.socket], bool]
 ) -> Iterator[socket.socket | None]:
     """Lend ZeroMQ's connection; None if there is none, or the number stands for something else.
@@ -86,29 +86,29 @@ def borrowed(
         lent.detach()
 
 
-def leads_to(port: int) -> Callable[[socket.socket], bool]:
+def has_peer_port(port: int) -> Callable[[socket.socket], bool]:
     """Whether a connection goes to this port of the peer."""
 
-    def does(connection: socket.socket) -> bool:
+    def check(connection: socket.socket) -> bool:
         peer = connection.getpeername()
         return isinstance(peer, tuple) and peer[1] == port
 
-    return does
+    return check
 
 
-def segments(descriptor: int, port: int) -> Segments | None:
+def read_segments(descriptor: int, port: int) -> Segments | None:
     """Read the counters behind a descriptor; None if it does not go to the peer's ``port``."""
-    with borrowed(descriptor, leads_to(port)) as connection:
+    with borrow_socket(descriptor, has_peer_port(port)) as connection:
         info = _info(connection)
     if len(info) < _SENT_AT + 4:  # a kernel older than 4.6
         return None
     return Segments(_u32(info, _SENT_AT), _u32(info, _RETRANSMITTED_AT))
 
 
-def volume(connection: socket.socket | None) -> Volume | None:
+def read_volume(connection: socket.socket | None) -> Volume | None:
     """Read what has crossed a connection; None where the kernel does not say."""
-    waiting = _queued(connection, termios.FIONREAD)
-    outstanding = _queued(connection, termios.TIOCOUTQ)
+    waiting = _read_queue(connection, termios.FIONREAD)
+    outstanding = _read_queue(connection, termios.TIOCOUTQ)
     info = _info(connection)
     if len(info) < _ARRIVED_AT + 4:
         return None
@@ -125,7 +125,7 @@ def volume(connection: socket.socket | None) -> Volume | None:
     )
 
 
-def retry_often(connection: socket.socket | None, most_s: float) -> None:
+def limit_retransmission_pause(connection: socket.socket | None, most_s: float) -> None:
     """Have the kernel send unacknowledged data again every so many seconds at least.
 
     Otherwise its pauses double, and a connection whose path was away for seconds is silent for as
@@ -177,7 +177,7 @@ def hang_up(connection: socket.socket | None) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def deafen(listening: socket.socket | None, deaf: bool) -> None:
+def drop_incoming(listening: socket.socket | None, enable: bool) -> None:
     """Have the kernel drop all that comes to a socket that listens, or no longer do so.
 
     Who connects tries again after a second, as on a path that loses packets. Elsewhere than on
@@ -188,7 +188,7 @@ def deafen(listening: socket.socket | None, deaf: bool) -> None:
     drop = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # return 0 bytes
     program = struct.pack("@HP", 1, ctypes.addressof(drop))  # struct sock_fprog
     with suppress(OSError):
-        if deaf:
+        if enable:
             listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
         else:
             listening.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
@@ -201,11 +201,11 @@ def _info(connection: socket.socket | None) -> bytes:
     return b""
 
 
-def _queued(connection: socket.socket | None, which: int) -> int:
+def _read_queue(connection: socket.socket | None, request: int) -> int:
     """Count the bytes that have come and were not read, or were written and not acknowledged."""
     if connection is not None:
         with suppress(OSError):
-            return _u32(fcntl.ioctl(connection.fileno(), which, bytes(4)), 0)
+            return _u32(fcntl.ioctl(connection.fileno(), request, bytes(4)), 0)
     return 0
 
 

@@ -63,21 +63,21 @@ __all__ = [
 ]
 
 
-def register(exchange: SpeculationProtocol[Any]) -> None:
+def register(protocol: SpeculationProtocol[Any]) -> None:
     """Add a protocol; ValueError if a name of it, an option or a counter is taken."""
-    shared = SHARED_OPTIONS & {*exchange.Options.__struct_fields__}
+    shared = SHARED_OPTIONS & {*protocol.Options.__struct_fields__}
     if shared:
         raise ValueError(f"Every request has an option {min(shared)} already.")
-    if exchange.name in (*PROTOCOL_REGISTRY, STREAM, LOCAL):
-        raise ValueError(f"There is a protocol {exchange.name} already.")
+    if protocol.name in (*PROTOCOL_REGISTRY, STREAM, LOCAL):
+        raise ValueError(f"There is a protocol {protocol.name} already.")
     for kind in option_types():
-        twice = {*kind.__struct_fields__} & {*exchange.Options.__struct_fields__}
-        if twice and kind is not exchange.Options:
-            raise ValueError(f"Other protocols have an option {min(twice)} already.")
-    for counter in exchange.counters:
+        shared_names = {*kind.__struct_fields__} & {*protocol.Options.__struct_fields__}
+        if shared_names and kind is not protocol.Options:
+            raise ValueError(f"Other protocols have an option {min(shared_names)} already.")
+    for counter in protocol.counters:
         if counters().get(counter.name, counter) != counter:
             raise ValueError(f"Another protocol has a counter {counter.name} already.")
-    PROTOCOL_REGISTRY[exchange.name] = exchange
+    PROTOCOL_REGISTRY[protocol.name] = protocol
 
 
 def names() -> tuple[str, ...]:

@@ -110,10 +110,10 @@ class DraftAhead:
         self.text.truncate(common_prefix(self.text.ids, committed))
         self.text.extend(committed[len(self.text) :])
         self.committed = len(committed)
-        self._forget()
+        self._clear_drafts()
         self._depth = 0
 
-    def _forget(self) -> None:
+    def _clear_drafts(self) -> None:
         """Note that nothing is drafted."""
         self._acceptances.clear()
         self._margins.clear()
@@ -143,10 +143,10 @@ class DraftAhead:
         """How many drafts have not been sent."""
         return len(self.text) - max(self._sent, self.committed)
 
-    def append(self, token: int, odds: float, margin: float | None) -> None:
+    def append(self, token: int, acceptance: float, margin: float | None) -> None:
         """Add a draft; margin: by which the odds were told, if they were."""
         self.text.extend([token])
-        self._acceptances.append(odds)
+        self._acceptances.append(acceptance)
         self._margins.append(margin)
 
     def compare(self, ids: Sequence[int]) -> DraftComparison:
@@ -162,7 +162,7 @@ class DraftAhead:
         else:
             self.text.truncate(self.committed + agreed)
             self.text.extend(ids[agreed:])
-            self._forget()
+            self._clear_drafts()
         self._depth = self._depth + len(ids) if right else 0
         self.committed += len(ids)
         return comparison
@@ -211,23 +211,23 @@ class HintChain:
             return False  # what came before it was lost
         ids = decode_ids(frames[0], vocab_size).tolist()
         odds = [byte / _BYTE for byte in bytes(frames[1])]
-        kept = max(0, start - length)
+        offset = max(0, start - length)
         late = max(0, length - start)
         if late >= len(ids) or ids[:late] != self._committed.ids[start:length].tolist():
             return False
-        if digest != self._hash_of(start, kept):
+        if digest != self._hash_before(start, offset):
             return False
         new = ids[late:]
-        if new != self.ids[kept : kept + len(new)]:  # else it says less than a newer one did
-            self.ids[kept:] = new
-            self.acceptances[kept:] = odds[late:]
+        if new != self.ids[offset : offset + len(new)]:  # else it says less than a newer one did
+            self.ids[offset:] = new
+            self.acceptances[offset:] = odds[late:]
             del self.ids[self._most :], self.acceptances[self._most :]
         return True
 
-    def _hash_of(self, start: int, kept: int) -> bytes:
+    def _hash_before(self, start: int, offset: int) -> bytes:
         if start <= len(self._committed):
             return self._committed.hash_at(start)
-        return self._committed.hash_after(self.ids[:kept])
+        return self._committed.hash_after(self.ids[:offset])
 
     def drop_committed(self, ids: Sequence[int]) -> None:
         """Drop what has been committed; all of it, if that differs."""
@@ -247,5 +247,5 @@ def draft_with_margin(logits: Floats, params: SamplingParams, position: int) -> 
         rest = (logits[:token].max(initial=-math.inf), logits[token + 1 :].max(initial=-math.inf))
         return token, float(logits[token] - max(rest))
     q = probabilities(logits[None], params.sampling)[0]
-    token, ahead = race(q, noise(len(q), params.seed, Purpose.TARGET, position))
-    return token, params.sampling.temperature * ahead
+    token, lead_ratio = race(q, noise(len(q), params.seed, Purpose.TARGET, position))
+    return token, params.sampling.temperature * lead_ratio

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # Of the tokens of a window, those that the target would say otherwise, expected before a round was
 # counted. SmolLM2-135M for Qwen2.5-Coder-1.5B: 34 % up to the first rejection, 44 % behind it.
-MISMATCHED = 0.4
+MISMATCH_RATE = 0.4
 FORGIVEN = RoundCounter(
     name="forgiven",
     help="Accepted tokens that the target would have said otherwise, by its decision head.",
@@ -192,9 +192,9 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         at = mismatches(draft.ids, choices)
         if len(at) == 0:
             return Decision(len(draft.ids), int(choices[-1]), notes=(0,))
-        barred = logits[at, draft.ids[at]] == -np.inf
+        forbidden = logits[at, draft.ids[at]] == -np.inf
         return self.decide(
-            draft, StatesNeeded(at, choices, hidden[at + 1], barred)
+            draft, StatesNeeded(at, choices, hidden[at + 1], forbidden)
         )  # row 0 is the root's
 
     @abstractmethod

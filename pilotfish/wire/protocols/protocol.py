@@ -291,12 +291,12 @@ class SpeculationProtocol(ABC, Generic[D]):
             return {}
         if len(notes) > len(self.counters):
             raise MalformedError(f"Rounds of {self.name} do not note so much.")
-        found = {}
+        values = {}
         for counter, value in zip(self.counters, (*notes, *[0] * len(self.counters)), strict=False):
             if not counter.is_valid(value, window, accepted):
                 raise MalformedError(f"No window of {self.name} has {value} as its {counter.name}.")
-            found[counter.name] = value
-        return found
+            values[counter.name] = value
+        return values
 
     def encode_states(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
         """The frames of the answer to an inquiry."""

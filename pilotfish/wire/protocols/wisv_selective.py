@@ -21,7 +21,7 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols.decision_head import MISMATCHED, JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.decision_head import MISMATCH_RATE, JudgedDraft, JudgedProtocol
 from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
@@ -46,7 +46,7 @@ class WisvSelective(JudgedProtocol):
         """Ids; and where the edge asks, m positions down and m states up (wisv (7)–(9))."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         again = self.estimate_round_trips(expansion, acceptance) - 1.0
-        positions = MISMATCHED * len(expansion)
+        positions = MISMATCH_RATE * len(expansion)
         states = positions * hidden_bytes(sizes.hidden, self.form)
         return RoundBytes(
             up + again * WINDOW_BYTES + states, down + again * STATES_REQUEST_BYTES + positions
@@ -54,7 +54,7 @@ class WisvSelective(JudgedProtocol):
 
     def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
         """Two where there is a mismatch."""
-        return 2.0 - (1.0 - MISMATCHED) ** len(expansion)
+        return 2.0 - (1.0 - MISMATCH_RATE) ** len(expansion)
 
     # The device's half
 
