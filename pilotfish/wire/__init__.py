@@ -1,1 +1,1 @@
-"""The link between device and edge: messages, codecs, encrypted sockets, and the protocols of a round."""
+"""The link between device and edge: messages, codecs, encrypted sockets, speculation protocols."""

@@ -1,13 +1,13 @@
-"""What ended connections left in ZeroMQ's queue, which stays until it is handed out.
+"""Count the messages that ended connections left in ZeroMQ's queue.
 
-A connection that is cut for what it holds takes nothing of that back: if it were not counted, a
-client that comes again at once could bring as much each time. Its bytes count for its key; without
-keys, and for strangers, for the empty one. They stop to count as they are handed out, or once the
-queue was seen to be empty, or once so many messages of others were that one of theirs must have
-been among them: ZeroMQ takes from all in turn.
+ZeroMQ keeps the queued messages of a connection that is cut. If they did not count, a client that
+reconnects at once could queue as much each time. Their bytes count for the client's key; without
+keys, and for strangers, they count for the empty key. They stop counting when ZeroMQ delivers them,
+when the queue was empty, or after so many messages of other connections that one of theirs must
+have been among them, since ZeroMQ serves all connections in turn.
 
-What came between the last look at a connection and its end nobody knows. It is taken to be what the
-process grew by in that time.
+The bytes that arrive between the last check of a connection and its end are unknown; the growth of
+the process in that time serves as the estimate.
 """
 
 from collections import Counter
@@ -18,10 +18,10 @@ from typing import Final
 from pilotfish.wire.memory_watch import SLACK_BYTES, ReceiveCounter
 from pilotfish.wire.peer_connection import BACKLOG, UNFINISHED, PeerConnection
 
-# Messages of full size that may be unfinished at once: in all; and of one key with several,
-# or of all strangers, whose keys are unknown before their first message.
+# Messages of full size that may be incomplete at once: of all peers, and of one key with several
+# connections (or of all strangers, since a key is unknown before the first message).
 _MAX_TOTAL, _MAX_PER_KEY = 4, 0.5
-_MEMORY_PER_BYTE: Final = 4  # memory that messages take, by their bytes
+_MEMORY_PER_BYTE: Final = 4  # bytes of memory that one byte of a message takes
 _EMPTY_ROUNDS, _EMPTY_MESSAGES = (
     2,
     64,
@@ -30,13 +30,15 @@ _EMPTY_ROUNDS, _EMPTY_MESSAGES = (
 
 @dataclass(slots=True)
 class _EndedConnection:
+    """A connection that ended with messages in the queue."""
+
     key: bytes
     counter: ReceiveCounter
     drop_messages: bool  # its messages are dropped
-    total_at_last: int  # messages that the socket had handed out when one of its own last was
-    own_messages: int  # of its own, by then
-    estimated_bytes: int = 0  # bytes that came after the last look
-    checked: bool = False  # it was there when memory was last checked
+    total_at_last: int  # messages delivered from all when its last one was
+    own_messages: int  # messages delivered from it by then
+    estimated_bytes: int = 0  # bytes that arrived after the last check
+    checked: bool = False  # it had ended before the last check
 
     @property
     def left_bytes(self) -> int:
@@ -44,7 +46,10 @@ class _EndedConnection:
 
 
 class Backlog:
-    """Counts it; whoever changes it holds a lock. message_bytes: a message's most."""
+    """The queued messages of ended connections; callers that change it hold a lock.
+
+    message_bytes: the most bytes of one message. keyed: clients have keys.
+    """
 
     def __init__(self, message_bytes: int, *, keyed: bool) -> None:
         self.bytes_by_key: Counter[bytes] = (
@@ -62,13 +67,13 @@ class Backlog:
         return len(self._by_client) + len(self._unidentified)
 
     def is_full(self, key: bytes = b"") -> bool:
-        """Whether a key's ended connections left so much that new ones of it have to wait."""
+        """Return whether a key's ended connections left so much that new ones have to wait."""
         backlog = self.bytes_by_key
         in_all = backlog[key] > 0 and backlog.total() > _MAX_TOTAL * self._limit
         return in_all or backlog[key] > _MAX_PER_KEY * self._limit
 
     def add(self, connection: PeerConnection, received: int) -> None:
-        """Note a connection that ended; received: messages of all until now."""
+        """Add a connection that ended; received: messages delivered so far, from all peers."""
         counter, key = connection.counter, self._charged_key(connection)
         ended = _EndedConnection(key, counter, connection.drop_messages, received, counter.messages)
         if connection.client:
@@ -78,7 +83,10 @@ class Backlog:
         self.bytes_by_key[key] += ended.left_bytes
 
     def note_message(self, client: bytes, size: int, frames: int) -> bool | None:
-        """Note a message of one who is not connected; whether to drop it, None: it is unknown."""
+        """Count a delivered message of a client that is not connected.
+
+        Return whether to drop it; None: no ended connection has this name.
+        """
         ended = self._by_client.get(client)
         if ended is not None:
             ended.counter.add(size, frames)
@@ -91,10 +99,11 @@ class Backlog:
         return None
 
     def check(self, received: int, connected: int, grown: int, *, drained: bool) -> None:
-        """Count anew what is left.
+        """Recount the bytes that are left.
 
-        received: messages until now, of all; connected: how many peers are; grown: bytes of memory
-        that the process grew by since the last check; drained: all was handed out since then.
+        received: messages delivered so far, from all peers. connected: number of open connections.
+        grown: bytes by which the process grew since the last check. drained: the queue was empty
+        since then.
         """
         turns = _EMPTY_ROUNDS * (connected + len(self)) + _EMPTY_MESSAGES
 
@@ -114,7 +123,7 @@ class Backlog:
             each for each in self._unidentified if remains(each, self._unidentified_messages)
         ]
         every = [*self._by_client.values(), *self._unidentified]
-        # whoever has no key may have sent nothing but a handshake
+        # a client without a key may have sent nothing but a handshake
         unseen = [each for each in every if not each.checked and (each.key or not self._keyed)]
         self.bytes_by_key = Counter()
         for ended in every:
@@ -124,9 +133,9 @@ class Backlog:
             self.bytes_by_key[ended.key] += ended.left_bytes
 
     def excess(self, holders: list[PeerConnection]) -> Iterator[tuple[PeerConnection, str]]:
-        """Return connections to be cut and why: strangers first, then of keys that hold most.
+        """Yield connections to cut, and the reason: strangers first, then keys that hold most.
 
-        holders: those that hold bytes that were not handed out.
+        holders: connections with held bytes.
         """
         limit, backlog = self._limit, self.bytes_by_key
         held_by: Counter[bytes] = Counter()
@@ -135,7 +144,7 @@ class Backlog:
 
         def order(connection: PeerConnection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), held_by[connection.owner]
-            # of a key's messages the most complete one is kept
+            # the key's most complete message is cut last
             held = connection.counter.held_bytes
             return (known, -key, held) if known else (known, 0, -held)
 
@@ -147,7 +156,7 @@ class Backlog:
             if held > limit or total > _MAX_TOTAL * limit:
                 yield connection, UNFINISHED
             elif held < of_key > _MAX_PER_KEY * limit:
-                yield connection, BACKLOG  # not the key's (or the strangers') largest
+                yield connection, BACKLOG  # the key (or the strangers) holds a larger one
             elif left and (of_key + left > limit or in_all > _MAX_TOTAL * limit):
                 yield connection, BACKLOG
             else:
@@ -156,5 +165,5 @@ class Backlog:
             held_by[connection.owner] -= held
 
     def _charged_key(self, connection: PeerConnection) -> bytes:
-        """For whom the bytes count that a connection leaves."""
+        """Return the key that a connection's bytes count for."""
         return connection.owner if self._keyed else b""

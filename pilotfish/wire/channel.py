@@ -1,8 +1,8 @@
 """The device's socket to one edge, and the state of its connection.
 
-An edge may be as hostile as a device: the memory that it can make this process hold is bounded
-here, as `wire.connections` does at the edge. Only `EdgeChannel.check_memory`, which the memory
-watch calls, is thread-safe.
+An edge may be as hostile as a device, so the memory that it can make this process hold is bounded
+here, as `wire.connections` does at the edge. Only `check_memory`, which the memory watch calls, and
+`liveness` are thread-safe.
 """
 
 import errno
@@ -49,21 +49,21 @@ from pilotfish.wire.transport import HANDSHAKE_MS, configure_socket, receive_par
 _log = logging.getLogger("pilotfish.wire")
 
 _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
-# Good news of the kernel's counters holds so long: while something is waited for, and before a
-# message is sent, for which the memory watch's looks suffice.
+# How long a reading of the kernel's counters that shows life stays valid: while the device waits for
+# a reply, and before it sends (the memory watch's readings suffice for that).
 _POLL_S, _WATCH_S = 0.05, 0.3
-_PAUSE_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
-_OWNER_IDLE_S = 1.0  # an owner that has not looked for so long may not look at all
-_CLOSE_S = 0.5  # until a closed socket's context ends in the background
-_CONNECTION_NUMBERS = count(1)  # of connections
+_PAUSE_S = (1.0, 30.0)  # disconnection after an endless message; doubling
+_OWNER_IDLE_S = 1.0  # an owner that has not polled for so long may be asleep
+_CLOSE_S = 0.5  # wait for a closed context, which then ends in the background
+_CONNECTION_NUMBERS = count(1)  # unique in this process
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
 
 class EdgeChannel:
-    """A socket to one edge, with the connection's state as ZeroMQ's monitor tells it.
+    """A socket to one edge, and the state of its connection from ZeroMQ's monitor.
 
-    quiet_most_s: a connection is ended after it has been quiet for so long, and ZeroMQ connects
-    anew; 0: as soon as it is quiet.
+    quiet_most_s: after so many quiet seconds the connection is ended, and ZeroMQ reconnects; 0: as
+    soon as it is quiet.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EdgeChannel:
         self._overhead = OverheadMeter(self._context) if keys is None else None
         self._socket = self._context.socket(zmq.DEALER)
         configure_socket(self._socket, endpoint, message_bytes)
-        self._socket.immediate = True  # never queue for an edge that is not there
+        self._socket.immediate = True  # never queue without a connection
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000
         self._connect_timeout, self._dual_stack = ConnectTimeout(), DualStack(endpoint)
@@ -90,32 +90,32 @@ class EdgeChannel:
             self._socket.curve_publickey = keys.public
             self._socket.curve_secretkey = keys.secret
         self._monitor = self._socket.get_monitor_socket()
-        # a channel that is never closed and dies in a reference cycle: the garbage collector would
-        # end the context before its sockets, and wait for them for ever
+        # without this, a channel that dies unclosed in a reference cycle would hang: the garbage
+        # collector would end the context before its sockets, and wait for them for ever
         self._close = finalize(self, _close, self._context, self._socket, self._monitor, 0.0)
         self._close.atexit = False
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(int(self._monitor.fd), zmq.POLLIN)
-        self._events_lock = threading.Lock()  # to read the monitor: the memory watch does, too
-        self._unreported = False  # it did, and the owner has not been told
-        self._polled_s = time.monotonic()  # when the owner last did
+        self._events_lock = threading.Lock()  # the memory watch reads the monitor, too
+        self._unreported = False  # events that the watch read, not yet returned by `receive_raw`
+        self._polled_s = time.monotonic()  # when the owner last read the monitor
         self._encrypted, self._drained = keys is not None, False
         self._counter = ReceiveCounter(self._encrypted)
         self._most_bytes = message_bytes + SLACK_BYTES
         self._paused_until_s, self._pause_s = 0.0, _PAUSE_S[0]
         self.endpoint = endpoint
         self.connected = False
-        self.connections = 0  # made so far
-        # names the present connection, or the last one: no two of this process have the same
+        self.connections = 0  # handshakes that succeeded so far
+        # identifies the present or last connection within this process
         self.connection = next(_CONNECTION_NUMBERS)
         self.attempts = ConnectAttempts()
-        self.handshake_s = 0.0  # that the last one took, once TCP was connected
+        self.handshake_s = 0.0  # duration of the last handshake, without TCP's
         self._quiet_most_s = quiet_most_s
-        self._liveness: Liveness | None = None  # of the TCP connection, if there is one
-        # since when TCP is connected, and the bytes sent over that connection, about
+        self._liveness: Liveness | None = None  # None: TCP is not connected
+        # when TCP connected, and the approximate bytes sent since then
         self._connected_s, self._sent_bytes = 0.0, 0
-        self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
+        self._descriptor: int | None = None  # ZeroMQ's, while TCP is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
         self._connecting = True
         try:
@@ -125,21 +125,21 @@ class EdgeChannel:
             raise UnsupportedError(
                 f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
             ) from error
-        self.read_events()  # before that ZeroMQ's descriptor tells nothing
+        self.read_events()  # only after that does ZeroMQ's descriptor signal events
         MEMORY_WATCH.add(self)
 
     @property
     def socket(self) -> "zmq.Socket[bytes]":
-        """For a poller of several channels."""
+        """The ZeroMQ socket, for a poller of several channels."""
         return self._socket
 
     @property
     def sources(self) -> "tuple[zmq.Socket[bytes], int]":
-        """Where messages arrive, and a descriptor that tells of news of the link."""
+        """The socket of messages, and a descriptor that signals events of the link."""
         return self._socket, int(self._monitor.fd)
 
     def send(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
-        """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
+        """Send a message and return its bytes; `zmq.Again` without a connection."""
         header = encode(message)
         send_parts(self._socket, [header, *frames])
         size = len(header) + sum(map(len, frames))
@@ -147,10 +147,10 @@ class EdgeChannel:
         return size
 
     def position(self, *, exact: bool = True) -> int | None:
-        """Where the next message will begin in the TCP connection's stream, about; None: unknown.
+        """Return the approximate offset of the next message in the TCP stream; None: unknown.
 
-        The kernel counts what ZeroMQ has written, which may be less than what was sent. exact: ask
-        it now, at some 20 µs; what it said some milliseconds ago suffices for small messages.
+        The kernel counts what ZeroMQ has written, which may be less than this object has sent.
+        exact: read the counters now (20 µs); for small messages an older reading suffices.
         """
         liveness = self.liveness(0.0) if exact else self._liveness
         if liveness is None:
@@ -159,7 +159,7 @@ class EdgeChannel:
         return self._sent_bytes
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
-        """The next message of an edge, its frames and bytes; otherwise as `take`."""
+        """Return the next message, its frames and its size in bytes; else as `receive_raw`."""
         message = self.receive_raw(timeout_s)
         if message is None:
             return None
@@ -167,9 +167,9 @@ class EdgeChannel:
         return decode_reply(header), frames, size
 
     def receive_raw(self, timeout_s: float) -> tuple[Buffer, list[Buffer], int] | None:
-        """The next header, its frames and bytes; None after ``timeout_s`` or a change of the link.
+        """Return the next header, its frames and the message's size in bytes.
 
-        Link changes are noted in `connected` and `attempts`, so that the caller can react at once.
+        None: ``timeout_s`` is over, or the link has changed, which `connected` and `attempts` show.
         """
         self._polled_s = time.monotonic()
         if self.attempts.due or self._dual_stack.due:
@@ -182,7 +182,7 @@ class EdgeChannel:
                 parts = receive_parts(self._socket)
                 buffers: list[Buffer] = [part.buffer for part in parts]
                 more = parts[-1].more
-                while more:  # drop the rest: no message has so many parts
+                while more:  # drop the excess parts: no message has so many
                     more = self._socket.recv(_NOBLOCK, copy=False).more
                 size = sum(map(len, buffers))
                 self._counter.add(size, len(parts))
@@ -192,7 +192,7 @@ class EdgeChannel:
         return None
 
     def read_events(self) -> None:
-        """Read the monitor's events, and connect anew if that is due; `take` does so too."""
+        """Read the monitor's events, and reconnect if that is due; `receive_raw` does so, too."""
         self._polled_s = time.monotonic()
         with self._events_lock:
             self._read_events()
@@ -201,11 +201,11 @@ class EdgeChannel:
             self.reconnect_now()
         elif self.attempts.due or self._dual_stack.due:
             self.reconnect_now()
-        elif self._dual_stack.pauses:  # or ZeroMQ would try this family alone all the while
+        elif self._dual_stack.pauses:  # else ZeroMQ would go on with this family alone
             self._stop_connecting()
 
     def _read_events(self) -> bool:
-        """Read all of the monitor's events; True if there were any."""
+        """Read all events of the monitor; return whether there were any."""
         some = False
         while (event := next_event(self._monitor)) is not None:
             self._note(*event)
@@ -213,14 +213,15 @@ class EdgeChannel:
         return some
 
     def check_memory(self, sample: MemorySample) -> bool:
-        """Disconnect if the edge sends an endless message, or too many; called by the memory watch.
+        """Disconnect an edge that sends an endless message, or too many (for the memory watch).
 
-        ZeroMQ connects anew, and is disconnected again for a while, which doubles each time.
+        When ZeroMQ reconnects within the pause, it is disconnected again; the pause doubles each
+        time. Return whether to check again soon.
         """
         paused = sample.now_s < self._paused_until_s
         if self._port is None:
             return False
-        # The owner may be asleep; one that waits ought to learn of the link at once, by itself.
+        # The owner may be asleep. If it waits, it should read the events itself, at once.
         if sample.urgent or paused or sample.now_s - self._polled_s > _OWNER_IDLE_S:
             with self._events_lock:
                 self._unreported |= self._read_events()
@@ -260,15 +261,15 @@ class EdgeChannel:
         self._pause_s = min(2.0 * self._pause_s, _PAUSE_S[1])
 
     def _is_dead(self, liveness: Liveness) -> bool:
-        """Whether to end the connection: it has been quiet for too long, or its handshake has."""
+        """Return whether the connection, or its handshake, has been quiet for too long."""
         if self.connected:
             return liveness.quiet and liveness.quiet_s > self._quiet_most_s
         return liveness.stuck
 
     def liveness(self, most_s: float = _POLL_S) -> Liveness | None:
-        """How alive the TCP connection is; None if there is none. For any thread.
+        """Return the liveness of the TCP connection; None without one. For any thread.
 
-        most_s: how old good news may be; 0: as of this very moment.
+        most_s: how old a reading that shows life may be; 0: read the counters now.
         """
         with self._events_lock:
             liveness = self._liveness
@@ -281,18 +282,18 @@ class EdgeChannel:
 
     @property
     def local_host(self) -> str:
-        """This end's address of the TCP connection; empty if there is none."""
+        """The local address of the TCP connection; "" without one."""
         with borrow_socket(self._descriptor, has_peer_port(self._port or 0)) as connection:
             return local_host(connection)
 
     @property
     def quiet(self) -> bool:
-        """Whether the connection shows no sign of life, though it has not ended."""
+        """Whether the open connection shows no sign of life."""
         liveness = self.liveness(_WATCH_S) if self.connected else None
         return liveness is not None and liveness.quiet
 
     def reconnect_now(self) -> None:
-        """Connect anew, on the same socket."""
+        """Reconnect, on the same socket."""
         self._stop_connecting()
         self._socket.ipv6 = self._dual_stack.switch_family()
         self.attempts.note_started()
@@ -300,22 +301,22 @@ class EdgeChannel:
         self._connecting = True
 
     def _stop_connecting(self) -> None:
-        # ZeroMQ resolves the name of an endpoint that it does not know, and waits for it
+        # for an endpoint that it does not know, `disconnect` would resolve the name, and block
         if self._connecting:
             self._connecting = False
-            with suppress(zmq.ZMQError):  # it has none to end
+            with suppress(zmq.ZMQError):  # there is no connection to end
                 self._socket.disconnect(self.endpoint)
 
     def segments(self) -> Segments | None:
-        """What the kernel knows of the connection; None where there is none, or it is not TCP."""
+        """Return the kernel's segment counters; None without a TCP connection."""
         if self._descriptor is None or not self._port:
             return None
         return read_segments(self._descriptor, self._port)
 
     def queued_s(self) -> float:
-        """Return how long ago the edge's last bytes came, in seconds; 0 where nobody knows.
+        """Return the seconds since the edge's last bytes arrived; 0: unknown.
 
-        A reply that is taken later than it came tells nothing of the link.
+        The time that a reply waited here is not the link's.
         """
         return queued_s(self._descriptor)
 
@@ -340,7 +341,7 @@ class EdgeChannel:
             self._descriptor = self._liveness = None
 
     def _note_connected(self, descriptor: int) -> None:
-        """Note that TCP is connected; the handshake follows."""
+        """Note that TCP has connected; the handshake follows."""
         self._dual_stack.note_connected()
         self._descriptor, self._counter = descriptor, ReceiveCounter(self._encrypted)
         self._connected_s, self._sent_bytes = time.monotonic(), 0
@@ -348,12 +349,12 @@ class EdgeChannel:
 
     @property
     def _handshake_is_slow(self) -> bool:
-        """Whether the handshake takes long although the edge answers."""
+        """Whether the handshake takes long although the edge sends bytes."""
         slow = time.monotonic() - self._connected_s > _SLOW_S
         return slow and self._liveness is not None and self._liveness.has_received
 
     def close(self, linger_s: float = 0.2) -> None:
-        """Close the socket; what was sent last has ``linger_s`` to leave."""
+        """Close the socket; unsent messages have ``linger_s`` to leave."""
         MEMORY_WATCH.remove(self)
         self._close.detach()
         _close(self._context, self._socket, self._monitor, linger_s)
@@ -365,12 +366,12 @@ def _close(
     monitor: "zmq.Socket[bytes]",
     linger_s: float,
 ) -> None:
-    while next_event(monitor) is not None:  # a full monitor blocks ZeroMQ's thread, and so this one
+    while next_event(monitor) is not None:  # a full monitor would block ZeroMQ's thread, and this one
         pass
     socket.disable_monitor()
     monitor.close(0)
     socket.close(int(linger_s * 1000))
-    # ZeroMQ's thread may wait for a name, for ten seconds and more where no DNS server answers
+    # ZeroMQ's thread may be resolving a name, which takes ten seconds and more without a DNS server
     term = threading.Thread(target=context.term, name="close", daemon=True)
     term.start()
     term.join(linger_s + _CLOSE_S)

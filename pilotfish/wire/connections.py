@@ -1,15 +1,15 @@
-"""The connections of a listening socket, and the bounds on their number and their bytes.
+"""The connections of a listening socket, and the bounds on their number and bytes.
 
-In: events of ZeroMQ's monitor, and which message came over which connection. Out: connections cut,
-and counts of the reasons.
+In: events of ZeroMQ's monitor, and the connection of each message. Out: connections cut, and counts
+of the reasons.
 
-ZeroMQ bounds neither connections nor the bytes that it holds of a peer's messages, complete or not.
-Here both are bounded: an excess connection is shut down on its descriptor, which ZeroMQ names, as
-if the network had failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
+ZeroMQ bounds neither the number of connections nor the bytes of queued and incomplete messages.
+This class bounds both: it shuts down an excess connection on its descriptor, as if the network had
+failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
 
-A connection is a stranger until its first message. A peer that has sent a message is never cut in
-favour of a stranger; among strangers the address with most of them loses one first: the newest
-before this one, unless the oldest has had enough time for a handshake.
+A connection is a stranger until its first message. No stranger displaces a peer that has sent a
+message. When there are too many strangers, the address with most of them loses one: the newest
+before the present one, or the oldest if it has had enough time for a handshake.
 """
 
 import math
@@ -51,22 +51,22 @@ from pilotfish.wire.socket_events import next_event
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_EVENTS_PER_CALL = 256  # events taken in one turn
+_EVENTS_PER_CALL = 256  # events read in one call
 _MAX_TOTAL_OVERHEAD_BYTES = 2 * MAX_OVERHEAD_BYTES
-# Bytes of replies that a connection, and a key with all of its own, may leave untaken.
+# Unread bytes of replies that one connection, and all of a key's together, may have.
 _MAX_UNREAD, _MAX_UNREAD_PER_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
-_HANDSHAKE_S = 3.0  # with its first message a handshake takes four round trips, rarely so long
-# A peer that is quiet for so long has its connection ended. Devices, which wait, give up sooner;
-# cellular paths are silent for seconds, and come back.
+_HANDSHAKE_S = 3.0  # handshake and first message take four round trips: rarely so long
+# A connection that is quiet for so long is ended. Devices, which wait for replies, give up sooner;
+# cellular paths may be silent for seconds and come back.
 _QUIET_MOST_S = 30.0
-_REVOCATION_NOTICE_S = 1.0  # in which the holder of a revoked key may learn so from a reply
-_CROWDED_S = 8.0  # for which the last connection without room counts as a crowd
+_REVOCATION_NOTICE_S = 1.0  # time for a reply that reports the revocation
+_CROWDED_S = 8.0  # `crowded` stays true for so long
 _SRCFD = int(zmq.SRCFD)
 
 
 class Bounds(NamedTuple):
-    """Limits on connections in all and per key, and on the bytes of one message."""
+    """Limits on all connections, on the connections of one key, and on the bytes of a message."""
 
     connections: int
     per_owner: int
@@ -76,9 +76,9 @@ class Bounds(NamedTuple):
 class Connections:
     """The connections of one listening socket.
 
-    Used by the thread that serves the socket and by the memory watch; a lock guards them.
-    growth: of the memory that the socket's context takes for messages; None: it is encrypted.
-    inherited: another process listens, too.
+    The serving thread and the memory watch use them; a lock guards them. overhead: measures the
+    memory of an unencrypted socket's context; None: the socket is encrypted. inherited: another
+    process listens on the same socket.
     """
 
     def __init__(
@@ -91,36 +91,36 @@ class Connections:
     ) -> None:
         self.monitor = listening.get_monitor_socket(_EVENTS)
         self.bounds = bounds
-        self.closing = False  # no new connections from now on
+        self.closing = False  # new connections are cut
         self.cuts: Counter[str] = Counter()
-        self.broken = 0  # ended before the first message, refused keys aside
+        self.broken = 0  # ended before the first message, without those of refused keys
         self.undecipherable = (
             0  # met with another public key of the edge than the one that answered
         )
         self.on_undecipherable: Callable[[str], object] = lambda address: (
             None
         )  # and its address, or ""
-        self.descriptor: int | None = None  # of the socket that listened first
+        self.descriptor: int | None = None  # the socket that listened first
         self._listening = listening
         self._inherited = inherited
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
-        self._denied = self._undeciphered = 0  # handshakes whose connections have not ended yet
+        self._denied = self._undeciphered = 0  # failed handshakes with connections still open
         self._open: dict[int, PeerConnection] = {}  # by descriptor
-        self._strangers: dict[int, PeerConnection] = {}  # those of them without a message yet
-        self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's name
-        self._local: int | str | None = None  # our port or path, once bound
+        self._strangers: dict[int, PeerConnection] = {}  # connections without a message, by descriptor
+        self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's routing id
+        self._local: int | str | None = None  # the bound port or path
         self._lock = threading.RLock()  # guards these tables and the monitor
-        self.drained = False  # all messages that had arrived were received
+        self.drained = False  # the queue was empty since the last check
         self.encrypted = overhead is None
         self._overhead = overhead
-        self._allowed: Collection[bytes] = ()  # keys, as of the last look
+        self._allowed: Collection[bytes] = ()  # keys at the last check
         self._connection_ended = False  # a connection ended since the memory was last checked
-        self._message_count = 0  # messages of all
+        self._message_count = 0  # messages received from all peers
         self.backlog = Backlog(bounds.message_bytes, keyed=self.encrypted)
-        self._rejecting = False  # the kernel drops all that comes from new peers
+        self._rejecting = False  # the kernel drops packets of new peers
 
     def start(self, endpoint: str) -> None:
-        """Note that the socket listens on this endpoint, and start the checks."""
+        """Start the checks; the socket is bound to this endpoint."""
         tcp = endpoint.startswith("tcp:")
         self._local = urlsplit(endpoint).port if tcp else endpoint.partition("://")[2]
         MEMORY_WATCH.add(self)
@@ -130,28 +130,28 @@ class Connections:
 
     @property
     def crowded(self) -> bool:
-        """Whether there has just been no room for a connection."""
+        """Whether a connection was cut for lack of room a moment ago."""
         return time.monotonic() - self._crowded_s < _CROWDED_S
 
     @property
     def devices(self) -> int:
-        """Number of different keys (or, without keys, of connections) that are connected."""
+        """The number of connected keys (or, without keys, of connections)."""
         return len(self.owners())
 
     def owners(self) -> set[bytes]:
-        """Return the keys (or, without keys, the names) of those that are connected."""
+        """Return the connected keys (or, without keys, routing ids)."""
         return {connection.owner for connection in list(self._known.values())}
 
     def is_connected(self, client: bytes) -> bool:
-        """Whether ``client``, which has sent a message, is still connected."""
+        """Return whether ``client``, which has sent a message, is still connected."""
         return client in self._known
 
     def note_message(
         self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int
     ) -> bool:
-        """Note a message of this size from ``client``; ``frame`` is one of its frames.
+        """Count a message of this size from ``client``; ``frame`` is one of its frames.
 
-        False: it is to be dropped, for its connection was cut for what it held.
+        Return False if it must be dropped because its connection was cut for memory.
         """
         self._message_count += 1
         connection = self._known.get(client)
@@ -167,24 +167,24 @@ class Connections:
         return not connection.drop_messages
 
     def _identify(self, client: bytes, owner: bytes, frame: zmq.Frame) -> PeerConnection | None:
-        """Return the connection of which this is the first message; None if it has ended."""
-        self.read_events()  # the event of its connection may still be unread
+        """Return the connection that sent its first message now; None if it has ended."""
+        self.read_events()  # its `ACCEPTED` event may be unread
         connection = None
-        with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
+        with suppress(zmq.ZMQError):  # a ZMTP 1.0 peer has no descriptor
             connection = self._open.get(frame.get(_SRCFD))
-        # the sender may have gone, and its descriptor be another peer's
+        # the sender may have ended, and the descriptor now belong to another peer
         if connection is None or connection.peer not in ("", _peer_address(frame)):
             return None
         self._note_first_message(connection, client, owner)
         return connection
 
     def queued_s(self, client: bytes) -> float:
-        """Return how long ago a client's last bytes came, in seconds; 0 where nobody knows."""
+        """Return the seconds since a client's last bytes arrived; 0: unknown."""
         connection = self._known.get(client)
         return 0.0 if connection is None else queued_s(connection.descriptor)
 
     def has_room(self, client: bytes, size: int) -> bool:
-        """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.
+        """Return whether a reply of ``size`` bytes may be sent, given its key's unread replies.
 
         A single reply may have any length, and each connection has an allowance of its own.
         """
@@ -200,13 +200,13 @@ class Connections:
             return size + sum(map(self._unread, waiting)) <= _MAX_UNREAD_PER_KEY
 
     def note_sent(self, client: bytes, size: int, frames: int) -> None:
-        """Note that a reply was sent."""
+        """Count the bytes of a reply that was sent."""
         connection = self._known.get(client)
         if connection is not None:
             connection.sent += size + frames * _LEAST_FRAME_BYTES[self.encrypted]
 
     def _unread(self, connection: PeerConnection) -> int:
-        """Count bytes sent and not taken in yet, as far as the kernel knows (for TCP it does)."""
+        """Return the bytes sent and not acknowledged, as the kernel counts them for TCP."""
         counters = self._read_volume(connection)
         # the kernel's count includes heartbeats and the handshake
         connection.sent = max(connection.sent, 0 if counters is None else counters.acknowledged)
@@ -214,7 +214,7 @@ class Connections:
         return connection.sent - connection.acknowledged
 
     def read_events(self) -> bool:
-        """Read the monitor's events of peers that came and went; True if there are more."""
+        """Read the monitor's events; return whether there are more."""
         with self._lock:
             for _ in range(_EVENTS_PER_CALL):
                 match next_event(self.monitor):
@@ -233,18 +233,18 @@ class Connections:
         return True
 
     def cut_fragmented(self, client: bytes) -> None:
-        """Cut the connection of ``client``, whose message has far too many parts."""
+        """Cut the connection of ``client`` for a message with far too many parts."""
         connection = self._known.get(client)
         if connection is not None:
             with self._lock:
                 self._cut(connection, FRAGMENTED)
 
     def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
-        """Cut connections whose key was taken off the list; call it regularly.
+        """Cut connections of keys that were removed from the list; call it regularly.
 
-        allowed: the keys on the list; None: there is no list. A connection has had `_REVOCATION_NOTICE_S` to
-        learn of its revocation before it is cut. Whose key is unknown, since it has not sent a
-        message yet, has to come again through the gate.
+        allowed: the keys on the list; None: there is no list. A connection is cut
+        `_REVOCATION_NOTICE_S` after its revocation, so that a reply can report it first. Strangers
+        are cut at once, since their keys are unknown: the gate checks them when they reconnect.
         """
         if allowed is None:
             return
@@ -262,7 +262,10 @@ class Connections:
                         self._cut(connection, REVOKED)
 
     def check_memory(self, sample: MemorySample) -> bool:
-        """Cut peers that make the process hold too much: unfinished or too many messages."""
+        """Cut peers with too many bytes of queued or incomplete messages.
+
+        Return whether ended connections still have queued messages.
+        """
         with self._lock:
             drained, self.drained = self.drained, False
             self.read_events()
@@ -296,14 +299,14 @@ class Connections:
             return bool(len(self.backlog))
 
     def _reject_new_peers(self, reject: bool) -> None:
-        """Without keys, let no new peer in, or let them in again."""
+        """Without keys, make the kernel drop packets of new peers, or stop doing so."""
         if reject != self._rejecting and not self.encrypted and not self._inherited:
             with borrow_socket(self.descriptor, self._is_ours) as lent:
                 drop_incoming(lent, reject)
             self._rejecting = reject
 
     def _cut_if_quiet(self, connection: PeerConnection) -> None:
-        """End a connection over which nothing moves any more."""
+        """End a connection without signs of life."""
         if connection.client:
             if connection.liveness.quiet_s > _QUIET_MOST_S:
                 self._cut(connection, QUIET)
@@ -312,7 +315,7 @@ class Connections:
                 hang_up(lent)
 
     def _cut_costly(self, charged: list[PeerConnection]) -> None:
-        """Cut those whose frames are so small that they take far more memory than their bytes."""
+        """Cut connections whose tiny frames take far more memory than they have bytes."""
         total = sum(each.counter.overhead_bytes for each in charged)
         charged.sort(key=lambda each: (bool(each.client), -each.counter.overhead_bytes))
         for connection in charged:
@@ -346,9 +349,9 @@ class Connections:
             crowd = Counter(stranger.peer for stranger in self._strangers.values())
             busiest, _ = crowd.most_common(1)[0]
             theirs = [s for s in self._strangers.values() if s.peer == busiest]
-            # cutting the oldest always would keep a fleet that connects at once from ever finishing
+            # if the oldest were always cut, a fleet that connects at once would never finish
             late = connection.accepted_s - theirs[0].accepted_s > _HANDSHAKE_S
-            # nor is it the newcomer: it may shake hands at once, as those before it have not
+            # the newcomer stays: it may shake hands at once, which those before it have not
             newest = -2 if theirs[-1] is connection and len(theirs) > 1 else -1
             self._cut(theirs[0 if late else newest], CROWD)
             self._crowded_s = time.monotonic()
@@ -373,14 +376,14 @@ class Connections:
                 self.broken += 1
 
     def _note_first_message(self, connection: PeerConnection, client: bytes, owner: bytes) -> None:
-        """Note the first message of a stranger."""
+        """Note the first message of a stranger, which names its key."""
         self._known.pop(connection.client, None)
         connection.client, connection.owner = client, owner
         self._known[client] = connection
         self._strangers.pop(connection.descriptor, None)
         same = [each for each in self._known.values() if each.owner == owner and not each.cut]
         if len(same) > self.bounds.per_owner:
-            # one that a device has left for a newer one is quiet; else the oldest goes
+            # a connection that its device has replaced is quiet; else cut the oldest
             quiet = [each for each in same[:-1] if each.liveness.quiet]
             self._cut((quiet or same)[0], PER_KEY)
 
@@ -394,7 +397,7 @@ class Connections:
             hang_up(lent)
 
     def _read_volume(self, connection: PeerConnection) -> Volume | None:
-        """Return a connection's byte counts; None where the kernel has none, or it has ended."""
+        """Return a connection's byte counts; None: it has ended, or the kernel has none."""
         with borrow_socket(connection.descriptor, self._is_ours) as lent:
             return read_volume(lent)
 
@@ -404,12 +407,12 @@ class Connections:
 
 
 def _peer_address(frame: zmq.Frame) -> str:
-    return str(frame.get("Peer-Address")).partition("%")[0]  # without an interface
+    return str(frame.get("Peer-Address")).partition("%")[0]  # drop the interface
 
 
 def _peer_host(lent: socket.socket) -> str:
     try:
         peer = lent.getpeername()
-    except OSError:  # gone already
+    except OSError:  # it has ended already
         return ""
     return str(peer[0]) if isinstance(peer, tuple) else ""

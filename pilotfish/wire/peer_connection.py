@@ -1,4 +1,4 @@
-"""One connection of a listening socket, and the reasons for which it is cut."""
+"""One connection of a listening socket, and the reasons for cutting it."""
 
 import math
 import time
@@ -9,38 +9,38 @@ from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.memory_watch import ReceiveCounter
 
 CROWD: Final = "crowd"  # too many strangers, or too many connections
-UNFINISHED: Final = "unfinished-message"  # too many bytes of an unfinished message
-BACKLOG: Final = "too-much-of-one-key"  # too many bytes of messages not taken in yet
+UNFINISHED: Final = "unfinished-message"  # too many bytes of an incomplete message
+BACKLOG: Final = "too-much-of-one-key"  # too many bytes of undelivered messages
 PER_KEY: Final = "too-many-of-one-key"
 REVOKED: Final = "revoked-key"
-CLOSING: Final = "closing"  # it came while the edge was stopping
-QUIET: Final = "quiet"  # its path or its peer is dead, without a goodbye
-FRAGMENTED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
+CLOSING: Final = "closing"  # it arrived while the edge was stopping
+QUIET: Final = "quiet"  # its path or its peer is dead
+FRAGMENTED: Final = "too-many-frames"  # a message with so many parts that receiving it delayed others
 
-# Who was cut for the memory that it took has what is left of its messages dropped.
+# After a cut for memory the connection's remaining messages are dropped.
 _DROPPING: Final = {UNFINISHED, BACKLOG, FRAGMENTED}
 
 
 @dataclass(slots=True)
 class PeerConnection:
-    """What is known of one connection."""
+    """The state of one connection."""
 
     descriptor: int
     peer: str  # an address without its port
     counter: ReceiveCounter
-    client: bytes = b""  # ZeroMQ's name for it, after its first message
+    client: bytes = b""  # ZeroMQ's routing id, known from the first message on
     owner: bytes = b""
     accepted_s: float = field(default_factory=time.monotonic)
     liveness: Liveness = field(init=False)
-    sent: int = 0  # bytes on the wire, at least
-    acknowledged: int = 0  # of these, when last looked at
-    revoked_s: float = math.inf  # when its key was first seen to be off the list
+    sent: int = 0  # bytes sent, without all of the framing
+    acknowledged: int = 0  # bytes acknowledged when last read
+    revoked_s: float = math.inf  # when its key was first missing from the list
     cut: bool = False
-    drop_messages: bool = False  # its messages are dropped
+    drop_messages: bool = False  # messages that still arrive from it are dropped
 
     def __post_init__(self) -> None:
         self.liveness = Liveness(self.accepted_s)
 
     def note_cut(self, reason: str) -> None:
-        """Note that this end cuts it."""
+        """Note that this end cuts the connection."""
         self.cut, self.drop_messages = True, reason in _DROPPING

@@ -1,9 +1,9 @@
-"""The secret keys that a listening socket answers to, exchanged while it serves (key rollover).
+"""Replace the secret key of a listening socket while it serves (key rollover).
 
-ZeroMQ copies a socket's secret key when it binds. So each further key is bound on a listening
-socket of its own, at the same port. A client whose ``edge.pub`` belongs to another key than the
-kernel's choice fails its handshake and comes again after a tenth of a second; its address is then
-given to the other one. Behind one address (NAT) there may be clients of both: chance decides.
+ZeroMQ copies a socket's secret key when it binds, so each further key gets its own listening socket
+on the same port. The kernel chooses one of them. A client with the ``edge.pub`` of another key
+fails its handshake and reconnects after a tenth of a second; its address is then routed to the
+other key. If clients of both keys share an address (NAT), the kernel chooses at random.
 """
 
 import logging
@@ -21,42 +21,42 @@ from pilotfish.wire.reuseport import MOST_ADDRESSES, Route, SharedPort
 
 _log = logging.getLogger("pilotfish.wire")
 
-_MOST_KEYS: Final = 8  # that one process has answered to
+_MOST_KEYS: Final = 8  # of one process, over time
 _ROUTE_HOLD_S: Final = (
-    10.0  # after which a client has moved on to the present key; before, it is two
+    10.0  # a later miss means that the client has the present key; an earlier one, two clients
 )
-_LOG_S: Final = 10.0  # between two entries in the log, however many strangers come
-_STEER_S: Final = 0.01  # between two programs for the kernel, however many strangers come
+_LOG_S: Final = 10.0  # least pause between two log entries
+_STEER_S: Final = 0.01  # least pause between two programs for the kernel
 
 
 class KeyRollover:
-    """The present key and perhaps the one before it. `missed` is for any thread.
+    """The present key and, during a rotation, the former one.
 
-    backlog: connections that the kernel holds until they are accepted.
+    `note_undecipherable` is thread-safe. backlog: connections that may wait to be accepted.
     """
 
     def __init__(
         self, listening: "zmq.Socket[bytes]", gate: Gate, secret: bytes, backlog: int
     ) -> None:
         self._listening, self._gate, self._backlog = listening, gate, backlog
-        self._secrets = [secret]  # by the numbers of their sockets
-        self._present, self._former = 0, 0  # the same number: one key is answered to
+        self._secrets = [secret]  # index: number of the key's socket
+        self._present, self._former = 0, 0  # equal: there is one key
         self._port: SharedPort | None = None
-        self._routes: dict[str, Route] = {}  # by address; "": of all others
+        self._routes: dict[str, Route] = {}  # by address; "": all others
         self._routed_s: dict[str, float] = {}
         self._steered_s = self._logged_s = -math.inf
-        self._lock = threading.Lock()  # for routes and keys
+        self._lock = threading.Lock()  # guards routes and keys
 
     @property
     def overlaps(self) -> bool:
-        """Whether two keys are answered to."""
+        """Whether the edge accepts two keys."""
         return self._former != self._present
 
     def set_secret_keys(self, descriptor: int | None, secret: bytes, former: bytes | None) -> None:
-        """Answer new connections by these keys only; those that are open go on.
+        """Accept new connections with these keys only; open connections go on.
 
-        first: the descriptor of the socket that has listened from the start. `ListenError`: both
-        cannot be had here, and nothing has changed.
+        descriptor: the socket that listened first. Raises `ListenError`, and changes nothing, if
+        that needs a restart.
         """
         secrets = [secret, former or secret]
         if secrets == [self._secrets[self._present], self._secrets[self._former]]:
@@ -90,10 +90,10 @@ class KeyRollover:
         self._secrets.append(secret)
 
     def note_undecipherable(self, address: str) -> None:
-        """Note that a client failed by the key it met; address "": unknown, as it left at once."""
+        """Note that a client's handshake failed for another key; address "": unknown."""
         with self._lock:
             now_s = monotonic()
-            # one that came too early for another program comes again
+            # a client that is ignored because the last program is too new tries again
             if self.overlaps and now_s - self._steered_s >= _STEER_S:
                 if self._reroute(address, now_s):
                     self._steered_s = now_s
@@ -106,7 +106,7 @@ class KeyRollover:
                 )
 
     def _reroute(self, address: str, now_s: float) -> bool:
-        """Lead an address to another key, or to either; False if it is led there already."""
+        """Route an address to the other key, or to either; return whether the route changed."""
         present, former = (self._present,), (self._former,)
         before = self._routes.get(address)
         route = before or self._routes.get("", present)
@@ -120,7 +120,7 @@ class KeyRollover:
         return route != before
 
     def _route(self, address: str, route: Route, now_s: float) -> None:
-        self._routes.pop(address, None)  # the newest stands last
+        self._routes.pop(address, None)  # the newest comes last
         self._routes[address], self._routed_s[address] = route, now_s
         if len(self._routes) > MOST_ADDRESSES:
             oldest = next(iter(self._routes))
