@@ -109,7 +109,7 @@ def _return_number(route: Route) -> Iterator[_Step]:
 
 
 def _address_word(address: str) -> int | None:
-    """Return what `_source` loads for an address; None for what is none."""
+    """Return the word that `_load_source` loads for an address; None if it is not an address."""
     try:
         read = ip_address(address.partition("%")[0])
     except ValueError:
