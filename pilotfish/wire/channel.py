@@ -366,7 +366,9 @@ def _close(
     monitor: "zmq.Socket[bytes]",
     linger_s: float,
 ) -> None:
-    while next_event(monitor) is not None:  # a full monitor would block ZeroMQ's thread, and this one
+    while (
+        next_event(monitor) is not None
+    ):  # a full monitor would block ZeroMQ's thread, and this one
         pass
     socket.disable_monitor()
     monitor.close(0)

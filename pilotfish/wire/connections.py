@@ -106,7 +106,9 @@ class Connections:
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
         self._denied = self._undeciphered = 0  # failed handshakes with connections still open
         self._open: dict[int, PeerConnection] = {}  # by descriptor
-        self._strangers: dict[int, PeerConnection] = {}  # connections without a message, by descriptor
+        self._strangers: dict[
+            int, PeerConnection
+        ] = {}  # connections without a message, by descriptor
         self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's routing id
         self._local: int | str | None = None  # the bound port or path
         self._lock = threading.RLock()  # guards these tables and the monitor

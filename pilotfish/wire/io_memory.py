@@ -75,9 +75,7 @@ class OverheadMeter:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self._thread = IoThread(context)
         self._touched_bytes: int | None = None
-        self._unexplained_bytes = (
-            0  # below 0: bytes explained but not touched yet
-        )
+        self._unexplained_bytes = 0  # below 0: bytes explained but not touched yet
 
     def measure(self) -> None:
         """Read how much memory was touched; call it before the connections' bytes are counted."""

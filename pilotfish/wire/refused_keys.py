@@ -16,9 +16,7 @@ _log = logging.getLogger("pilotfish.wire")
 _REPEAT_S = 600.0  # between two lines about one key
 _MIN_PAUSE_S = 1.0  # between any two lines
 _MAX_PAUSE_S = 60.0  # the pause between strangers' lines doubles up to this
-_MAX_STRANGERS = (
-    1024  # strangers' keys; beyond that the one silent longest is dropped
-)
+_MAX_STRANGERS = 1024  # strangers' keys; beyond that the one silent longest is dropped
 
 
 class _KeyLog:

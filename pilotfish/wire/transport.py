@@ -76,7 +76,9 @@ def configure_socket(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: 
     socket.linger = 0
     socket.maxmsgsize = message_bytes
     socket.sndhwm = _SEND_QUEUE
-    if endpoint.startswith("ipc://"):  # the kernel does not count its bytes, and its path never fails
+    if endpoint.startswith(
+        "ipc://"
+    ):  # the kernel does not count its bytes, and its path never fails
         socket.rcvhwm = _LOCAL_RECEIVE_QUEUE
     else:
         socket.rcvhwm = _RECEIVE_QUEUE

@@ -1,23 +1,22 @@
-"""What a worker tells of its distributions, in one frame: ids and probabilities of its top K.
+"""A worker's distributions in one frame: ids and probabilities of the top K of each row.
 
 In:  `TopRows`, n rows of K tokens each, the vocabulary's size V, and a format of the values: "fp16"
      (default), "fp32" or "levels".
-Out: a frame, and `TopRows` again: ids as they were, values float32. n, K and V are the receiver's,
-     which asked for them; a frame of another K says so and is refused.
+Out: a frame, and `TopRows` again: the same ids, values as float32. The receiver, which asked for
+     them, knows n, K and V; a frame with another K is refused.
 
-Ids and levels travel as in `wire.codecs.rows`; "fp32" and "fp16" need no ids where K = V. "fp32"
-has the probabilities as they are. The others have weights, and beside them each row's ρ, the sum of
-its probabilities, in float32: decoded, a row is its weights, divided by their sum, times ρ. So the
-retained mass, on which both reconstructions rest, does not suffer. With m the row's greatest
-probability, a weight is
+Ids and levels are coded as in `wire.codecs.rows`; "fp32" and "fp16" need no ids if K = V. "fp32"
+has the probabilities. The others have weights and each row's ρ, the sum of its probabilities, in
+float32: a decoded row is its weights, divided by their sum, times ρ. So the retained mass, which
+both reconstructions use, is exact to float32. With m the row's largest probability, a weight is
 
     fp16     p · 2¹⁵/m as IEEE half, so that tokens down to m · 2⁻²⁹ have all 11 bits
     levels   half octaves below m, 0 to 62, as in `sparse` (`speculation.truncation`)
 
-**Error.** `MAX_ERROR`: so far at most are a row's shares of ρ from what they were, in total
-variation; so its probabilities are so far off times ρ. It holds for K ≤ 2¹⁸. Weights that are off
-by factors from 1/r to r give shares that are off by (r − 1)/(r + 1): r = 1 + 2⁻¹¹ and 2^(1/4). The
-little above that is for the lightest tokens, whose weights are coarser.
+**Error.** `MAX_ERROR` bounds the total variation between a row's shares of ρ before and after, for
+K ≤ 2¹⁸; the error of its probabilities is ρ times that. Weights with errors by factors from 1/r to
+r give shares with an error of (r − 1)/(r + 1): r = 1 + 2⁻¹¹ and 2^(1/4). The small rest covers the
+lightest tokens, whose weights are coarser.
 """
 
 from typing import Final
@@ -34,18 +33,18 @@ from pilotfish.wire.codecs.bits import Ints
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import Buffer
 
-TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; their places are their codes
+TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; the index is the code
 MAX_ERROR: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
 
 _HEAD: Final = 4  # form, tilt and the heights' parameter in one byte, K in three
-_PEAK: Final = 2.0**15  # of halves: what m becomes
-_SUM_TOLERANCE: Final = 1e-3  # as in `dsd`: float32's rounding stays far below it
+_PEAK: Final = 2.0**15  # the half-precision weight of m
+_SUM_TOLERANCE: Final = 1e-3  # as in `dsd`, far above float32's rounding
 
 
 def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
-    """The frame of ``rows`` over ``vocab_size`` < 2²⁴ tokens in ``form``; empty for no rows.
+    """Encode ``rows`` over ``vocab_size`` < 2²⁴ tokens in ``form``; no rows give an empty frame.
 
-    `ValueError` for what no softmax gives: NaN, a negative number, a row whose sum is 0 or above 1.
+    Raises `ValueError` for values that are no softmax's: NaN, negative, a sum of 0 or above 1.
     """
     count, k = len(rows), rows.k
     if not count:
@@ -68,9 +67,9 @@ def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
 
 
 def decode_topk(frame: Buffer, count: int, k: int, vocab_size: int) -> TopRows:
-    """The ``count`` rows of ``frame``, each of min(``kept``, ``vocab_size``) tokens.
+    """Decode the ``count`` rows of ``frame``, each of min(``k``, ``vocab_size``) tokens.
 
-    `MalformedError` for what is no frame of such rows. Time and memory are bounded by its length.
+    Raises `MalformedError` for any other frame. Time and memory are bounded by its length.
     """
     k = min(k, vocab_size)
     if not count:
@@ -110,7 +109,7 @@ def decode_topk(frame: Buffer, count: int, k: int, vocab_size: int) -> TopRows:
 
 
 def _has_bits(form: str, k: int, vocab_size: int) -> bool:
-    """Whether there are bit sections: not where all tokens are kept, and no levels are sent."""
+    """Return whether the frame has bit sections: some ids are missing, or levels are sent."""
     return k < vocab_size or form == "levels"
 
 
@@ -119,13 +118,13 @@ def _ends(count: int, k: int) -> tuple[int, ...]:
 
 
 def _are_valid_masses(masses: NDArray[np.floating], *, whole: bool) -> bool:
-    """Whether ρ [n] can be: above 0 and at most 1; 1 where the ``whole`` vocabulary is kept."""
+    """Return whether ρ [n] is above 0 and at most 1; with the ``whole`` vocabulary, 1."""
     least, most = float(masses.min()), float(masses.max())
     return least > 0.0 and (1.0 - _SUM_TOLERANCE) * whole <= least and most <= 1.0 + _SUM_TOLERANCE
 
 
 def _encode_plain(values: Floats, masses: Values, form: str) -> bytes:
-    """What comes in whole bytes: probabilities as they are, or each row's ρ, and then halves."""
+    """Encode the part in whole bytes: the probabilities, or each row's ρ and then the halves."""
     if form == "fp32":
         return values.astype("<f4").tobytes()
     plain = masses.astype("<f4").tobytes()
@@ -136,7 +135,7 @@ def _encode_plain(values: Floats, masses: Values, form: str) -> bytes:
 
 
 def _compute_levels(values: Floats) -> Ints:
-    """How many levels each token is below its row's likeliest, i64 [N]."""
+    """Return each token's levels below its row's likeliest token, i64 [N]."""
     peaks = values.max(axis=1, keepdims=True).astype(np.float64)
     with np.errstate(divide="ignore"):
         levels = STEPS_PER_OCTAVE * np.log2(peaks / values)
@@ -145,7 +144,7 @@ def _compute_levels(values: Floats) -> Ints:
 
 
 def _read_head(frame: Buffer, k: int, vocab_size: int) -> tuple[str, int, int]:
-    """The format, the tilt, the parameter of the heights."""
+    """Return the format, the tilt and the heights' parameter."""
     if len(frame) < _HEAD:
         raise MalformedError("A frame of top-K rows ends within its head.")
     code, tilt, c = frame[0] & 3, frame[0] >> 2 & 3, frame[0] >> 4

@@ -1,9 +1,12 @@
-"""Attempts to connect to an edge: what ended the last one, and when the next one may begin.
+"""Attempts to connect to an edge: their time-out and IP family, the failure, the next attempt.
 
-In: the events of ZeroMQ's monitor. ZeroMQ tries again by itself, every 0.1 to 1 s, where no
-connection comes about, or one has broken. After a handshake that failed it stops (`stop_after_failed_handshake`), and
-its owner begins the next attempt when `due` says so: soon, since the edge may just be starting, and
-ever later where the two ends will not agree before somebody changes a key.
+In: the events of ZeroMQ's monitor. ZeroMQ retries by itself, every 0.1 to 1 s, if a connection
+fails or breaks. After a failed handshake it stops (`stop_after_failed_handshake`), and the socket's
+owner begins the next attempt when `ConnectAttempts.due`: soon, since the edge may be starting, and
+later and later if somebody has to change a key first.
+
+ZeroMQ resolves a name at each attempt, in one family: IPv4 only, or with ``ZMQ_IPV6`` the first
+IPv6 address, and the IPv4 address if there is no other. So `DualStack` alternates the families.
 """
 
 import errno
@@ -19,7 +22,10 @@ import zmq
 from pilotfish.wire.address import literal_address
 
 CERTAIN_HANG_UPS = 8  # handshakes in a row; an edge with two keys breaks only about half of them
-_RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # libzmq's option and value; pyzmq has no names for them
+_RECONNECT_STOP, _HANDSHAKE_FAILED = (
+    109,
+    2,
+)  # libzmq's option and value; pyzmq has no names for them
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _RETRIED_S = 0.2  # ZeroMQ reports its own retry within this time
 _BETWEEN_S = 0.25  # least time between two attempts that callers wait for
@@ -92,7 +98,9 @@ class ConnectAttempts:
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.failure, self.hang_ups, self.wrong_key = None, 0, False
                 self._pause_s, self._in_handshake = _FIRST_S, False
-            case zmq.Event.DISCONNECTED if self._in_handshake:  # taken for ZMTP 1.0: no failure event
+            case zmq.Event.DISCONNECTED if (
+                self._in_handshake
+            ):  # taken for ZMTP 1.0: no failure event
                 self._note_stopped(ConnectFailure.OTHER)
             case zmq.Event.DISCONNECTED:
                 self._stopped_s = time.monotonic()

@@ -169,7 +169,9 @@ class LinkMeter:
 
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent
-        if not rtts or _is_slower(min(rtts), sum(transit)):  # the RTT is unknown, or this was a stall
+        if not rtts or _is_slower(
+            min(rtts), sum(transit)
+        ):  # the RTT is unknown, or this was a stall
             return
         # the least RTT, since the rest of the others was waiting, not transfer
         way_s = min(rtts) / 2
