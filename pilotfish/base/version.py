@@ -1,4 +1,4 @@
-"""The version of this software, and the name under which it introduces itself."""
+"""The version of this software, and its name on the wire and in reports."""
 
 from importlib.metadata import PackageNotFoundError, version
 

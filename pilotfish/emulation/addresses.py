@@ -11,7 +11,7 @@ Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
 
 def endpoint_of(sock: socket.socket) -> str:
-    """Return where this socket is bound."""
+    """Return the endpoint that this socket is bound to."""
     host, port = sock.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 

@@ -1,13 +1,12 @@
-"""The proxy behind `Emulator` and `pilotfish emulate`: sockets and a clock around two shapers.
+"""The proxy of `Emulator` and `pilotfish emulate`: sockets and a clock around two shapers.
 
-One thread and one selector. A selector's own time-outs are whole milliseconds, too coarse for a
-link of 1 ms; but `select` can wait for an epoll descriptor with a time-out in microseconds. A
-machine still wakes late, by a tenth of a millisecond or two after a long sleep; the loop learns by
-how much, and wakes so much earlier.
+The proxy has one thread. The time-outs of epoll are whole milliseconds, too coarse for a link of
+1 ms, so `select` waits for the epoll descriptor with a time-out in microseconds. A machine still
+wakes 0.1 to 0.2 ms late after a long sleep; the loop measures that delay and wakes earlier by it.
 
-A connection's end, half-close and reset cross the link in order with its bytes. Not modelled: the
-handshake of TCP (the emulator accepts at once), its slow start, its headers, and its slowing down
-after a loss.
+The end, half-close and reset of a connection cross the link in order with its bytes. The proxy does
+not model TCP's handshake (it accepts at once), slow start, headers, or congestion control after a
+loss.
 """
 
 import errno
@@ -34,20 +33,20 @@ from pilotfish.emulation.shaper import RESET, LinkShaper, split_conditions
 
 _log = logging.getLogger("pilotfish.emulate")
 
-_EARLY_S = 0.0001  # what is due so soon goes now
-_LATE_S = 0.001  # longer delays come from a busy machine, not from the timer
+_EARLY_S = 0.0001  # bytes that are due within this time are sent now
+_LATE_S = 0.001  # longer delays are a busy machine's, not the timer's
 _LONGEST_S = 3600.0  # a selector's longest time-out
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 
 
 def take_precedence() -> None:
-    """Ask the kernel to wake this process before others, where that is allowed."""
+    """Raise this process's priority, if that is allowed."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
 
 
 class Proxy:
-    """Listens on ``endpoint`` and passes connections on to ``connect`` over the emulated link.
+    """Listens on ``endpoint`` and relays connections to ``connect`` over the emulated link.
 
     Raises ListenError, UnsupportedError, EdgeUnreachableError, TraceError.
     """
@@ -62,13 +61,13 @@ class Proxy:
         self.since_s = now
         self._ends: dict[int, SocketEnd] = {}
         self._paused: set[SocketEnd] = set()
-        self._active: set[DirectedFlow] = set()  # with segments on their way
+        self._active: set[DirectedFlow] = set()  # flows with segments in transit
         self._delivered_bytes: dict[LinkShaper[DirectedFlow], int] = {self._up: 0, self._down: 0}
         self._connections = 0
         self._refused_until_s = self._silent_until_s = -math.inf
         self._target_absent = False
         self._full_logged = False
-        self._late_s = 0.00015  # this machine's mean delay in waking
+        self._late_s = 0.00015  # mean delay of this machine in waking
         self._running = True
         self._listener = listen_on(listen)
         limit_received(self._listener, self._up)
@@ -76,11 +75,11 @@ class Proxy:
         self._epoll = select.epoll()
         self._watchers: dict[int, Callable[[], None]] = {}
         self._set_accepting(True)
-        # two descriptors a connection, and some for the rest
+        # two descriptors a connection, and 32 for other files
         self._max_connections = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
 
     def change(self, conditions: Conditions) -> None:
-        """Change the link from now on. Raises TraceError and keeps the old state."""
+        """Change the link; a TraceError leaves the old conditions in effect."""
         up, down = split_conditions(conditions)
         self.since_s = monotonic()
         self._up.change(up, self.since_s)
@@ -90,14 +89,14 @@ class Proxy:
             limit_received(end.socket, end.out.shaper)
 
     def cut(self, for_s: float, *, silent: bool) -> None:
-        """Break the link for so long; see `Emulator.cut`."""
+        """Break the link for ``for_s`` seconds; see `Emulator.cut`."""
         until_s = monotonic() + for_s
         if silent:
             self._silent_until_s = until_s
             return
         self._refused_until_s = until_s
         for end in list(self._ends.values()):
-            if end.descriptor in self._ends:  # its peer has not taken it along
+            if end.descriptor in self._ends:  # not dropped together with its peer
                 self._drop(end)
 
     def traffic(self) -> Traffic:
@@ -111,7 +110,7 @@ class Proxy:
         )
 
     def watch(self, descriptor: int, ready: Callable[[], None]) -> None:
-        """Call ``ready`` whenever the descriptor can be read."""
+        """Call ``ready`` whenever the descriptor is readable."""
         self._watchers[descriptor] = ready
         self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -120,11 +119,11 @@ class Proxy:
         self._running = False
 
     def run(self) -> None:
-        """Pass bytes until `stop` is called from a watcher, or a signal raises."""
+        """Relay bytes until a watcher calls `stop` or a signal handler raises."""
         while self._running:
             self._sleep(self._deliver(monotonic() + _EARLY_S))
             happened = self._epoll.poll(0)
-            # new connections first: they cannot get a descriptor that a pending event still names
+            # sockets first: a new connection must not reuse a descriptor with a pending event
             happened.sort(key=lambda event: event[0] not in self._watchers)
             for descriptor, events in happened:
                 if (other := self._watchers.get(descriptor)) is not None:
@@ -133,7 +132,7 @@ class Proxy:
                     self._serve(end, events)
 
     def _sleep(self, until_s: float) -> None:
-        """Wait for a socket or for this time; wake earlier by the usual delay."""
+        """Wait for a socket or for this time; wake earlier by the mean delay."""
         if math.isinf(until_s):
             select.select([self._epoll], [], [])
             return
@@ -170,7 +169,7 @@ class Proxy:
             except OSError as error:
                 if error.errno in {errno.EMFILE, errno.ENFILE}:
                     break
-                continue  # it ended before it was accepted
+                continue  # the connection ended before it was accepted
             if monotonic() < self._refused_until_s:
                 reset(near)
             else:
@@ -227,7 +226,7 @@ class Proxy:
             self._active.discard(side.out)
             self._paused.discard(side)
             if self._ends.pop(side.descriptor, None) is not None:
-                side.socket.close()  # epoll forgets it with that
+                side.socket.close()  # this also removes it from epoll
         self._set_accepting(True)
 
     def _watch(self, end: SocketEnd) -> None:
@@ -246,7 +245,7 @@ class Proxy:
         elif events & select.EPOLLHUP:
             end.hung = True
         if end.blocked and events & (select.EPOLLOUT | _BROKEN):
-            end.blocked = False  # `_deliver` sends, or finds out what is wrong
+            end.blocked = False  # `_deliver` sends, or meets the error
         if end.descriptor in self._ends:
             self._watch(end)
 
@@ -264,10 +263,10 @@ class Proxy:
                 self._paused.add(end)
 
     def _break(self, end: SocketEnd) -> None:
-        """Mark this end as gone; its peer learns of it over the link."""
+        """Mark this end as broken; the reset crosses the link to its peer."""
         end.finished = end.broken = True
         end.blocked = False
-        if end.peer.broken or end.peer.blocked:  # no peer, or one that may never read
+        if end.peer.broken or end.peer.blocked:  # the peer is broken, or may never read
             self._drop(end)
             return
         end.into.drop()
@@ -277,7 +276,7 @@ class Proxy:
     # -- bytes out ---------------------------------------------------------------------------------
 
     def _deliver(self, now: float) -> float:
-        """Deliver what is due by ``now``; return when there is something to do next."""
+        """Deliver the bytes due by ``now``; return the time of the next delivery."""
         if now < self._silent_until_s:
             return self._silent_until_s
         wake_s = math.inf
@@ -320,13 +319,13 @@ class Proxy:
         except OSError:
             self._break(end)
             return
-        if end.blocked and flow.source.broken:  # the rest would wait for ever
+        if end.blocked and flow.source.broken:  # nobody would ever read the rest
             self._drop(end)
         else:
             self._watch(end)
 
     def _finish(self, flow: DirectedFlow) -> None:
-        """Take in the FIN of a sender."""
+        """Deliver a sender's FIN."""
         flow.sink.finish()
         flow.finished = True
         if flow.sink.out.finished:

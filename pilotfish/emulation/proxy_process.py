@@ -1,8 +1,8 @@
-"""The emulator's process: a `Proxy`, tied to the `Emulator` that started it.
+"""The emulator's process: a `Proxy` with a pipe to the `Emulator` that started it.
 
-`python -m pilotfish.emulation.proxy_process DESCRIPTOR` reads requests from a socket, one JSON object a
-line, and answers each with one. The first configures the proxy; later ones change the link or ask
-for totals. When the other end closes, the process ends.
+`python -m pilotfish.emulation.proxy_process DESCRIPTOR` reads requests from a socket, one JSON
+object a line, and answers each with one. The first request configures the proxy; later ones change
+the link or request totals. When the other end closes, the process ends.
 """
 
 import gc
@@ -27,7 +27,7 @@ def _answer(proxy: Proxy, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(descriptor: int) -> int:
-    """Run the proxy until the parent is gone; returns the exit code."""
+    """Run the proxy until the parent ends; return the exit status."""
     with socket.socket(fileno=descriptor) as connection:
         pipe = ChildPipe(connection)
         first = pipe.receive()

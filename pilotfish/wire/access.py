@@ -17,7 +17,8 @@ from pilotfish.wire.refused_keys import RefusedKeys
 _ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"pilotfish"  # domain of the edge's first key; `key_domain` names the others'
 BAN_S = 60.0
-# ZAP's status codes. After 300, a temporary failure, ZeroMQ closes the connection; the peer retries.
+# ZAP's status codes. After 300, a temporary failure, ZeroMQ closes the connection; the peer
+# retries.
 _OK, _REFUSED = (b"200", b"OK"), (b"400", b"key not on the allow-list")
 _RETRY_LATER = (b"300", b"too much of this key waits")
 _log = logging.getLogger("pilotfish.wire")

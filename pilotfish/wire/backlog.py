@@ -22,10 +22,8 @@ from pilotfish.wire.peer_connection import BACKLOG, UNFINISHED, PeerConnection
 # connections (or of all strangers, since a key is unknown before the first message).
 _MAX_TOTAL, _MAX_PER_KEY = 4, 0.5
 _MEMORY_PER_BYTE: Final = 4  # bytes of memory that one byte of a message takes
-_EMPTY_ROUNDS, _EMPTY_MESSAGES = (
-    2,
-    64,
-)  # rounds of ZeroMQ's turns after which nothing is left, and messages
+# An ended connection has nothing left after 2 messages for each connection, and 64 more.
+_EMPTY_ROUNDS, _EMPTY_MESSAGES = 2, 64
 
 
 @dataclass(slots=True)
@@ -52,16 +50,13 @@ class Backlog:
     """
 
     def __init__(self, message_bytes: int, *, keyed: bool) -> None:
-        self.bytes_by_key: Counter[bytes] = (
-            Counter()
-        )  # bytes, as of the last check, and of those since
+        # as of the last check, with the connections that ended since
+        self.bytes_by_key: Counter[bytes] = Counter()
         self._limit = message_bytes + SLACK_BYTES
         self._keyed = keyed
-        self._by_client: dict[bytes, _EndedConnection] = {}  # by ZeroMQ's name for the client
-        self._unidentified: list[
-            _EndedConnection
-        ] = []  # ended before their first message was handed out
-        self._unidentified_messages = 0  # messages that may be one's of these
+        self._by_client: dict[bytes, _EndedConnection] = {}  # by ZeroMQ's routing id
+        self._unidentified: list[_EndedConnection] = []  # ended before a message was delivered
+        self._unidentified_messages = 0  # delivered messages that may be theirs
 
     def __len__(self) -> int:
         return len(self._by_client) + len(self._unidentified)
@@ -115,9 +110,10 @@ class Backlog:
                 emptied or (ended.checked and not ended.left_bytes and not ended.drop_messages)
             )
 
-        named = self._by_client.items()
         self._by_client = {
-            client: one for client, one in named if remains(one, one.counter.messages)
+            client: ended
+            for client, ended in self._by_client.items()
+            if remains(ended, ended.counter.messages)
         }
         self._unidentified = [
             each for each in self._unidentified if remains(each, self._unidentified_messages)

@@ -49,8 +49,8 @@ from pilotfish.wire.transport import HANDSHAKE_MS, configure_socket, receive_par
 _log = logging.getLogger("pilotfish.wire")
 
 _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
-# How long a reading of the kernel's counters that shows life stays valid: while the device waits for
-# a reply, and before it sends (the memory watch's readings suffice for that).
+# How long a reading of the kernel's counters that shows life stays valid: while the device waits
+# for a reply, and before it sends (the memory watch's readings suffice for that).
 _POLL_S, _WATCH_S = 0.05, 0.3
 _PAUSE_S = (1.0, 30.0)  # disconnection after an endless message; doubling
 _OWNER_IDLE_S = 1.0  # an owner that has not polled for so long may be asleep
@@ -301,7 +301,7 @@ class EdgeChannel:
         self._connecting = True
 
     def _stop_connecting(self) -> None:
-        # for an endpoint that it does not know, `disconnect` would resolve the name, and block
+        # `disconnect` would resolve the name of an endpoint that it does not know, and block
         if self._connecting:
             self._connecting = False
             with suppress(zmq.ZMQError):  # there is no connection to end

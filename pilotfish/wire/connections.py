@@ -94,12 +94,10 @@ class Connections:
         self.closing = False  # new connections are cut
         self.cuts: Counter[str] = Counter()
         self.broken = 0  # ended before the first message, without those of refused keys
-        self.undecipherable = (
-            0  # met with another public key of the edge than the one that answered
-        )
-        self.on_undecipherable: Callable[[str], object] = lambda address: (
-            None
-        )  # and its address, or ""
+        # failed handshakes of clients with another public key of the edge
+        self.undecipherable = 0
+        # called with the address of such a client, or ""
+        self.on_undecipherable: Callable[[str], object] = lambda address: None
         self.descriptor: int | None = None  # the socket that listened first
         self._listening = listening
         self._inherited = inherited
@@ -197,8 +195,8 @@ class Connections:
             unread = self._unread(connection)
             if not unread or unread + size <= _MAX_UNREAD:
                 return True
-            connections = [one for one in self._known.values() if one.owner == connection.owner]
-            waiting = [one for one in connections if one.sent - one.acknowledged > SLACK_BYTES]
+            connections = [each for each in self._known.values() if each.owner == connection.owner]
+            waiting = [each for each in connections if each.sent - each.acknowledged > SLACK_BYTES]
             return size + sum(map(self._unread, waiting)) <= _MAX_UNREAD_PER_KEY
 
     def note_sent(self, client: bytes, size: int, frames: int) -> None:

@@ -29,8 +29,8 @@ _EXPLAINED_PER_BYTE = 4  # bytes of memory that one byte read explains
 _MAX_MEMORY_PER_BYTE = 32  # bytes of memory that one byte of tiny frames takes
 # Bytes that the thread may touch after the bytes read for them were counted.
 _MAX_CREDIT_BYTES = 8 << 20
-# The last bytes of a connection that ended are unknown, so the others are charged only this fraction
-# (1/8) of the memory that was touched meanwhile.
+# The last bytes of a connection that ended are unknown, so the others are charged only this
+# fraction (1/8) of the memory that was touched meanwhile.
 _ENDED_DIVISOR = 8
 MAX_OVERHEAD_BYTES: Final = 8 << 20  # for one message; a connection with more is cut
 
@@ -79,12 +79,11 @@ class OverheadMeter:
 
     def measure(self) -> None:
         """Read how much memory was touched; call it before the connections' bytes are counted."""
-        touched, then = self._thread.touched_bytes(), self._touched_bytes
-        self._unexplained_bytes = min(
-            self._unexplained_bytes, 0
-        )  # no connection was there to be charged with it
-        if touched is not None and then is not None:
-            self._unexplained_bytes += touched - then
+        touched, before = self._thread.touched_bytes(), self._touched_bytes
+        # drop what no connection was there to be charged with
+        self._unexplained_bytes = min(self._unexplained_bytes, 0)
+        if touched is not None and before is not None:
+            self._unexplained_bytes += touched - before
         self._touched_bytes = touched
 
     def charge(

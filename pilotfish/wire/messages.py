@@ -177,9 +177,8 @@ class Begin(Header, tag="begin", frozen=True):
     top_p: float
     # the protocol's options that differ from their defaults
     options: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
-    conditions: DecisionConditions | None = (
-        None  # for protocols that decide by them; others ignore it
-    )
+    # read by protocols that decide by the link
+    conditions: DecisionConditions | None = None
     min_p: float = 0.0
     shape: LogitsOptionsMsg | None = None
     # number of likeliest tokens to send with each token's log-probability; None: send none

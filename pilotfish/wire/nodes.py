@@ -34,13 +34,13 @@ class Greet(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="gre
 class Attach(Header, tag="attach", frozen=True):
     """Attaches the node to this edge, with empty slots.
 
-    kept, values: K and the format of a worker's answers (`wire.codecs.topk`). states: the format of
-    states between stages (`wire.codecs.hidden`). next, next_key: address and public key (Z85, empty
-    without keys) of the next stage; an empty address: the edge itself.
+    top_k, values: K and the format of a worker's answers (`wire.codecs.topk`). states: the format
+    of states between stages (`wire.codecs.hidden`). next, next_key: address and public key (Z85,
+    empty without keys) of the next stage; an empty address: the edge itself.
     """
 
     incarnation: Incarnation
-    kept: U31 = 0
+    top_k: U31 = 0
     values: Name = ""
     states: Name = ""
     next: Text = ""
@@ -50,10 +50,10 @@ class Attach(Header, tag="attach", frozen=True):
 class Item(Header, frozen=True):
     """One slot's work in a step.
 
-    kept: nodes, numbered from 0, to keep of the tree that the slot's last step ended in; None: no
-    node. Then the slot is cut to ``start`` tokens, and ``size`` tokens are appended, the last
-    ``nodes`` of them a tree. rows: number of last tokens to answer for. temperature: the sampling
-    temperature of these answers; 0 is greedy.
+    kept_nodes: nodes, numbered from 0, to keep of the tree that the slot's last step ended in;
+    None: no node. Then the slot is cut to ``start`` tokens, and ``size`` tokens are appended, the
+    last ``nodes`` of them a tree. rows: number of last tokens to answer for. temperature: the
+    sampling temperature of these answers; 0 is greedy.
     """
 
     slot: U31
@@ -61,7 +61,7 @@ class Item(Header, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     rows: Annotated[int, msgspec.Meta(ge=0, le=MAX_WINDOW + 1)]
     nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_WINDOW)] = 0
-    kept: Annotated[list[U31], msgspec.Meta(max_length=MAX_WINDOW)] | None = None
+    kept_nodes: Annotated[list[U31], msgspec.Meta(max_length=MAX_WINDOW)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
 
 

@@ -15,9 +15,7 @@ PER_KEY: Final = "too-many-of-one-key"
 REVOKED: Final = "revoked-key"
 CLOSING: Final = "closing"  # it arrived while the edge was stopping
 QUIET: Final = "quiet"  # its path or its peer is dead
-FRAGMENTED: Final = (
-    "too-many-frames"  # a message with so many parts that receiving it delayed others
-)
+FRAGMENTED: Final = "too-many-frames"  # a message with far too many parts
 
 # After a cut for memory the connection's remaining messages are dropped.
 _DROPPING: Final = {UNFINISHED, BACKLOG, FRAGMENTED}

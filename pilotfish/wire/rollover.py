@@ -21,10 +21,10 @@ from pilotfish.wire.reuseport import MOST_ADDRESSES, Route, SharedPort
 
 _log = logging.getLogger("pilotfish.wire")
 
-_MOST_KEYS: Final = 8  # of one process, over time
-_ROUTE_HOLD_S: Final = (
-    10.0  # a later miss means that the client has the present key; an earlier one, two clients
-)
+_MOST_KEYS: Final = 8  # keys of one process, over time
+# A miss of a routed address after this time means that its client now has the present key; an
+# earlier miss, that clients of both keys share the address.
+_ROUTE_HOLD_S: Final = 10.0
 _LOG_S: Final = 10.0  # least pause between two log entries
 _STEER_S: Final = 0.01  # least pause between two programs for the kernel
 

@@ -26,14 +26,14 @@ from pilotfish.wire.link.liveness import HEARTBEAT_S
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
 from pilotfish.wire.rollover import KeyRollover
 
-# Time-out of a handshake. It takes four round trips, each of which may take seconds over a satellite
-# or a slow path with full queues. `wire.connections` bounds the number of strangers.
+# Time-out of a handshake. It takes four round trips, each of which may take seconds over a
+# satellite or a slow path with full queues. `wire.connections` bounds the number of strangers.
 HANDSHAKE_MS = 30_000
 # Messages per peer: a client that does not read loses its own replies only. ZeroMQ frees the queue
 # in batches of half its length, so only half of it is sure to be free.
 _SEND_QUEUE = 128
-# No bound: with one, libzmq 4.3.5 can end the process. It stops reading when a queue is full, and if
-# the peer then hangs up, the next heartbeat fails an assertion. `wire.memory_watch` sets bounds.
+# No bound: with one, libzmq 4.3.5 can end the process. It stops reading when a queue is full, and
+# if the peer then hangs up, the next heartbeat fails an assertion. `wire.memory_watch` sets bounds.
 _RECEIVE_QUEUE = 0
 _LOCAL_RECEIVE_QUEUE = 16  # a bound is safe here, without heartbeats
 _BACKLOG = 256  # connections that wait in the kernel to be accepted

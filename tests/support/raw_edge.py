@@ -87,7 +87,7 @@ class Tenant:
     def attach(self) -> None:
         self.number = 0
         self.incarnation = secrets.token_bytes(16)
-        attach = Attach(incarnation=self.incarnation, kept=KEPT, values="fp32")
+        attach = Attach(incarnation=self.incarnation, top_k=KEPT, values="fp32")
         said, _ = self.edge.order(attach)
         assert said == AttachReply(incarnation=self.incarnation)
 

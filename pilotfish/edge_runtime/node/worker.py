@@ -42,13 +42,13 @@ class Worker(NodeWork):
 
     def attach(self, attach: Attach) -> None:
         """Note K and the format of values."""
-        if attach.values not in TOPK_FORMATS or not attach.kept:
+        if attach.values not in TOPK_FORMATS or not attach.top_k:
             raise UnsupportedError(
                 "This node is a worker of a federation: it tells the top K of its distributions as "
                 f"{', '.join(TOPK_FORMATS)}, with K of at least 1."
             )
         self._slots.forget()
-        self._kept, self._values = attach.kept, attach.values
+        self._kept, self._values = attach.top_k, attach.values
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
         """Run a step; returns the top K of each row, in the order of the items."""

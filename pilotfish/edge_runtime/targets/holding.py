@@ -50,7 +50,7 @@ class Holding:
             size=len(tokens),
             rows=span.rows,
             nodes=span.nodes,
-            kept=kept,
+            kept_nodes=kept,
             temperature=span.temperature,
         )
         return item, tokens

@@ -162,7 +162,7 @@ class WorkerClient:
             self.digest = self.digest or ready.digest
             of = self._federation
             self._client.attach(
-                Attach(incarnation=secrets.token_bytes(16), kept=of.kept, values=of.values)
+                Attach(incarnation=secrets.token_bytes(16), top_k=of.kept, values=of.values)
             )
 
     def note(self, what: str) -> None:

@@ -25,11 +25,8 @@ TILTS: Final[Ints] = np.array(
         [-6, -6, -5, -4, -3, -2, 0, 3],
     ]
 )
-_EVEN, _STEEP, _STEEPEST = (
-    0.38,
-    0.2,
-    0.1,
-)  # mean id / V at which neighbouring tilts are equally good
+# Mean id / V at which neighbouring tilts are equally good, measured.
+_EVEN, _STEEP, _STEEPEST = 0.38, 0.2, 0.1
 _CACHED_IDS = 8192  # largest cached layout, in ids; it takes about 1 MB
 
 # For geometric numbers of mean μ the best parameter is ⌊log₂(ln φ / ln(1 + 1/μ))⌋ + 1, φ the golden

@@ -22,17 +22,14 @@ import zmq
 from pilotfish.wire.address import literal_address
 
 CERTAIN_HANG_UPS = 8  # handshakes in a row; an edge with two keys breaks only about half of them
-_RECONNECT_STOP, _HANDSHAKE_FAILED = (
-    109,
-    2,
-)  # libzmq's option and value; pyzmq has no names for them
+_RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # libzmq's option and value, which pyzmq lacks
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _RETRIED_S = 0.2  # ZeroMQ reports its own retry within this time
 _BETWEEN_S = 0.25  # least time between two attempts that callers wait for
 _FIRST_S, _SOON_S, _LATEST_S = 0.1, 1.0, 30.0
 _JITTER = 0.25  # keeps a fleet of devices out of step
-# An attempt is given up because the kernel retries more and more rarely on a path that was dead when
-# the attempt began. The next one has twice the time, as the round trip may be that long.
+# An attempt is given up because the kernel retries more and more rarely on a path that was dead
+# when the attempt began. The next one has twice the time, as the round trip may be that long.
 _FIRST_TIMEOUT_MS, _MAX_TIMEOUT_MS = 3000, 12_000
 _TIMED_OUT = 0.9  # an attempt that took this share of its time-out had no answer
 _FAMILY_PAUSE_S = (0.1, 1.0)  # after both families have failed, doubling

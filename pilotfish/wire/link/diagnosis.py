@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
-# Signature and version: after these an edge sends its whole greeting and waits for the rest of ours.
+# Signature and version: after these an edge sends its whole greeting and waits for the rest of
+# ours.
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01"
 _SIGNATURE = b"\xff", b"\x7f"  # its first byte and its tenth
 _TIMEOUT_S = 5.0  # slow paths have an RTT of seconds

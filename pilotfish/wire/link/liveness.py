@@ -142,8 +142,8 @@ class Liveness:
     def blocked(self) -> bool:
         """Whether packets arrive from the peer, but no sent bytes are acknowledged in time.
 
-        If others fill a queue on the way to the peer, our acknowledgements wait in it, too. Then the
-        peer's kernel retransmits and sends no new bytes, so packets are counted, not bytes.
+        If others fill a queue on the way to the peer, our acknowledgements wait in it, too. Then
+        the peer's kernel retransmits and sends no new bytes, so packets are counted, not bytes.
         """
         return self._one_way(self._arrived_s, self._acknowledged_s)
 

@@ -1,7 +1,7 @@
 """Read the kernel's counters of a TCP connection, and set its options.
 
-ZeroMQ owns the connections: it reports their descriptors and may close them at any time, after which
-the number may belong to another file. So each descriptor is checked before it is used.
+ZeroMQ owns the connections: it reports their descriptors and may close them at any time, after
+which the number may belong to another file. So each descriptor is checked before it is used.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ _TCP_INFO = 11  # Linux; the socket module has the name from Python 3.14 on
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
 _ARRIVED_AT = 8 + 24 * 4 + 4 * 8 + 4
-# Error of times that the kernel counts in ticks and rounds to milliseconds: a tick, the resolution of
-# CLOCK_MONOTONIC_COARSE, and a millisecond.
+# Error of times that the kernel counts in ticks and rounds to milliseconds: a tick, the resolution
+# of CLOCK_MONOTONIC_COARSE, and a millisecond.
 _TICK_S = time.clock_getres(6) + 0.001
 _LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # ms, µs, µs
 _THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # linux/tcp.h

@@ -23,9 +23,9 @@ from pilotfish.wire.protocols.options import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.protocol import Decision, DrawKey, SamplingParams, coins, sample_next
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
 
-# Default of request and edge. Deviation a position at temperature 1: 0.045 on the default pair (18 %
-# of the drafts are key); SmolLM2-135M for Qwen2.5-Coder-1.5B: 0.022 in chats (62 %), 0.015 on GSM8K
-# (73 %).
+# Default of request and edge. Deviation a position at temperature 1: 0.045 on the default pair (18
+# % of the drafts are key); SmolLM2-135M for Qwen2.5-Coder-1.5B: 0.022 in chats (62 %), 0.015 on
+# GSM8K (73 %).
 BUILT_IN = Relaxation(tau=0.2, lambda1=3.0, lambda2=0.3, lambda3=0.4)
 DEVIATION = RoundCounter(
     name="deviation",
@@ -110,7 +110,7 @@ class Adaptive(Tslt):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision:
-        """Accept by the ratio, of p or p̃; sample p's residual at the first rejection, else the bonus."""
+        """Accept by the ratio of p or p̃; sample p's residual at a rejection, else the bonus."""
         walk, deviation = verify(
             draft.ids.tolist(),
             draft.q.row,

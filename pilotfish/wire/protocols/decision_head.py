@@ -1,9 +1,9 @@
 """The base of `wisv-full` and `wisv-selective`: a decision head judges drafts (wisv §III-A).
 
 The device drafts its argmax, as under `greedy`. The edge finds the mismatches by one pass. For each
-mismatch its head reads both models' hidden states at that token, and the link as the device measured
-it before the request. Forgiven mismatches stay; the target's argmax replaces the first rejected one.
-The two protocols differ in how the device's states reach the edge.
+mismatch its head reads both models' hidden states at that token, and the link as the device
+measured it before the request. Forgiven mismatches stay; the target's argmax replaces the first
+rejected one. The two protocols differ in how the device's states reach the edge.
 """
 
 from abc import abstractmethod
@@ -111,9 +111,8 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
     Options = JudgingOptions
     counters = (FORGIVEN,)
     lossless = False
-    relative_acceptance = (
-        1.07  # over dsd's at temperature 0, by the head's own threshold, over four links
-    )
+    # relative to dsd's at temperature 0, with the head's own threshold, over four links
+    relative_acceptance = 1.07
     family = "judged"
     requires = "decision head"
     decides_by_link = True
@@ -193,9 +192,8 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         if len(at) == 0:
             return Decision(len(draft.ids), int(choices[-1]), notes=(0,))
         forbidden = logits[at, draft.ids[at]] == -np.inf
-        return self.decide(
-            draft, StatesNeeded(at, choices, hidden[at + 1], forbidden)
-        )  # row 0 is the root's
+        # row 0 is the root's
+        return self.decide(draft, StatesNeeded(at, choices, hidden[at + 1], forbidden))
 
     @abstractmethod
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision | StatesNeeded:

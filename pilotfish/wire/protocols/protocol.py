@@ -59,7 +59,7 @@ class SamplingParams:
     def logits_processor(
         self, prompt_length: int, constraint: Constraint | None = None
     ) -> LogitsProcessor | None:
-        """Make the logits processor for a prompt of this length; None: the logits stay as they are."""
+        """Make the logits processor for a prompt of this length; None: no change."""
         return (
             None
             if self.logits_options.is_identity
@@ -373,7 +373,7 @@ def coins(count: int, params: SamplingParams, round_start: int) -> Callable[[int
 
 
 def sample_next(walk: Walk, params: SamplingParams, key: DrawKey) -> int:
-    """Sample the token after the accepted path, from the residual or the bonus; key: that token's."""
+    """Sample the token after the accepted path, from residual or bonus; key: that token's."""
     return sample(
         walk.weights,
         noise(

@@ -84,7 +84,7 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate all candidates, and q̂ of at most 1 + Σ_{l<L} Π_{i≤l} kᵢ inner nodes (tslt (27))."""
+        """Estimate candidates, and q̂ of at most 1 + Σ_{l<L} Π_{i≤l} kᵢ inner nodes (tslt (27))."""
         widths = list(accumulate(expansion, mul))
         nodes = WINDOW_BYTES + id_bytes(sizes.vocabulary) * sum(widths) + len(expansion)
         rows = typical_bytes(1 + sum(widths[:-1]), drafter.top_k) if widths else 0.0

@@ -167,7 +167,7 @@ def test_steps_with_no_items_or_too_many(attached: Tenant, expected: NDArray[np.
     ],
 )
 def test_attachments_that_are_none(attached: Tenant, changes: dict[str, Any], code: str) -> None:
-    attach = Attach(incarnation=secrets.token_bytes(16), kept=KEPT, values="fp16")
+    attach = Attach(incarnation=secrets.token_bytes(16), top_k=KEPT, values="fp16")
     fields = msgspec.structs.asdict(attach) | changes
     attached.edge.send(packed(["attach", *fields.values()]))
     attached.edge.refused(code)
@@ -177,7 +177,7 @@ def test_a_worker_tells_no_more_than_it_has(lone: EdgeServer) -> None:
     """K beyond the vocabulary is all of it."""
     with RawEdge(lone.endpoint) as edge:
         held = Tenant(edge)
-        attach = Attach(incarnation=held.incarnation, kept=2**31 - 1, values="fp32")
+        attach = Attach(incarnation=held.incarnation, top_k=2**31 - 1, values="fp32")
         edge.order(attach)
         said, frames = held.step([item()], ids(1), b"")
         assert isinstance(said, Scored)
