@@ -26,7 +26,7 @@ def install_command(extra: str) -> str:
 
 @cache
 def _origin() -> tuple[str, bool]:
-    """Return the URL of the installed source ("": unknown), and whether it is editable (PEP 610)."""
+    """Return the installed source's URL ("": unknown), and whether it is editable (PEP 610)."""
     for distribution in metadata.distributions(name=_PACKAGE):
         if text := distribution.read_text("direct_url.json"):
             try:

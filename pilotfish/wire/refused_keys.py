@@ -89,6 +89,6 @@ def _sentence(key: bytes, name: str, peer: str, before: int) -> str:
     times = f", and {before} times before," if before else ""
     return (
         f"refused key {key.decode()}{listed_as} from {peer}{times}: to let it in, run `pilotfish "
-        f"keys allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and the "
-        "edge's --keys, and reload the edge"
+        f"keys allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and "
+        "the edge's --keys, and reload the edge"
     )
