@@ -29,7 +29,7 @@ from pilotfish.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
 
 _TEMPERATURE = 1.0  # of a request that names none, as at OpenAI
-_EXTRA = ("fastapi", "prometheus_client", "uvicorn")
+_EXTRA = ("prometheus_client", "starlette", "uvicorn")
 _SERVE = """\
 Answers OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models;
 beside them /health, /metrics (Prometheus), /status and, at /, a page to chat with. Ctrl-C or

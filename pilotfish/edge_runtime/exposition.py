@@ -1,7 +1,7 @@
 """A small HTTP server for metrics, whose cost to the edge is bounded for any clients.
 
-In:  a WSGI application that needs only method, path, query and headers. Out: its answers, with one
-thread and few connections.
+In:  a WSGI application that needs only method, path, query and headers. Out: its answers, by the
+standard library's HTTP server: a thread for each connection, one request on each.
 
 Law: at most `_CONNECTIONS` at once, none for longer than `_TIMEOUT_S`. For a further connection
 one is closed: one without a request yet, if any, else one being answered; among these the oldest of
@@ -9,8 +9,8 @@ the address with most connections. So a scrape succeeds beside any number of idl
 clients that do not read their answers.
 """
 
+import io
 import logging
-import selectors
 import socket
 import threading
 import time
@@ -18,26 +18,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any, Final
+
+from pilotfish.base.descriptors import EXHAUSTED
 
 _log = logging.getLogger("pilotfish.edge")
 
-_CONNECTIONS: Final = 16
+_CONNECTIONS: Final = 8
 _PATIENCE_S: Final = 10.0  # for request and answer together
 _REQUEST_BYTES: Final = 8192
 _BACKLOG: Final = 64
 _TICK_S: Final = 0.5
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-
-
-@dataclass(eq=False)
-class _Client:
-    connection: socket.socket
-    address: str
-    since_s: float = field(default_factory=time.monotonic)
-    asked: bytes = b""
-    answer: memoryview | None = None  # its unsent rest; None: the request is not complete
 
 
 class Exposition:
@@ -47,136 +42,188 @@ class Exposition:
         family, *_, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        self._application = application
-        self._listening = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        self._listening.setblocking(False)
-        self.port: int = self._listening.getsockname()[1]
-        self._clients: list[_Client] = []  # the oldest first
-        self._short = False  # the last connection could not be accepted
-        self._wake, self._woken = socket.socketpair()
-        self._poller = selectors.DefaultSelector()
-        self._poller.register(self._listening, selectors.EVENT_READ)
-        self._poller.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        listening = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        self.port: int = listening.getsockname()[1]
+        self._server = _Server(application, listening)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_TICK_S,), name="metrics", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         """Stop serving."""
-        self._wake.close()
+        self._server.stop()
         self._thread.join()
 
-    def _serve(self) -> None:
-        while True:
-            for key, _ in self._poller.select(_TICK_S):
-                if key.fileobj is self._woken:
-                    self._end()
-                    return
-                if key.fileobj is self._listening:
-                    self._accept()
-                elif key.data in self._clients:  # it may have been closed in this turn
-                    self._go_on(key.data)
-            before_s = time.monotonic() - _PATIENCE_S
-            for client in [each for each in self._clients if each.since_s < before_s]:
-                self._leave(client)
 
-    def _accept(self) -> None:
+@dataclass
+class _Client:
+    address: str
+    since_s: float = field(default_factory=time.monotonic)
+    complete: bool = False  # the server has its whole request
+
+
+class _Server(ThreadingTCPServer):
+    """The standard library's server, with a bound on connections and on their time."""
+
+    daemon_threads = True
+
+    def __init__(self, application: Application, listening: socket.socket) -> None:
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.socket.setblocking(False)  # a connection may be gone before it is accepted
+        self._application = application
+        self._making = threading.Lock()  # figures are made for one client at a time
+        self._clients: dict[Any, _Client] = {}  # by their sockets, the oldest first
+        self._changed = threading.Condition()  # its lock guards _clients
+        self._short = False  # no descriptor was left for the last connection
+
+    def stop(self) -> None:
+        """End `serve_forever` and all connections."""
+        _shut(self.socket)  # wakes the server
+        self.shutdown()
+        with self._changed:
+            for connection in self._clients:
+                _shut(connection)
+            self._changed.wait_for(lambda: not self._clients, _TICK_S)
+        self.server_close()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; without a descriptor for it, close another one first."""
         try:
-            connection, address = self._listening.accept()
-        except (BlockingIOError, ConnectionError):  # gone already
-            return
-        except OSError as error:  # no descriptor is left
-            if not self._short:  # until one comes in again
-                _log.error("figures cannot be asked for: %s", error)
-            self._short = True
-            if self._clients:
-                self._leave(self._least())
-            else:  # the connection stays queued: retrying at once would loop
-                time.sleep(_TICK_S)
-            return
+            accepted = super().get_request()
+        except OSError as error:
+            if error.errno in EXHAUSTED and not isinstance(error, BlockingIOError):
+                if not self._short:  # until one comes in again
+                    _log.error("figures cannot be asked for: %s", error)
+                self._short = True
+                with self._changed:
+                    if self._clients:
+                        _shut(self._least())
+                    self._changed.wait(_TICK_S)  # the connection stays queued meanwhile
+            raise  # the server tries again
         if self._short:
             _log.warning("figures can be asked for again")
         self._short = False
-        connection.setblocking(False)
-        client = _Client(connection, str(address[0]))
-        if len(self._clients) >= _CONNECTIONS:
-            self._leave(self._least())
-        self._clients.append(client)
-        self._poller.register(connection, selectors.EVENT_READ, client)
+        return accepted
 
-    def _least(self) -> _Client:
-        """Return the client to close for a new one."""
-        silent = [each for each in self._clients if each.answer is None] or self._clients
-        crowd = Counter(each.address for each in silent)
-        return max(silent, key=lambda each: crowd[each.address])  # of equals, the first
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection, in the place of another if there are too many."""
+        with self._changed:
+            if not self._has_room():
+                _shut(self._least())
+                if not self._changed.wait_for(self._has_room, _TICK_S):
+                    self.shutdown_request(request)
+                    return
+            self._clients[request] = _Client(str(client_address[0]))
+        super().process_request(request, client_address)
 
-    def _go_on(self, client: _Client) -> None:
+    def service_actions(self) -> None:
+        """Close connections that have taken too long; called in each turn of the server."""
+        before_s = time.monotonic() - _PATIENCE_S
+        with self._changed:
+            for connection, client in self._clients.items():
+                if client.since_s < before_s:
+                    _shut(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that has been served."""
+        with self._changed:
+            super().shutdown_request(request)
+            self._clients.pop(request, None)
+            self._changed.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Note what ended a connection: clients that are gone are no error."""
+        _log.debug("a connection for figures ended", exc_info=True)
+
+    def answer(self, connection: Any, environment: dict[str, Any], start: Any) -> bytes:
+        """Return the body of the application's answer."""
+        self._clients[connection].complete = True
+        with self._making:
+            return b"".join(self._application(environment, start))
+
+    def _least(self) -> Any:
+        """Return the connection to close for a new one."""
+        clients = self._clients
+        silent = [each for each in clients if not clients[each].complete] or clients
+        crowd = Counter(clients[each].address for each in silent)
+        return max(silent, key=lambda each: crowd[clients[each].address])  # the first of equals
+
+    def _has_room(self) -> bool:
+        return len(self._clients) < _CONNECTIONS
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Reads one request, and answers it."""
+
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # where a request names none: its answer has a status line
+
+    def setup(self) -> None:
+        """Bound what is read."""
+        super().setup()
+        self.rfile = _Head(self.connection.makefile("rb", buffering=0))
+
+    def do_GET(self) -> None:
+        """Answer a request of any method; the application refuses the others."""
+        if self.headers.defects or len(self.headers.get_all("Host", [])) > 1:
+            self.send_error(400)  # which host would count?
+            return
+        path, _, query = self.path.partition("?")
+        environment = {"REQUEST_METHOD": self.command, "PATH_INFO": path, "QUERY_STRING": query}
+        for name, value in self.headers.items():
+            environment[f"HTTP_{name.upper().replace('-', '_')}"] = value
+        head: list[tuple[str, list[tuple[str, str]]]] = []
         try:
-            if client.answer is None:
-                self._read(client)
-            else:
-                client.answer = client.answer[client.connection.send(client.answer) :]
-            if client.answer is not None and not client.answer:
-                self._leave(client)
-        except BlockingIOError:
-            pass
-        except OSError:  # gone
-            self._leave(client)
+            body = self.server.answer(
+                self.connection, environment, lambda *began: head.append((began[0], began[1]))
+            )
+            status, headers = head[-1]
+        except Exception:
+            _log.exception("the figures cannot be told")
+            self.send_error(500)
+            return
+        self._send(int(status[:3]), status[4:], headers, body)
 
-    def _read(self, client: _Client) -> None:
-        more = client.connection.recv(_REQUEST_BYTES)
-        client.asked += more
-        if b"\r\n\r\n" in client.asked:
-            client.answer = memoryview(self._answer(client.asked))
-            self._poller.modify(client.connection, selectors.EVENT_WRITE, client)
-        elif not more or len(client.asked) > _REQUEST_BYTES:
-            self._leave(client)
+    do_HEAD = do_OPTIONS = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815  # http.server's names
 
-    def _answer(self, request: bytes) -> bytes:
-        head: list[str] = []
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse a request, without a body that quotes it."""
+        self._send(code, None, [], b"")
 
-        def start(status: str, headers: list[tuple[str, str]], *_: object) -> None:
-            head.append(f"HTTP/1.1 {status}")
-            head.extend(f"{name}: {value}" for name, value in headers)
+    def _send(
+        self, code: int, phrase: str | None, headers: list[tuple[str, str]], body: bytes
+    ) -> None:
+        self.send_response_only(code, phrase)
+        for header in headers:
+            self.send_header(*header)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
 
-        body, environment = b"", _environment(request)
-        if environment is None:
-            start("400 Bad Request", [])
-        else:
-            try:
-                body = b"".join(self._application(environment, start))
-            except Exception:
-                _log.exception("the figures cannot be told")
-                head.clear()
-                start("500 Internal Server Error", [])
-        head += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
-        return "\r\n".join(head).encode("latin-1") + body
-
-    def _leave(self, client: _Client) -> None:
-        self._clients.remove(client)
-        self._poller.unregister(client.connection)
-        with suppress(OSError):
-            client.connection.close()
-
-    def _end(self) -> None:
-        for client in [*self._clients]:
-            self._leave(client)
-        self._poller.close()
-        for open_ in (self._listening, self._woken):
-            open_.close()
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing of a request."""
 
 
-def _environment(request: bytes) -> dict[str, Any] | None:
-    """Parse a request for WSGI; None for bytes that are no HTTP request."""
-    first, *lines = request.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
-    words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return None
-    path, _, query = words[1].partition("?")
-    environment = {"REQUEST_METHOD": words[0], "PATH_INFO": path, "QUERY_STRING": query}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon and name.strip().upper() == "HOST" and "HTTP_HOST" in environment:
-            return None  # which of them would count?
-        if colon:
-            environment[f"HTTP_{name.strip().upper().replace('-', '_')}"] = value.strip()
-    return environment
+class _Head(io.BufferedReader):
+    """Reads the lines of a request, up to `_REQUEST_BYTES` in all."""
+
+    left = _REQUEST_BYTES + 1
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line; raises `ConnectionAbortedError` beyond the bound."""
+        line = super().readline(self.left if size is None or size < 0 else min(size, self.left))
+        self.left -= len(line)
+        if not self.left:
+            raise ConnectionAbortedError("the request is too long")
+        return line
+
+
+def _shut(connection: socket.socket) -> None:
+    """End a connection; its thread, in the midst of reading or writing, learns of it at once."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

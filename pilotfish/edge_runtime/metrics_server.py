@@ -1,7 +1,7 @@
 """The edge's figures for Prometheus, over a small HTTP server of its own.
 
 In:  the tally that the serving loop keeps, its connections, its gate. Out: the text format, made
-when it is asked for, in that server's thread. Nothing here names a key. Devices are named only
+when it is asked for, in a thread of that server. Nothing here names a key. Devices are named only
 where the operator says so, by their files on the allow-list; and a foreign page in somebody's
 browser is told nothing: the ``Host`` must be this machine (`is_own_host`).
 """

@@ -38,7 +38,7 @@ from tests.support.tiny import tiny_artifact
 EDGE = "tcp://edge.example:7077"
 # What pilotfish needs itself, with extras; the wheels of the small index below need nothing.
 DIRECT = ("jinja2", "llguidance", "msgspec", "numpy", "pyzmq", "rich", "safetensors", "tokenizers",
-          "onnxruntime", "tomli", "fastapi", "prometheus-client", "uvicorn")  # fmt: skip
+          "onnxruntime", "tomli", "prometheus-client", "starlette", "uvicorn")  # fmt: skip
 COMPILED = ("llguidance", "msgspec", "numpy", "pyzmq", "safetensors", "tokenizers", "onnxruntime")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 
 import pytest
@@ -86,17 +90,92 @@ def test_what_is_no_request_is_refused(server: Exposition) -> None:
     assert ask(server.port).startswith(b"HTTP/1.1 200 ")
 
 
+REQUESTS = {
+    "GET / HTTP/1.0\r\n\r\n": 200,
+    "GET / HTTP/1.1\n\n": 200,
+    "GET /\r\n\r\n": 200,  # HTTP/0.9, and yet the answer has a status line
+    "HEAD / HTTP/1.1\r\n\r\n": 200,  # what a method means is the application's
+    "OPTIONS / HTTP/1.1\r\n\r\n": 200,
+    "POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc": 200,
+    "GET / HTTP/1.1\r\nConnection: keep-alive\r\n\r\n": 200,
+    "GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n": 200,  # the first one only
+    "BREW / HTTP/1.1\r\n\r\n": 501,
+    "GET / HTTP/2.0\r\n\r\n": 505,
+    "GET / HTTP/1.x\r\n\r\n": 400,
+    "GET\r\n\r\n": 400,
+    "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n": 400,
+    "GET / HTTP/1.1\r\nHost : a\r\n\r\n": 400,
+    f"GET /{'x' * 8000} HTTP/1.1\r\n\r\n": 200,
+    f"GET / HTTP/1.1\r\nX: {'y' * 8000}\r\n\r\n": 200,
+    "GET / HTTP/1.1\r\n" + "X: y\r\n" * 200 + "\r\n": 431,
+    f"GET /{'x' * 9000} HTTP/1.1\r\n\r\n": None,
+    f"GET / HTTP/1.1\r\nX: {'y' * 9000}\r\n\r\n": None,
+    "\r\n\r\n": None,
+}
+
+
+@pytest.mark.parametrize(
+    "request_", REQUESTS, ids=[f"{i}-{each[:24]!r}" for i, each in enumerate(REQUESTS)]
+)
+def test_a_request_has_one_answer_or_none(server: Exposition, request_: str) -> None:
+    answer = b""
+    with suppress(ConnectionResetError), connect(server.port, request_.encode()) as connection:
+        while part := connection.recv(1 << 16):
+            answer += part
+    status = REQUESTS[request_]
+    assert answer.count(b"HTTP/1.") == (status is not None)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode() if status else b"")
+
+
+def test_clients_that_are_served_do_not_delay_the_end() -> None:
+    before = threading.active_count()
+    with ExitStack() as stack:
+        with closing(Exposition(application, "127.0.0.1", 0)) as server:
+            request = b"GET /long HTTP/1.1\r\n\r\n"
+            deaf = [stack.enter_context(connect(server.port, request)) for _ in range(3)]
+            for each in deaf:
+                assert each.recv(5) == b"HTTP/"
+            silent = [stack.enter_context(connect(server.port, b"GET / HT")) for _ in range(3)]
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 5.0  # half of the time that a client has
+        assert all(ended(each) for each in silent)
+        for thread in serving_threads():
+            thread.join(5)
+        assert threading.active_count() <= before
+
+
+def test_without_a_descriptor_a_connection_waits(
+    server: Exposition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, fails = TCPServer.get_request, [errno.EMFILE] * 3
+
+    def get_request(server: TCPServer) -> Any:
+        if fails:
+            raise OSError(fails.pop(), "too many open files")
+        return accept(server)
+
+    silent = connect(server.port, b"GET / HT")
+    while not serving_threads():
+        time.sleep(0.01)
+    monkeypatch.setattr(TCPServer, "get_request", get_request)
+    with caplog.at_level(logging.WARNING):
+        assert ask(server.port).startswith(b"HTTP/1.1 200 ")
+    assert ended(silent)  # it gave way
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
 def test_of_many_idle_clients_the_oldest_give_way(server: Exposition) -> None:
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(server.port)) for _ in range(40)]
         assert ask(server.port).startswith(b"HTTP/1.1 200 ")
-        assert [ended(each) for each in idle] == [True] * 25 + [False] * 15
+        assert [ended(each) for each in idle] == [True] * 33 + [False] * 7
+        assert len(serving_threads()) <= 9  # one may be ending
 
 
 def test_clients_that_do_not_read_give_way_after_those_that_do_not_ask(server: Exposition) -> None:
     request = b"GET /long HTTP/1.1\r\n\r\n"
     with ExitStack() as stack:
-        deaf = [stack.enter_context(connect(server.port, request)) for _ in range(10)]
+        deaf = [stack.enter_context(connect(server.port, request)) for _ in range(6)]
         for each in deaf:
             assert each.recv(5) == b"HTTP/"  # it is being answered
         for _ in range(30):
@@ -108,7 +187,7 @@ def test_clients_that_do_not_read_give_way_after_those_that_do_not_ask(server: E
         assert ask(server.port).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_no_connection_stays_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "_PATIENCE_S", 0.3)
     with closing(Exposition(application, "127.0.0.1", 0)) as server:
@@ -134,7 +213,7 @@ def test_idle_clients_of_the_metrics_port_keep_no_device_out(pair: Pair) -> None
         for _ in range(300):
             stack.enter_context(connect(port))
         assert "pilotfish_edge_sessions 0.0" in figures(port)
-        assert held_by(edge.pid)["task"] <= before["task"]  # one inspects the model, and ends
+        assert held_by(edge.pid)["task"] <= before["task"] + 9  # as above
         assert held_by(edge.pid)["fd"] <= before["fd"] + 16
         with RawClient(edge.endpoint) as device:
             device.say(m.Ping(nonce=1))
@@ -156,6 +235,11 @@ def test_a_key_file_whose_name_is_no_text_spoils_no_figures(
         device.send(*session.begin(PROMPT))
         session.go_on(device, 1)
         assert 'pilotfish_edge_device_sessions{device="b\\\\udcff b"} 1.0' in figures(port)
+
+
+def serving_threads() -> list[threading.Thread]:
+    """The threads of this process that serve one connection each."""
+    return [each for each in threading.enumerate() if "process_request" in each.name]
 
 
 def held_by(pid: int) -> dict[str, int]:

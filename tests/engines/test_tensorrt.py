@@ -68,7 +68,7 @@ def test_no_pass_is_outside_the_profiles(opened, data, slots, context):
                 parents = np.arange(size) // 2 - 1 if tree else None
                 items.append(Pass(slot, TOKENS[:1].repeat(size), min(wanted, size), parents))
         for item, out in zip(items, decoder.forward(items) if items else (), strict=True):
-            assert len(out.logits) == item.wanted
+            assert len(out.logits) == item.row_count
             assert np.isfinite(out.logits).all()
         for slot, (_, _, _, forget) in passes.items():
             if forget:

@@ -75,7 +75,7 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert "cpu: llama" in done.stderr  # what takes long is told
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(tmp_path: Path) -> None:
     """All of it through the processes of the command; the edge alone has a fault."""
     done = selftest(

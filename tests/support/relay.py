@@ -34,12 +34,19 @@ class Relay:
                 continue
             self.connections += 1
             self._open += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+            for source, sink, read in zip((near, far), (far, near), self.readers(), strict=True):
+                ends = (source, sink, read)
+                threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
-    def _pass_on(self, source, sink):
+    def readers(self):
+        """Return what takes the bytes of a new connection, up and down: nothing does."""
+        return None, None
+
+    def _pass_on(self, source, sink, read):
         try:
             while data := source.recv(65536):
+                if read is not None:
+                    read(data)
                 sink.sendall(data)
         except OSError:
             pass

@@ -18,7 +18,10 @@ from tests.__main__ import ROOT, SLOW_ROOMS, changed_rooms, rooms_of
         ("pilotfish/systemd/pilotfish-edge.service", {"deploy"}),
         ("pilotfish/edge_runtime/loop.py", {"edge_runtime", "system"}),
         ("pilotfish/wire/channel.py", {"device_runtime", "edge_runtime", "system", "wire"}),
-        ("tests/support/relay.py", set(SLOW_ROOMS)),
+        ("pilotfish/base/files.py", set(SLOW_ROOMS)),
+        ("tests/support/tiny.py", set(SLOW_ROOMS)),  # of conftest
+        ("tests/support/gguf_models.py", {"engines", "export", "system"}),
+        ("tests/support/relay.py", {"device_runtime", "edge_runtime", "system", "wire"}),
         ("constraints.txt", set(SLOW_ROOMS)),
     ],
 )

@@ -5,13 +5,16 @@ OpenAI's objects. All routes are listed here and in `page`.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.base.errors import PilotfishError
@@ -37,13 +40,6 @@ from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
 
 def application(service: DeviceService) -> ASGIApp:
     """Build the service as an ASGI application."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    _add_completions(app, service)
-    _add_responses(app, service)
-    _add_tokens(app, service)
-    _add_models(app, service)
-    _add_state(app, service)
-    app.include_router(page.router)
 
     async def refuse(_: Request, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
@@ -51,9 +47,20 @@ def application(service: DeviceService) -> ASGIApp:
         told = error.headers if isinstance(error, HTTPException) and error.headers else {}
         return json_response(refusal.body, refusal.status, {**told, **refusal.headers})
 
-    for expected in (HTTPException, RefusalError, PilotfishError):
-        app.add_exception_handler(expected, refuse)
-    app.add_exception_handler(Exception, refuse)  # uvicorn then closes the connection
+    expected = (HTTPException, RefusalError, PilotfishError)
+    app = Starlette(
+        routes=[
+            *_completions(service),
+            *_responses(service),
+            *_tokens(service),
+            *_models(service),
+            *_state(service),
+            *(_route(path, serve) for path, serve in page.ROUTES.items()),
+        ],
+        # uvicorn sees every other error too, and then closes the connection
+        exception_handlers=dict.fromkeys([*expected, Exception], refuse),
+    )
+    app.router.redirect_slashes = False
     return AccessControl(app, service)
 
 
@@ -64,7 +71,14 @@ def _as_refusal(error: Exception) -> Exception:
     return error
 
 
-def _add_completions(app: FastAPI, service: DeviceService) -> None:
+def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], *methods: str) -> Route:
+    """Return a route for exactly these methods, GET if none is named."""
+    route = Route(path, endpoint, methods=methods or None)
+    route.methods = set(methods or ["GET"])  # Starlette adds HEAD to GET
+    return route
+
+
+def _completions(service: DeviceService) -> list[Route]:
     async def complete(
         request: Request, parse: Callable[[bytes, Options], CompletionRequest]
     ) -> Completion:
@@ -89,19 +103,21 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
         read = partial(service.read, client.name)
         return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
 
-    @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Completion:
         return await complete(request, chat_request)
 
-    @app.post("/v1/completions", response_model=None)
     async def text(request: Request) -> Completion:
         return await complete(request, text_request)
 
+    return [
+        _route("/v1/chat/completions", chat, "POST"),
+        _route("/v1/completions", text, "POST"),
+    ]
 
-def _add_responses(app: FastAPI, service: DeviceService) -> None:
+
+def _responses(service: DeviceService) -> list[Route]:
     kept = service.responses
 
-    @app.post("/v1/responses", response_model=None)
     async def respond(request: Request) -> Completion:
         client = _client(request)
         owner = client.identity
@@ -116,8 +132,7 @@ def _add_responses(app: FastAPI, service: DeviceService) -> None:
         read = partial(service.read, client.name)
         return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
 
-    @app.get("/v1/responses/{name}", response_model=None)
-    async def again(request: Request, name: str) -> Response:
+    async def again(request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
             raise RefusalError(
                 400,
@@ -126,12 +141,19 @@ def _add_responses(app: FastAPI, service: DeviceService) -> None:
                 param="stream",
                 reason="unsupported",
             )
-        return Response(kept.body(_client(request).identity, name), media_type="application/json")
+        body = kept.body(_client(request).identity, request.path_params["name"])
+        return Response(body, media_type="application/json")
 
-    @app.delete("/v1/responses/{name}", response_model=None)
-    async def forget(request: Request, name: str) -> Response:
+    async def forget(request: Request) -> Response:
+        name = request.path_params["name"]
         kept.forget(_client(request).identity, name)
         return json_response({"id": name, "object": "response", "deleted": True})
+
+    return [
+        _route("/v1/responses", respond, "POST"),
+        _route("/v1/responses/{name}", again),
+        _route("/v1/responses/{name}", forget, "DELETE"),
+    ]
 
 
 def _client(request: Request) -> Client:
@@ -149,27 +171,30 @@ def _check(service: DeviceService, wanted: CompletionRequest) -> None:
     wanted.options.setdefault("max_tokens", service.context)
 
 
-def _add_tokens(app: FastAPI, service: DeviceService) -> None:
-    @app.post("/tokenize", response_model=None)
+def _tokens(service: DeviceService) -> list[Route]:
     async def tokenize(request: Request) -> Response:
         asked, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
         work = partial(tokenize_response, service.device, asked, chat=chat, words=words)
         return json_response(await service.run_in_thread(_client(request).name, work))
 
-    @app.post("/detokenize", response_model=None)
     async def detokenize(request: Request) -> Response:
         tokens = detokenize_request(await bounded_body(request, service.body_bytes))
         work = partial(detokenize_response, service.device, tokens)
         return json_response(await service.run_in_thread(_client(request).name, work))
 
-    @app.api_route("/v1/embeddings", methods=["GET", "POST"], response_model=None)
-    async def embeddings() -> Response:
+    async def embeddings(_: Request) -> Response:
         raise RefusalError(
             404,
             "This service has no embeddings: drafter and target are models that write.",
             code="unsupported",
             reason="route",
         )
+
+    return [
+        _route("/tokenize", tokenize, "POST"),
+        _route("/detokenize", detokenize, "POST"),
+        _route("/v1/embeddings", embeddings, "GET", "POST"),
+    ]
 
 
 def _check_sound(service: DeviceService) -> None:
@@ -207,7 +232,7 @@ def _check_local(wanted: CompletionRequest) -> None:
         )
 
 
-def _add_models(app: FastAPI, service: DeviceService) -> None:
+def _models(service: DeviceService) -> list[Route]:
     def model() -> Body:
         return {
             "id": service.config.model,
@@ -217,33 +242,32 @@ def _add_models(app: FastAPI, service: DeviceService) -> None:
             "max_model_len": service.context,
         }
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(_: Request) -> Response:
         return json_response({"object": "list", "data": [model()]})
 
-    @app.get("/v1/models/{name:path}")
-    async def one(name: str) -> Response:
-        _check_model(service, name)
+    async def one(request: Request) -> Response:
+        _check_model(service, request.path_params["name"])
         return json_response(model())
 
+    return [_route("/v1/models", models), _route("/v1/models/{name:path}", one)]
 
-def _add_state(app: FastAPI, service: DeviceService) -> None:
-    @app.get("/health")
-    async def health() -> Response:
+
+def _state(service: DeviceService) -> list[Route]:
+    async def health(_: Request) -> Response:
         well, body = service.health()
         return json_response(body, 200 if well else 503)
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         service.metrics.set_link(service.link_status, service.link_state)
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
 
-    @app.get("/status")
-    async def status() -> Response:
+    async def status(_: Request) -> Response:
         edge, welcome = service.config.edge, service.device.welcome
         service.status.set_link(service.link_status, service.link_state)
         told = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
         return json_response(told)
+
+    return [_route("/health", health), _route("/metrics", metrics), _route("/status", status)]
 
 
 class AccessControl:

@@ -9,7 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {
@@ -56,19 +58,19 @@ def _answer(file: _PageFile, request: Request) -> Response:
 
 
 _files = {name: _read(name) for name in _NAMES}
-router = APIRouter(include_in_schema=False)
 
 
-@router.get("/")
 async def index(request: Request) -> Response:
     """Serve the page."""
     return _answer(_files["index.html"], request)
 
 
-@router.get("/page/{name}")
-async def part(name: str, request: Request) -> Response:
+async def part(request: Request) -> Response:
     """Serve a script, the style or the icon of the page; 404 for other names."""
-    file = _files.get(name)
+    file = _files.get(request.path_params["name"])
     if file is None:
         raise HTTPException(404)
     return _answer(file, request)
+
+
+ROUTES = {"/": index, "/page/{name}": part}

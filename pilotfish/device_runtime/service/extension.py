@@ -16,7 +16,7 @@ import msgspec
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_effective
 from pilotfish.device_runtime.service.prompts import bad_value
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 # Fields that belong to protocol "auto", and to one that drafts.
@@ -83,17 +83,15 @@ def extend(options: Options, raw: msgspec.Raw) -> None:
         try:
             expect_effective(extension.protocol, [name for name in own if name in told])
         except UnsupportedError as error:
-            raise RefusalError(400, str(error), code="invalid_value", param="pilotfish") from None
+            raise bad_request("pilotfish", str(error)) from None
     for name in (*_DRAFTING, *own):
         if name in told:
             options[name] = told[name]  # type: ignore[literal-required]  # as above
     if any(name in told for name in _CHOOSING):
         if extension.protocol not in (None, AUTO):
-            raise RefusalError(
-                400,
+            raise bad_request(
+                "pilotfish",
                 f"{', '.join(_CHOOSING[:-1])} and {_CHOOSING[-1]} go with protocol auto.",
-                code="invalid_value",
-                param="pilotfish",
             )
         options["protocol"] = Auto(
             among=extension.among,

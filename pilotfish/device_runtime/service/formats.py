@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
@@ -80,12 +80,10 @@ def grammar_of(
         if structured.grammar is not None:
             found.append(Grammar("lark", structured.grammar))
     if len(found) > 1:
-        raise RefusalError(
-            400,
+        raise bad_request(
+            "structured_outputs",
             "An answer is of one format: response_format (in /v1/responses text.format), or one "
             "field of structured_outputs.",
-            code="invalid_value",
-            param="structured_outputs",
         )
     return found[0] if found else None
 
@@ -96,6 +94,4 @@ def _text_of(schema: msgspec.Raw) -> str:
         text = bytes(schema).decode("utf-8")
         return msgspec.json.decode(text, type=str) if text.startswith('"') else text
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise RefusalError(
-            400, f"The schema is no text: {error}.", code="invalid_value", param="json"
-        ) from None
+        raise bad_request("json", f"The schema is no text: {error}.") from None

@@ -38,7 +38,7 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_field,
     unknown_name,
 )
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import (
     Choice,
     ToolList,
@@ -208,9 +208,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         params={"": "response_format", **of_tools},
     )
     if request.top_logprobs and not request.logprobs:
-        raise RefusalError(
-            400, "top_logprobs goes with logprobs.", code="invalid_value", param="top_logprobs"
-        )
+        raise bad_request("top_logprobs", "top_logprobs goes with logprobs.")
     return _telling_prompt(request.prompt_logprobs, wanted)
 
 
@@ -219,11 +217,8 @@ def _telling_prompt(most: int | None, wanted: CompletionRequest) -> CompletionRe
     if most is None:
         return wanted
     if wanted.stream:
-        raise RefusalError(
-            400,
-            "prompt_logprobs goes with answers that are not streamed.",
-            code="invalid_value",
-            param="prompt_logprobs",
+        raise bad_request(
+            "prompt_logprobs", "prompt_logprobs goes with answers that are not streamed."
         )
     wanted.options["prompt_logprobs"] = most
     return replace(wanted, prompt_logprobs=True)
@@ -253,11 +248,9 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
 def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
     """Have the likeliest of so many answers sent."""
     if most < wanted.choices or (wanted.stream and most > wanted.choices):
-        raise RefusalError(
-            400,
+        raise bad_request(
+            "best_of",
             f"best_of must be n ({wanted.choices}) or more, and n where the answer is streamed.",
-            code="invalid_value",
-            param="best_of",
         )
     if most == wanted.choices:
         return wanted

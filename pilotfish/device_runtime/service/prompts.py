@@ -16,7 +16,7 @@ import msgspec
 from pilotfish.base.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 from pilotfish.device_runtime.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import calls_of
 from pilotfish.engines.engine_errors import TemplateError
 
@@ -65,7 +65,7 @@ def prompt_for(device: Device, asked: PromptInput, *, chat: bool) -> Prompt:
         ) from None
     if not len(prompt):
         param = "messages" if chat else "prompt"
-        raise RefusalError(400, "The prompt is empty.", code="invalid_value", param=param)
+        raise bad_request(param, "The prompt is empty.")
     return prompt
 
 
@@ -105,12 +105,7 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     refuse_unless_neutral(present_fields(message, _NEUTRAL_MESSAGE), _NEUTRAL_MESSAGE, where)
     role = message.role
     if role not in _ROLES:
-        raise RefusalError(
-            400,
-            f"{where}role must be one of {', '.join(_ROLES)}.",
-            code="invalid_value",
-            param=f"{where}role",
-        )
+        raise bad_request(f"{where}role", f"{where}role must be one of {', '.join(_ROLES)}.")
     found: dict[str, Any] = {
         "role": _ROLES[role], "content": content_of(message.content, role, f"{where}content")
     }  # fmt: skip
@@ -127,12 +122,7 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
 
 def _expect_role(wanted: str, role: str, field: str) -> None:
     if role != wanted:
-        raise RefusalError(
-            400,
-            f"{field} belongs to a message of role {wanted}.",
-            code="invalid_value",
-            param=field,
-        )
+        raise bad_request(field, f"{field} belongs to a message of role {wanted}.")
 
 
 class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -191,12 +181,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
             return "".join(one.text for one in content)
         if role in _MAY_SAY_NOTHING:
             return ""
-    raise RefusalError(
-        400,
-        f"{where} must be a text or a list of text parts.",
-        code="invalid_value",
-        param=where,
-    )
+    raise bad_request(where, f"{where} must be a text or a list of text parts.")
 
 
 def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
@@ -207,12 +192,7 @@ def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         return found[0] if isinstance(found, tuple) else found
-    raise RefusalError(
-        400,
-        "prompt must be one text or one list of token ids.",
-        code="invalid_value",
-        param="prompt",
-    )
+    raise bad_request("prompt", "prompt must be one text or one list of token ids.")
 
 
 def refuse_unless_neutral(
@@ -246,7 +226,7 @@ def bad_value(error: Exception, message: str) -> RefusalError:
     param = _param(message)
     if param is not None and (name := unknown_name(error)) is not None:
         return unknown_field(f"{param}.{name}")
-    return RefusalError(400, f"{message}.", code="invalid_value", param=param)
+    return bad_request(param, f"{message}.")
 
 
 def _param(message: str) -> str | None:

@@ -123,6 +123,11 @@ _TYPES = {
 }
 
 
+def bad_request(param: str | None, message: str) -> RefusalError:
+    """Return the refusal of a value. param: the request's field that has it."""
+    return RefusalError(400, message, code="invalid_value", param=param)
+
+
 def client_gone(message: str = "The client is gone.") -> RefusalError:
     """Return the refusal of an answer whose client is gone: counted, but not sent."""
     return RefusalError(499, message, code="gone", reason="gone")

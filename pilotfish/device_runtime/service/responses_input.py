@@ -12,7 +12,7 @@ import msgspec
 
 from pilotfish.device_runtime.service.answers import message_body
 from pilotfish.device_runtime.service.prompts import content_of
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.device_runtime.service.tools import arguments_text
 from pilotfish.engines.chat_formats.reader import ToolCall, Turn
 
@@ -128,11 +128,8 @@ class _Conversation:
 
     def _add_output(self, item: InputItem, where: str) -> None:
         if item.call_id not in self._called:
-            raise RefusalError(
-                400,
-                f"{where}call_id is of no function_call before it.",
-                code="invalid_value",
-                param=f"{where}call_id",
+            raise bad_request(
+                f"{where}call_id", f"{where}call_id is of no function_call before it."
             )
         output = content_of(item.output, "tool", f"{where}output", _TextPart)
         told = {"role": "tool", "content": output, "tool_call_id": item.call_id}

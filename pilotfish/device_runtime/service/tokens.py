@@ -20,7 +20,7 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_field,
     unknown_name,
 )
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import ToolList, read_tools
 
 Body = dict[str, Any]
@@ -49,14 +49,14 @@ def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
     request = _read(body, _Tokenize)
     words = bool(request.return_token_strs)
     if (request.prompt is None) == (request.messages is None):
-        raise RefusalError(400, "Give a prompt or messages.", code="invalid_value", param="prompt")
+        raise bad_request("prompt", "Give a prompt or messages.")
     if request.messages is not None:
         messages = [message_of(one, at) for at, one in enumerate(request.messages)]
         tools = read_tools([tool.function for tool in request.tools or ()], None, None)
         thinking = thinking_of(request.chat_template_kwargs)
         return Talk(messages, tools, thinking), True, words
     if request.tools or request.chat_template_kwargs is not None:
-        raise RefusalError(400, "tools go with messages.", code="invalid_value", param="tools")
+        raise bad_request("tools", "tools go with messages.")
     assert request.prompt is not None
     return request.prompt, False, words
 
@@ -85,9 +85,7 @@ def detokenize_response(device: Device, tokens: Sequence[int]) -> Body:
     """Answer it."""
     size = device.tokenizer.vocab_size
     if (token := max(tokens, default=0)) >= size:
-        raise RefusalError(
-            400, f"Token {token} is not among {size}.", code="invalid_value", param="tokens"
-        )
+        raise bad_request("tokens", f"Token {token} is not among {size}.")
     return {"prompt": device.tokenizer.decode(tokens, special=True)}
 
 
@@ -99,4 +97,4 @@ def _read(body: bytes, kind: type[Any]) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if (name := unknown_name(error)) is not None:
             raise unknown_field(name) from None
-        raise RefusalError(400, f"{error}.", code="invalid_value") from None
+        raise bad_request(None, f"{error}.") from None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.engines.chat_formats import Tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
@@ -68,24 +68,18 @@ def read_tools(
     try:
         return Tools.read(told, choice, parallel)
     except ValueError as error:
-        raise RefusalError(400, f"{error}.", code="invalid_value", param="tools") from None
+        raise bad_request("tools", f"{error}.") from None
 
 
 def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
     if sum(len(memoryview(one.parameters)) for one in functions) > MOST_PARAMETERS:
-        raise RefusalError(
-            400,
-            f"The parameters of all tools have more than {MOST_PARAMETERS:,} bytes.",
-            code="invalid_value",
-            param="tools",
+        raise bad_request(
+            "tools", f"The parameters of all tools have more than {MOST_PARAMETERS:,} bytes."
         )
     try:
         return [msgspec.json.decode(one.parameters) for one in functions]
     except (ValueError, RecursionError) as error:  # msgspec's, too; and of UTF-8
-        raise RefusalError(
-            400, f"The parameters of a tool are no JSON: {error}.", code="invalid_value",
-            param="tools",
-        ) from None  # fmt: skip
+        raise bad_request("tools", f"The parameters of a tool are no JSON: {error}.") from None
 
 
 def read_choice(choice: Choice | None) -> str | None:
@@ -136,7 +130,7 @@ def _read(value: msgspec.Raw, kind: "type[_Read]", where: str) -> "_Read | None"
     try:
         fields: _Read | None = msgspec.json.decode(value or b"null", type=kind | None)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusalError(400, f"{where}: {error}.", code="invalid_value", param=where) from None
+        raise bad_request(where, f"{where}: {error}.") from None
     return fields
 
 
@@ -168,12 +162,7 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 of = next((id for id, one in waiting.items() if name in (None, one)), None)
                 if of is None:
                     where = f"messages[{at}].tool_call_id"
-                    raise RefusalError(
-                        400,
-                        f"{where} says which call this is the result of.",
-                        code="invalid_value",
-                        param=where,
-                    )
+                    raise bad_request(where, f"{where} says which call this is the result of.")
                 message["tool_call_id"] = of
             waiting.pop(message["tool_call_id"], None)
     return messages

@@ -58,15 +58,15 @@ def test_a_template_that_knows_tools_has_them_as_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
 def test_one_that_does_not_is_told_in_words(family: Any) -> None:
-    messages, tools = family.told("a template", SAID, offered(*TOOLS))
+    messages, tools = family.to_template("a template", SAID, offered(*TOOLS))
     assert tools is None
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    for word in ("Be brief.", "It does stop_all.", family.calls.written([("<name>", 0)])[:8]):
+    for word in ("Be brief.", "It does stop_all.", family.calls.format([("<name>", 0)])[:8]):
         assert word in messages[0]["content"]
-    assert family.calls.written([("move", {"to": "here"})]) == messages[2]["content"]
+    assert family.calls.format([("move", {"to": "here"})]) == messages[2]["content"]
     assert "done" in messages[3]["content"]
-    assert family.told("a template", SAID[:2], ())[0] == SAID[:2]
-    alone, _ = family.told("a template", SAID[1:2], offered(*TOOLS))
+    assert family.to_template("a template", SAID[:2], ())[0] == SAID[:2]
+    alone, _ = family.to_template("a template", SAID[1:2], offered(*TOOLS))
     assert [message["role"] for message in alone] == ["system", "user"]
 
 
