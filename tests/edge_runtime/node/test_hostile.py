@@ -255,7 +255,7 @@ def a_step(rng: random.Random, incarnation: bytes) -> Frames:
         start = rng.choice([0, 0, 0, 1, 2, 5])
         rows = rng.randrange(min(chain + tree, 8) + 1)
         items.append(
-            item(slot=slot, start=start, size=chain + tree, rows=rows, nodes=tree, kept=kept)
+            item(slot=slot, start=start, size=chain + tree, rows=rows, nodes=tree, kept_nodes=kept)
         )
         tokens += [rng.randrange(VOCAB) for _ in range(chain + tree)]
         nodes += [rng.randrange(-1, index) for index in range(tree)]
@@ -296,5 +296,5 @@ def test_noise_from_the_edge_itself(cast: Cast) -> None:
         talk.attach()
         talk.proves(expected_of(cast.a))
         assert resident_mib(held.pid) - before < GROWTH_MIB
-    for kind in ("Scored", "Attached", "Ready", "malformed", "conflict", "token-out-of-range"):
+    for kind in ("Scored", "AttachReply", "Ready", "malformed", "conflict", "token-out-of-range"):
         assert received[kind] > 20, received
