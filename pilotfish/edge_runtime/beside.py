@@ -181,7 +181,7 @@ class Beside(threading.Thread):
     ) -> None:
         super().__init__(name="drafter", daemon=True)
         self._decoder, self._draft_cost = decoder, draft_cost
-        kept = decoder.artifact.kept
+        kept = decoder.artifact.head_tokens
         self._projection = None if kept is None else Projection(kept, decoder.vocab_size)
         self.pass_times = pass_times(decoder, _WIDTHS)  # seconds by tokens, while the target rests
         self.ends = frozenset(ends)

@@ -161,7 +161,7 @@ class GrammarCompiler(threading.Thread):
         spent_s = 0.0
         try:
             for _ in range(compilation.count):
-                constraint = self._grammars.constraint(compilation.grammar, spared=True)
+                constraint = self._grammars.constraint(compilation.grammar, with_spare=True)
                 spent_s += constraint.cpu_s
                 compilation.constraints.append(constraint)
         except GrammarBusyError as error:

@@ -106,7 +106,7 @@ class EdgeResources:
             card = read_relaxation(relaxation)
             card.check_target(target, relaxation)
             own.append(RelaxationOptions.from_relaxation(card.relaxation))
-        resources = cls(DecisionHeads.load(target, heads), own, chained=target.chained)
+        resources = cls(DecisionHeads.load(target, heads), own, chained=target.why_chains_only)
         return resources if target.hidden_states else resources.without_heads()
 
     @property

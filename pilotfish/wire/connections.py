@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from pilotfish.wire import peer_connection as reasons
 from pilotfish.wire.backlog import Backlog
 from pilotfish.wire.io_memory import MAX_OVERHEAD_BYTES, OverheadMeter, clear_overhead
 from pilotfish.wire.link.tcp import (
@@ -35,17 +36,7 @@ from pilotfish.wire.link.tcp import (
     read_volume,
 )
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
-from pilotfish.wire.peer_connection import (
-    BACKLOG,
-    CLOSING,
-    CROWD,
-    FRAGMENTED,
-    PER_KEY,
-    QUIET,
-    REVOKED,
-    UNFINISHED,
-    PeerConnection,
-)
+from pilotfish.wire.peer_connection import PeerConnection
 from pilotfish.wire.socket_events import next_event
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
@@ -237,7 +228,7 @@ class Connections:
         connection = self._known.get(client)
         if connection is not None:
             with self._lock:
-                self._cut(connection, FRAGMENTED)
+                self._cut(connection, reasons.FRAGMENTED)
 
     def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
         """Cut connections of keys that were removed from the list; call it regularly.
@@ -253,13 +244,13 @@ class Connections:
             if allowed is not self._allowed:
                 if not set(self._allowed) <= set(allowed):
                     for stranger in [*self._strangers.values()]:
-                        self._cut(stranger, REVOKED)
+                        self._cut(stranger, reasons.REVOKED)
                 self._allowed = allowed
             for connection in self._open.values():
                 if connection.owner and connection.owner not in allowed:
                     connection.revoked_s = min(connection.revoked_s, now_s)
                     if now_s - connection.revoked_s >= _REVOCATION_NOTICE_S:
-                        self._cut(connection, REVOKED)
+                        self._cut(connection, reasons.REVOKED)
 
     def check_memory(self, sample: MemorySample) -> bool:
         """Cut peers with too many bytes of queued or incomplete messages.
@@ -282,10 +273,8 @@ class Connections:
                     connection.counter.update(counters, sample, drained=drained)
                     counted.append(connection)
             if self._overhead is not None:
-                connection_ended, self._connection_ended = (
-                    self._connection_ended or len(counted) < len(self._open),
-                    False,
-                )
+                connection_ended = self._connection_ended or len(counted) < len(self._open)
+                self._connection_ended = False
                 self._overhead.charge(
                     [each.counter for each in counted], connection_ended=connection_ended
                 )
@@ -309,7 +298,7 @@ class Connections:
         """End a connection without signs of life."""
         if connection.client:
             if connection.liveness.quiet_s > _QUIET_MOST_S:
-                self._cut(connection, QUIET)
+                self._cut(connection, reasons.QUIET)
         elif connection.liveness.stuck:
             with borrow_socket(connection.descriptor, self._is_ours) as lent:
                 hang_up(lent)
@@ -323,7 +312,7 @@ class Connections:
                 connection.counter.overhead_bytes > MAX_OVERHEAD_BYTES
                 or total > _MAX_TOTAL_OVERHEAD_BYTES
             ):
-                self._cut(connection, UNFINISHED)
+                self._cut(connection, reasons.UNFINISHED)
                 total -= connection.counter.overhead_bytes
         if cut := [each.counter for each in charged if each.cut]:
             clear_overhead(cut, [each.counter for each in charged if not each.cut])
@@ -342,9 +331,9 @@ class Connections:
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
         if self.closing:
-            self._cut(connection, CLOSING)
+            self._cut(connection, reasons.CLOSING)
         elif self.backlog.is_full():
-            self._cut(connection, BACKLOG)
+            self._cut(connection, reasons.BACKLOG)
         elif len(self._strangers) > max(1, most // 2) or len(self._open) > most:
             crowd = Counter(stranger.peer for stranger in self._strangers.values())
             busiest, _ = crowd.most_common(1)[0]
@@ -353,7 +342,7 @@ class Connections:
             late = connection.accepted_s - theirs[0].accepted_s > _HANDSHAKE_S
             # the newcomer stays: it may shake hands at once, which those before it have not
             newest = -2 if theirs[-1] is connection and len(theirs) > 1 else -1
-            self._cut(theirs[0 if late else newest], CROWD)
+            self._cut(theirs[0 if late else newest], reasons.CROWD)
             self._crowded_s = time.monotonic()
 
     def _remove(self, descriptor: int) -> None:
@@ -385,7 +374,7 @@ class Connections:
         if len(same) > self.bounds.per_owner:
             # a connection that its device has replaced is quiet; else cut the oldest
             quiet = [each for each in same[:-1] if each.liveness.quiet]
-            self._cut((quiet or same)[0], PER_KEY)
+            self._cut((quiet or same)[0], reasons.PER_KEY)
 
     def _cut(self, connection: PeerConnection, reason: str) -> None:
         self._strangers.pop(connection.descriptor, None)

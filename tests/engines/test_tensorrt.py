@@ -171,8 +171,8 @@ def test_half_precision_on_8_6_needs_the_flag_and_gets_it(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("function", "complaint"),
     [
-        ("cudaMemcpy3DAsync", "forgets keys and values"),  # cells are not fetched
-        ("cudaMemcpyAsync", "no numbers"),  # answers do not come back
+        ("cudaMemcpy3DAsync", "loses keys and values"),  # cells are not fetched
+        ("cudaMemcpyAsync", "are not finite"),  # answers do not come back
     ],
 )
 def test_a_gpu_that_does_not_do_what_it_says_is_found_out(

@@ -202,9 +202,11 @@ def pick_interval(laws: Sequence[Floats], bits: int, chance: Chance) -> tuple[fl
 class Model:
     """A synthetic model: logits f32 [V] after each prefix, fixed functions of it and the seed.
 
-    kind: of the logits; see `KINDS`. Target and drafter differ by ``side``, 0 and 1.
+    kind: of the logits; see `KINDS`. Target and drafter differ by ``side``, 0 and 1. memory: the
+    tokens before the next one that `tests.support.rounds` passes on.
     """
 
+    memory = 2
     vocab: int
     seed: int
     side: int

@@ -69,7 +69,7 @@ def test_an_answer_may_end_at_any_token_of_a_run(device: Device) -> None:
         assert answer.finish_reason == "stop"
 
 
-@pytest.mark.waits
+@pytest.mark.timing
 def test_end_tokens_come_within_runs(pair: Pair, edge: EdgeServer) -> None:
     """The target drafts for itself: all is right, the end token included."""
     ended = 0  # answers whose last pass was cut within its drafts
@@ -101,7 +101,7 @@ def test_a_drafter_of_another_vocabulary(bridged_models, temperature: float) -> 
     assert drafted > 0
 
 
-@pytest.mark.waits
+@pytest.mark.timing
 @pytest.mark.parametrize("policy", ["fail", "wait", "local"])
 def test_a_low_rate_costs_hints_and_not_the_answer(long_pair: Pair, policy: str) -> None:
     """Hints leave requests their share of a key's messages, and are never refused aloud."""
@@ -118,7 +118,7 @@ def test_a_low_rate_costs_hints_and_not_the_answer(long_pair: Pair, policy: str)
         assert got.tokens == wanted.tokens
 
 
-@pytest.mark.waits
+@pytest.mark.timing
 def test_after_a_break_hints_go_on_from_the_committed_tokens(
     long_pair: Pair, key_folders: dict[str, Path]
 ) -> None:

@@ -90,7 +90,7 @@ class Flood:
             thread.join(120)
 
 
-@pytest.mark.waits
+@pytest.mark.timing
 def test_a_flood_is_bounded_and_starves_no_client(service: Serving) -> None:
     alice, bob = (service.client(KEYS[name]) for name in ("alice", "bob"))
     ended: list[str] = []

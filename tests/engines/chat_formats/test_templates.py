@@ -13,7 +13,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.answer import outline_of
 from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.chat_formats import FAMILIES, Tool, Tools, chat_format_of, tools
+from pilotfish.engines.chat_formats import CHAT_FORMATS, Tool, Tools, chat_format_of, tools
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.notices import Notices
@@ -71,7 +71,7 @@ def test_one_that_does_not_is_told_in_words(family: Any) -> None:
 
 
 def test_phi_takes_tools_in_its_system_message() -> None:
-    (phi,) = (family for family in FAMILIES if family.name == "phi")
+    (phi,) = (family for family in CHAT_FORMATS if family.name == "phi")
     messages, tools = phi.to_template(TOLD["phi"], SAID, offered(*TOOLS))
     assert tools is None
     assert [one["name"] for one in json.loads(messages[0]["tools"])] == ["move", "stop", "stop_all"]
