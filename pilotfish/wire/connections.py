@@ -27,14 +27,7 @@ import zmq
 from pilotfish.wire import peer_connection as reasons
 from pilotfish.wire.backlog import Backlog
 from pilotfish.wire.io_memory import MAX_OVERHEAD_BYTES, OverheadMeter, clear_overhead
-from pilotfish.wire.link.tcp import (
-    Volume,
-    borrow_socket,
-    drop_incoming,
-    hang_up,
-    queued_s,
-    read_volume,
-)
+from pilotfish.wire.link.tcp import borrow_socket, drop_incoming, hang_up, queued_s, read_volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.peer_connection import PeerConnection
 from pilotfish.wire.socket_events import next_event
@@ -198,7 +191,8 @@ class Connections:
 
     def _unread(self, connection: PeerConnection) -> int:
         """Return the bytes sent and not acknowledged, as the kernel counts them for TCP."""
-        counters = self._read_volume(connection)
+        with borrow_socket(connection.descriptor, self._is_ours) as lent:
+            counters = read_volume(lent)
         # the kernel's count includes heartbeats and the handshake
         connection.sent = max(connection.sent, 0 if counters is None else counters.acknowledged)
         connection.acknowledged = connection.sent if counters is None else counters.acknowledged
@@ -384,11 +378,6 @@ class Connections:
         self.cuts[reason] += 1
         with borrow_socket(connection.descriptor, self._is_ours) as lent:
             hang_up(lent)
-
-    def _read_volume(self, connection: PeerConnection) -> Volume | None:
-        """Return a connection's byte counts; None: it has ended, or the kernel has none."""
-        with borrow_socket(connection.descriptor, self._is_ours) as lent:
-            return read_volume(lent)
 
     def _is_ours(self, lent: socket.socket) -> bool:
         name = lent.getsockname()

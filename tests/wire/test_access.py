@@ -13,9 +13,10 @@ from zmq.utils import z85
 
 from pilotfish.wire import access
 from pilotfish.wire.access import BAN_S, DOMAIN, Gate
-from pilotfish.wire.connections import REVOKED, Bounds
+from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping, Pong
+from pilotfish.wire.peer_connection import REVOKED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
 

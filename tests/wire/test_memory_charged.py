@@ -18,9 +18,10 @@ import zmq
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.connections import UNFINISHED, Bounds
+from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.memory_watch import MemorySample
+from pilotfish.wire.peer_connection import UNFINISHED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
 
