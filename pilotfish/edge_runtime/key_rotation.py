@@ -7,7 +7,7 @@ from pathlib import Path
 import zmq
 
 from pilotfish.base.errors import KeysError, ListenError
-from pilotfish.wire.keys import EDGE, FORMER, EdgeKeys, reread_secret, rotates
+from pilotfish.wire.keys import EDGE, FORMER, EdgeKeys, reread_secret, is_rotating
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
@@ -46,7 +46,7 @@ class KeyRotation:
         """
         try:
             secret = reread_secret(folder, EDGE)
-            if not rotates(folder):
+            if not is_rotating(folder):
                 self._finish(listener, allowed)
             elif secret is not None and (secret != self.secret or self.former is None):
                 former = reread_secret(folder, FORMER)
@@ -57,7 +57,7 @@ class KeyRotation:
             return [str(error)]
         except ListenError as error:
             return [_one_key_message(error)]
-        if secret is None and rotates(folder) and self.former is None:
+        if secret is None and is_rotating(folder) and self.former is None:
             return [
                 f"This service may not read {folder}/{EDGE}.key, so it knows nothing of the "
                 "rotation: that needs a restart."
@@ -70,7 +70,7 @@ class KeyRotation:
         return []
 
     def _use_both(self, listener: Listener, secret: bytes, former: bytes) -> None:
-        listener.answer_to(secret, former)
+        listener.set_secret_keys(secret, former)
         self.secret, self.former = secret, former
         _log.info(
             "the new and the former edge.key are both accepted: give the devices the new edge.pub, "
@@ -82,7 +82,7 @@ class KeyRotation:
             return
         keys = listener.gate.clients_of_former_key if listener.gate is not None else set()
         names = sorted(name for key, name in allowed.items() if key in keys)
-        listener.answer_to(self.secret, None)
+        listener.set_secret_keys(self.secret, None)
         self.former = None
         _log.info("the former edge.key is no longer accepted")
         if names:

@@ -60,8 +60,8 @@ class LiveSettings:
         self._metrics = metrics
         self.problems: Sequence[str] = ()
         if keys is not None:
-            self.problems = keys.listed.broken
-            metrics.broken_keys = len(keys.listed.broken)
+            self.problems = keys.allow_list.broken
+            metrics.broken_keys = len(keys.allow_list.broken)
         self._report("started")
 
     def start(self, listener: Listener) -> None:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from pilotfish import wire
 from pilotfish.base.errors import (
     AccessDeniedError,
     ConflictError,
@@ -24,6 +23,7 @@ from pilotfish.base.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.client_errors import to_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
@@ -279,7 +279,7 @@ class MessageHandler:
             )
         welcome = m.Welcome(
             version=m.VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=self._manifest.model,
             vocab_size=self._vocab,
             padded_vocab_size=self._manifest.padded_vocab_size,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pilotfish import wire
 from pilotfish.base.errors import ListenError, UnsupportedError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.base.metrics import metric, metric_families
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.exposition import Application, Exposition
 from pilotfish.edge_runtime.message_handler import MessageHandler
@@ -54,7 +54,7 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise UnsupportedError(
-                f"--metrics needs the extra `serve`: {installing('serve')}."
+                f"--metrics needs the extra `serve`: {install_command('serve')}."
             ) from None
         registry = CollectorRegistry()
         self._sources: MetricsSources | None = None
@@ -135,7 +135,7 @@ def _families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
 def _build(manifest: Manifest, target: Target) -> "Metric":
     run = target.execution  # None: each node has its own
     how = ("nodes", "", "") if run is None else (run.provider, run.precision, str(run.threads))
-    build = {(wire.SOFTWARE, manifest.model, target.digest, *how): 1}
+    build = {(SOFTWARE, manifest.model, target.digest, *how): 1}
     labels = ("software", "model", "digest", "provider", "precision", "threads")
     return _gauge(
         "build_info", "Always 1; software, model and execution as labels.", build, *labels

@@ -99,7 +99,7 @@ class ServingLoop(ABC):
                 self._tick_s = time.monotonic() + self._idle_s
                 self._supervisor.feed()
                 self._log_crowd()
-                self._listener.note_drained()
+                self._listener.check_drained()
                 if (code := self._tick()) is not None:
                     return code
                 self._supervisor.status(self.status)
@@ -159,10 +159,10 @@ class ServingLoop(ABC):
         for _ in range(_BURST):
             envelope = listener.receive()
             # read before handling: a wait during that is not the link's
-            more = listener.waiting
+            more = listener.has_message
             if envelope is not None:
                 self._handle(envelope)
-            if not (more or listener.waiting):
+            if not (more or listener.has_message):
                 return False
             if time.monotonic() >= until_s:
                 break

@@ -73,9 +73,9 @@ class StepSlots:
         return [piece for each in passes for piece in each.pieces(CHUNK)]
 
     def _roll_back(self, item: Item) -> None:
-        if item.kept is not None:
+        if item.kept_nodes is not None:
             chain = self._chains[item.slot]
-            path = [*range(chain), *(chain + node for node in item.kept)]
+            path = [*range(chain), *(chain + node for node in item.kept_nodes)]
             self._engine.keep_path(item.slot, path)
         self._engine.rollback(item.slot, item.start)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish.base.cpus import usable_cpus
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.base.reading import reading_file, utf8_path
 from pilotfish.engines.engine_errors import ProviderError
 
@@ -56,13 +56,13 @@ def runtime_version() -> tuple[int, ...]:
             continue
     if not versions:
         raise ProviderError(
-            f"no inference runtime is installed: {installing('cpu')}; with NVIDIA's GPU: "
-            f"{installing('gpu')}"
+            f"no inference runtime is installed: {install_command('cpu')}; with NVIDIA's GPU: "
+            f"{install_command('gpu')}"
         )
     if len(versions) > 1:
         raise ProviderError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files: "
-            f"pip uninstall both, then {installing('cpu')}; with NVIDIA's GPU: {installing('gpu')}"
+            f"pip uninstall both, then {install_command('cpu')}; with NVIDIA's GPU: {install_command('gpu')}"
         )
     version = next(iter(versions.values()))
     return tuple(int(part) for part in version.split(".")[:2])

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pilotfish import Device
 from pilotfish.base.errors import AccessDeniedError, KeysError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
@@ -407,7 +407,7 @@ def test_no_library_no_figures(pair: Pair) -> None:
     )  # fmt: skip
     assert done.returncode == 64
     (line,) = done.stderr.splitlines()
-    assert installing("serve") in line
+    assert install_command("serve") in line
 
 
 # Keys

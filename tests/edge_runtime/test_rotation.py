@@ -152,7 +152,7 @@ class Answers:
     def __init__(self) -> None:
         self.to: list[tuple[bytes, bytes | None]] = []
 
-    def answer_to(self, secret: bytes, former: bytes | None) -> None:
+    def set_secret_keys(self, secret: bytes, former: bytes | None) -> None:
         self.to.append((secret, former))
 
 

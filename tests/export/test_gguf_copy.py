@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import open_model
@@ -150,7 +150,7 @@ def test_what_would_change_the_file_is_refused(tmp_path, options):
 
 def test_without_llama_cpp_the_error_says_what_to_install(tmp_path, without_llama_cpp):
     artifact = gguf_artifact(tmp_path)
-    with pytest.raises(ProviderError, match=re.escape(installing("llamacpp"))):
+    with pytest.raises(ProviderError, match=re.escape(install_command("llamacpp"))):
         open_model(artifact)
     with pytest.raises(ProviderError, match="not on tensorrt"):
         open_model(artifact, provider="tensorrt")

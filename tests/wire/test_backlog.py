@@ -92,7 +92,7 @@ def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Pat
                 if not pings or got is None or got.client == name:
                     friend.say(m.Ping(nonce=1))
                 time.sleep(PACE_S)
-                assert listener.connections.has(name)
+                assert listener.connections.is_connected(name)
         assert listener.connections.cuts.total() >= 1
         left, end_s = 0, time.monotonic() + 1.0
         while time.monotonic() < end_s:  # what is in the queue, dropped or not

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from pilotfish.device_runtime.record import Probing, Timings
 from pilotfish.wire.link.meter import LinkMeter, Transit
-from pilotfish.wire.link.radio import signal_dbm
-from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.link.state import LinkState, signal_dbm
 from pilotfish.wire.link.tcp import Segments
 from pilotfish.wire.messages import Buffer, Reply, Times
 

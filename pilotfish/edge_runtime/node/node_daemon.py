@@ -133,7 +133,7 @@ class NodeLoop(ServingLoop):
         self._config = config
         self._rotation = None if keys is None else KeyRotation(keys)
         if keys is not None and self._rotation is not None:
-            self._set_problems([*keys.listed.broken, *self._rotation.start(listener)])
+            self._set_problems([*keys.allow_list.broken, *self._rotation.start(listener)])
             _log.info("%s; %d keys are allowed", self._rotation, len(keys.allowed))
         else:
             self._set_problems(())

@@ -17,7 +17,7 @@ from pilotfish.base.errors import AccessDeniedError, ConflictError, InternalErro
 from pilotfish.edge_runtime.client_errors import is_client_error
 from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
+from pilotfish.wire.nodes import Attach, AttachReply, Greet, Refused, Scored, Step, decode_order
 from pilotfish.wire.transport import Envelope, Listener, check_size
 
 _log = logging.getLogger("pilotfish.edge")
@@ -38,7 +38,7 @@ class NodeService:
     @property
     def attached(self) -> bool:
         """Whether an edge is attached and connected."""
-        return self._incarnation is not None and self._listener.connections.has(self._edge)
+        return self._incarnation is not None and self._listener.connections.is_connected(self._edge)
 
     def handle(self, envelope: Envelope) -> None:
         """Serve one message."""
@@ -78,7 +78,7 @@ class NodeService:
         try:
             if self._work.joined and self._joining:
                 self._joining = False
-                self._reply(self._edge, Attached(incarnation=self._incarnation))
+                self._reply(self._edge, AttachReply(incarnation=self._incarnation))
         except PilotfishError as error:
             self._refuse(self._edge, error, self._incarnation)
 

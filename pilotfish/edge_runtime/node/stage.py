@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
 from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.engines.stage import Stage
@@ -46,7 +46,7 @@ class StageWork(NodeWork):
         self._reached = 0
         self.ready = Ready(
             version=VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=manifest.model,
             digest=manifest.digest,
             tokenizer=manifest.tokenizer_fingerprint,
@@ -125,7 +125,7 @@ class StageWork(NodeWork):
     def _read_next(self, following: EdgeChannel) -> None:
         """Read the next stage's messages; raises on a refusal, the only kind it sends."""
         following.read_events()
-        while (message := following.take(0.0)) is not None:
+        while (message := following.receive_raw(0.0)) is not None:
             report = decode_report(message[0])
             if isinstance(report, Refused):
                 raise TargetLostError(f"The stage after {self._cut} refuses: {report.message}")

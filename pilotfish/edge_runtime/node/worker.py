@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.node.work import NodeWork
 from pilotfish.edge_runtime.step_slots import ModelSlots, read_numbers
 from pilotfish.engines.language_model import LanguageModel
@@ -30,7 +30,7 @@ class Worker(NodeWork):
         self._k, self._values = 0, ""
         self.ready = Ready(
             version=VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=manifest.model,
             digest=manifest.digest,
             tokenizer=manifest.tokenizer_fingerprint,
@@ -42,13 +42,13 @@ class Worker(NodeWork):
 
     def attach(self, attach: Attach) -> None:
         """Empty the slots, and set K and the format of values."""
-        if attach.values not in TOPK_FORMATS or not attach.kept:
+        if attach.values not in TOPK_FORMATS or not attach.top_k:
             raise UnsupportedError(
                 "This node is a worker of a federation: it sends the top K of its distributions as "
                 f"{', '.join(TOPK_FORMATS)}, with K of at least 1."
             )
         self._slots.forget()
-        self._k, self._values = attach.kept, attach.values
+        self._k, self._values = attach.top_k, attach.values
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
         """Run a step; returns the top K of each row, in the order of the items."""

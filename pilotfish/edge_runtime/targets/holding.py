@@ -52,7 +52,7 @@ class Holding:
             size=len(tokens),
             rows=span.rows,
             nodes=span.nodes,
-            kept=path,
+            kept_nodes=path,
             temperature=span.temperature,
         )
         return item, tokens

@@ -21,7 +21,7 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import (
     VERSION,
     Attach,
-    Attached,
+    AttachReply,
     Greet,
     Ready,
     Refused,
@@ -105,14 +105,14 @@ class NodeClient:
         if self._greeted or not (self._channel.connected or self._channel.attempts.stopped):
             return None
         paused_s = self._paused_until_s - time.monotonic()
-        return max(paused_s, self._channel.attempts.left_s)
+        return max(paused_s, self._channel.attempts.wait_s)
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """Read the node's messages; returns the answers of the present attachment."""
         self._check_connection()
         answers = []
         for _ in range(_MESSAGES):
-            message = self._channel.take(0.0)
+            message = self._channel.receive_raw(0.0)
             self._check_connection()
             if message is None:
                 break
@@ -128,7 +128,7 @@ class NodeClient:
             match report:
                 case Ready():
                     self._welcome(report)
-                case Attached():
+                case AttachReply():
                     if report.incarnation == self._requested:
                         self.incarnation = self._requested
                         _log.info("%s is attached", self.node.name)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.errors import ConfigError, TargetLostError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.edge_runtime.node.actor import NodeActor
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
@@ -148,7 +148,7 @@ def _init(environment: Mapping[str, str], address: str = "local", **options: Any
         import ray
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--cluster ray needs Ray, which is not installed: {installing('ray')}."
+            f"--cluster ray needs Ray, which is not installed: {install_command('ray')}."
         ) from error
     ray.init(
         address=address,

@@ -168,7 +168,7 @@ class WorkerClient:
             self._client.attach(
                 Attach(
                     incarnation=secrets.token_bytes(16),
-                    kept=federation.kept,
+                    top_k=federation.kept,
                     values=federation.values,
                 )
             )

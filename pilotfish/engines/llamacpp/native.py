@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import ProviderError
 
 log = logging.getLogger("pilotfish.engines")
@@ -49,7 +49,7 @@ def load_library() -> Any:
         return _library()
     except ImportError:
         raise ProviderError(
-            f"GGUF artifacts run on llama.cpp, which is not installed: {installing('llamacpp')}"
+            f"GGUF artifacts run on llama.cpp, which is not installed: {install_command('llamacpp')}"
         ) from None
     except (OSError, RuntimeError, AttributeError) as error:
         raise ProviderError(f"llama-cpp-python cannot be loaded: {error}") from None

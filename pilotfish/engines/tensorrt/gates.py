@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.manifest import GENAI, LLAMACPP, Manifest
 
@@ -45,7 +45,7 @@ def tensorrt_version() -> str:
         source = (
             "it comes with JetPack: sudo apt install python3-libnvinfer (for the system's Python)"
             if JETSON.exists()
-            else f"{installing('tensorrt')} and NVIDIA's driver; on a Jetson: sudo "
+            else f"{install_command('tensorrt')} and NVIDIA's driver; on a Jetson: sudo "
             "apt install python3-libnvinfer"
         )
         raise ProviderError(f"TensorRT cannot be imported ({error}): {source}") from None

@@ -11,7 +11,7 @@ from operator import itemgetter
 
 import jinja2
 
-from pilotfish import wire
+from pilotfish.base.version import SOFTWARE
 from pilotfish.field.report import tables
 from pilotfish.field.report.canvas import Picture
 from pilotfish.field.report.figures import lowest
@@ -33,7 +33,7 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
     environment.filters["groups"] = _groups
     return environment.from_string(TEMPLATE).render(
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        software=wire.SOFTWARE,
+        software=SOFTWARE,
         runs=runs,
         gallery=gallery,
         glance={run.name: _glance(run) for run in runs},
