@@ -34,12 +34,6 @@ class Rope(msgspec.Struct, frozen=True):
         return np.outer(np.arange(context, dtype=np.float64), np.array(chosen))
 
 
-def plain_rope(theta: float, dim: int, *, interleaved: bool = False) -> Rope:
-    """Make a rotary embedding of `dim` channels without scaling."""
-    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
-    return Rope(tuple((theta**-exponents).tolist()), interleaved=interleaved)
-
-
 class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What each layer is told of a token besides the stream: embeddings per layer (Gemma 3n, 4).
 

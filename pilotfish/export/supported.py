@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
@@ -54,28 +52,6 @@ def supported() -> list[SupportedModel]:
         )
         for model_type, own in ARCHITECTURES.items()
     ]
-
-
-def markdown(models: Sequence[SupportedModel]) -> str:
-    """Format the table of docs/models.md."""
-    lines = [
-        "| `model_type` | models | dialects | token trees | stages | GGUF |",
-        "|---|---|---|---|---|---|",
-    ]
-    for model in models:
-        marks = (model.drafts == TREES, model.stages, model.gguf)
-        cells = (
-            f"`{model.model_type}`",
-            model.models,
-            ", ".join(model.dialects),
-            *("✓" if mark else "–" for mark in marks),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    precisions = "; ".join(
-        f"{name}: {', '.join(dialect.precisions)}" for name, dialect in DIALECTS.items()
-    )
-    told = f"All give hidden states. Tested against transformers {TRANSFORMERS}."
-    return "\n".join([*lines, "", f"Precisions: {precisions}. {told}"])
 
 
 def _dialects(own: Architecture) -> dict[str, list[str]]:

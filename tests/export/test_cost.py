@@ -13,13 +13,12 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export import cost
+from pilotfish.export.cost import TEXT
 from pilotfish.export.model import export_model
 from pilotfish.export.model_config import Layer
-from pilotfish.export.parts import plain_rope
 from pilotfish.export.reference import Reference, largest_part
-from pilotfish.export.sample_text import TEXT
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
-from tests.support.tiny import FAMILIES, SHARING, RandomSource, tiny_config
+from tests.support.tiny import FAMILIES, SHARING, RandomSource, plain_rope, tiny_config
 
 CONFIG = LLAMA | {"hidden_size": 64, "max_position_embeddings": 600}
 

@@ -13,9 +13,10 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
-from pilotfish.export.sources.huggingface_config import Description, read_config
+from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.tensor_names import stored_name
 from pilotfish.export.weights import shapes
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import VOCAB, write_directory
 
 FULL, SLIDING = "full_attention", "sliding_attention"

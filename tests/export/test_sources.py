@@ -16,8 +16,8 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import DirectorySource
-from pilotfish.export.sources.huggingface_config import read_config
 from pilotfish.export.sources.source import WeightSource
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import (
     DTYPES,
     LLAMA,

@@ -14,7 +14,7 @@ from pilotfish.export.architectures.architecture import ALL, ATTENTION, MLP, QKV
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import Form, Layer, ModelConfig
 from pilotfish.export.parts import Rope
-from pilotfish.export.sources.huggingface_config import read_config
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import (
     LLAMA,
 )

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.parts import Experts
 from pilotfish.export.sources.huggingface import DirectorySource, open_directory
-from pilotfish.export.sources.huggingface_config import read_config
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_directory
 
 Floats = NDArray[np.float32]

@@ -15,7 +15,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
-from pilotfish.export.sources.huggingface_config import read_config
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import LLAMA, write_directory, write_gguf
 
 # config.json of published checkpoints, as their makers wrote them.

@@ -31,7 +31,6 @@ from pilotfish.export.parts import (
     StateSpace,
     Streams,
     TokenInputs,
-    plain_rope,
 )
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
@@ -70,7 +69,15 @@ OPT = {
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
+
+
 # The first of 16 pairs turn, as in a head of 32 that turns whole; 1 in 4.
+def plain_rope(theta: float, dim: int, *, interleaved: bool = False) -> Rope:
+    """Make a rotary embedding of `dim` channels without scaling."""
+    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
+    return Rope(tuple((theta**-exponents).tolist()), interleaved=interleaved)
+
+
 PROPORTIONAL = Rope((*plain_rope(1e6, 32).frequencies[:4], *[0.0] * 12))
 GEMMA4 = {
     "model_type": "gemma4_text",

@@ -12,7 +12,7 @@ Subclasses say which operators, and add the inputs that their attention needs.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
@@ -51,7 +51,7 @@ class WeightReader(Protocol):
         ...
 
 
-class Dialect(AttentionInputs, ABC):
+class Dialect(AttentionInputs):
     """Writes layers of one model into one graph, in the operators of one dialect."""
 
     name: ClassVar[DialectName]
@@ -86,10 +86,6 @@ class Dialect(AttentionInputs, ABC):
     @abstractmethod
     def gelu(self, x: str, *, tanh: bool) -> str:
         """Compute x · Φ(x), or its approximation by tanh."""
-
-    @abstractmethod
-    def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Multiply x [T, K] by the transposed weight [N, K], without its offsets."""
 
     @abstractmethod
     def experts(self, x: str, scores: str, module: str) -> str:
@@ -137,7 +133,7 @@ class Dialect(AttentionInputs, ABC):
         """Look up the packed tokens' embeddings, [T, width]."""
         kept = self.blocks(name)
         if kept is not None and kept.order is None:
-            return look_up(self, name, kept)
+            return look_up(self, name, kept, self.tokens)
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
         codes, scales = quantize_rows(self.read(name))
@@ -261,7 +257,11 @@ class Dialect(AttentionInputs, ABC):
         answer = self.graph.fresh("LinearAttention", 1)[0]
         self.graph.multi(
             "LinearAttention",
-            *(q, k, v, past, *rates),
+            q,
+            k,
+            v,
+            past,
+            *rates,
             names=[answer, present],
             domain=MICROSOFT,
             q_num_heads=own.key_heads,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import ModelConfig
 
 AXES_ARE_INPUTS = 18  # opset from which reductions take their axes so
 
 
-class Operators:
+class Operators(ABC):
     """Writes operators into a graph. `float` is its floating-point type, as numpy calls it."""
 
     opset: ClassVar[int]
@@ -27,6 +29,10 @@ class Operators:
         floats: str,
     ) -> None:
         self.graph, self.config, self.read, self.float = graph, config, read, floats
+
+    @abstractmethod
+    def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
+        """Multiply x [T, K] by the transposed weight [N, K], without its offsets."""
 
     def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
         """Write a weight in the graph's floating-point type, once."""

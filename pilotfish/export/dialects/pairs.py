@@ -8,20 +8,17 @@ kept are summed in f64, since differences of their sums count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pilotfish.export.dialects.operators import Operators
 from pilotfish.export.parts import Recurrence
-
-if TYPE_CHECKING:
-    from pilotfish.export.dialects.dialect import Dialect
 
 ALL = np.iinfo(np.int64).max
 
 
 def recall_pairs(
-    net: Dialect, own: Recurrence, rows: Sequence[str], lacking: str, states: Sequence[str]
+    net: Operators, own: Recurrence, rows: Sequence[str], lacking: str, states: Sequence[str]
 ) -> str:
     """Do what `Dialect.recall` says, n = c + T."""
     op, constant = net.graph.op, net.graph.constant
@@ -55,7 +52,7 @@ def recall_pairs(
     return op("Slice", merged, lacking, constant([ALL], "int64"), constant([1], "int64"))
 
 
-def _kept(net: Dialect, ends: str, starts: str, axes: tuple[int, int]) -> str:
+def _kept(net: Operators, ends: str, starts: str, axes: tuple[int, int]) -> str:
     """Return what is kept between sums of logarithms, f32; 1 where the end is before the start."""
     op = net.graph.op
     end, start = (
@@ -66,7 +63,7 @@ def _kept(net: Dialect, ends: str, starts: str, axes: tuple[int, int]) -> str:
     return op("Exp", op("Min", between, net.graph.constant(0.0, "float32")))
 
 
-def _by_head(net: Dialect, own: Recurrence, x: str, factor: str = "") -> str:
+def _by_head(net: Operators, own: Recurrence, x: str, factor: str = "") -> str:
     """Repeat x [key_heads, …, m] for each head, times a factor [heads, …, m]; [heads, n, m]."""
     op, each = net.graph.op, own.heads // own.key_heads
     if each > 1:
@@ -86,7 +83,7 @@ def _by_head(net: Dialect, own: Recurrence, x: str, factor: str = "") -> str:
     return op("Reshape", x, sizes)
 
 
-def _before(net: Dialect, count: str, end: str) -> str:
+def _before(net: Operators, count: str, end: str) -> str:
     """Say of 0 … n − 1 which are below `end` [1], bool [n]; `count` [1] is n."""
     constant = net.graph.constant
     number = net.graph.op("Squeeze", count, constant([0], "int64"))

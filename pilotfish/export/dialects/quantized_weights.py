@@ -8,16 +8,13 @@ in the codes' order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.blocks import Quantized, join
+from pilotfish.export.dialects.operators import Operators
 from pilotfish.export.graph import GraphWriter, pack_nibbles
-
-if TYPE_CHECKING:
-    from pilotfish.export.dialects.dialect import Dialect
 
 Weight = Quantized | NDArray[np.float32]
 
@@ -27,7 +24,7 @@ def rows_of(weight: Weight) -> int:
     return len(weight.codes if isinstance(weight, Quantized) else weight)
 
 
-def projection(net: Dialect, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
+def projection(net: Operators, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
     """Multiply x [T, K] by transposed weights [N, K] each, one product for those that fit."""
     products: list[str] = []
     start = 0
@@ -46,7 +43,7 @@ def _fit(one: Weight, other: Weight) -> bool:
     return not isinstance(one, Quantized) and not isinstance(other, Quantized)
 
 
-def _one(net: Dialect, x: str, name: str, weights: Sequence[Weight]) -> str:
+def _one(net: Operators, x: str, name: str, weights: Sequence[Weight]) -> str:
     blocks = [weight for weight in weights if isinstance(weight, Quantized)]
     if blocks:
         return product(net, x, name, join(blocks))
@@ -54,7 +51,7 @@ def _one(net: Dialect, x: str, name: str, weights: Sequence[Weight]) -> str:
     return net.graph.op("Gemm", x, net.weight(name, floats), transB=1)
 
 
-def product(net: Dialect, x: str, name: str, weight: Quantized) -> str:
+def product(net: Operators, x: str, name: str, weight: Quantized) -> str:
     """Multiply x [T, K] by a transposed weight [N, K]."""
     if weight.order is not None:
         x = net.graph.op("Gather", x, net.graph.constant(weight.order, "int64"), axis=-1)
@@ -62,7 +59,7 @@ def product(net: Dialect, x: str, name: str, weight: Quantized) -> str:
     return found if weight.offsets is None else _shifted(net, found, x, name, weight)
 
 
-def _shifted(net: Dialect, found: str, x: str, name: str, weight: Quantized) -> str:
+def _shifted(net: Operators, found: str, x: str, name: str, weight: Quantized) -> str:
     """Add the contribution of offsets [N, K / block]: their product with x's block sums.
 
     A 32nd of a product in float32, where zero points of floats within the kernel take 50 times as
@@ -74,10 +71,9 @@ def _shifted(net: Dialect, found: str, x: str, name: str, weight: Quantized) -> 
     return graph.op("Gemm", sums, _offsets(graph, name, weight), found, transB=1)
 
 
-def look_up(net: Dialect, name: str, weight: Quantized, tokens: str | None = None) -> str:
-    """Look up rows of a weight [V, K] at the packed tokens, or at others [T]; [T, K]."""
+def look_up(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
+    """Look up rows of a weight [V, K] at `tokens` [T]; [T, K]."""
     graph, op, weight = net.graph, net.graph.op, weight.without_zeros()
-    tokens = tokens or net.tokens
     last = graph.constant([-1], "int64")
     codes, scales = write_rows(graph, name, weight)
     found = op("Gather", codes, tokens)  # [T, blocks, bytes]

@@ -34,13 +34,6 @@ UNBOUNDED = 2**18  # positions of a model whose size does not follow from their 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def read_config(
-    values: Mapping[str, Any], name: str, where: str, ignored: Collection[str] = ()
-) -> ModelConfig:
-    """Read the model that a config.json describes; arguments and errors as in `Description`."""
-    return Description(values, name, where, ignored).config
-
-
 class Description:
     """A model as a config.json describes it.
 
