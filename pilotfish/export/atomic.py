@@ -25,8 +25,8 @@ def is_artifact(folder: Path) -> bool:
 @contextmanager
 def replacing(
     out: Path,
-    ours: Callable[[Path], bool] = is_artifact,
-    opened: Callable[[Path], object] = Artifact.open,
+    is_ours: Callable[[Path], bool] = is_artifact,
+    validate: Callable[[Path], object] = Artifact.open,
 ) -> Iterator[Path]:
     """Yield an empty hidden directory beside `out`; when the block ends, it replaces `out`.
 
@@ -39,26 +39,26 @@ def replacing(
         ExportError: if `out` is a file, or a directory that holds something else; or what was
             written is not valid.
     """
-    _tidy_up(out)
-    expect_replaceable(out, ours)
+    _remove_leftovers(out)
+    expect_replaceable(out, is_ours)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
         with naming_file(out):
             partial.mkdir()
             yield partial
-            _check(partial, out, opened)
+            _validate(partial, out, validate)
             for file in partial.rglob("*"):
                 _sync(file)
             _sync(partial)
-            _take_place(partial, out)
+            _swap_in(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def expect_replaceable(out: Path, ours: Callable[[Path], bool] = is_artifact) -> None:
+def expect_replaceable(out: Path, is_ours: Callable[[Path], bool] = is_artifact) -> None:
     """Raise `ExportError` if `out` is there, and neither empty nor accepted by `ours`."""
-    if out.exists() and not (out.is_dir() and (_is_empty(out) or ours(out))):
+    if out.exists() and not (out.is_dir() and (_is_empty(out) or is_ours(out))):
         raise ExportError(f"{out} holds something that no export wrote: choose another --out")
 
 
@@ -70,7 +70,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _check(partial: Path, out: Path, opened: Callable[[Path], object]) -> None:
+def _validate(partial: Path, out: Path, opened: Callable[[Path], object]) -> None:
     try:
         opened(partial)
     except EngineError as error:
@@ -80,7 +80,7 @@ def _check(partial: Path, out: Path, opened: Callable[[Path], object]) -> None:
         ) from None
 
 
-def _take_place(partial: Path, out: Path) -> None:
+def _swap_in(partial: Path, out: Path) -> None:
     old = partial.with_name(f"{partial.name}{OLD}")
     if out.exists():
         out.rename(old)
@@ -89,7 +89,7 @@ def _take_place(partial: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _tidy_up(out: Path) -> None:
+def _remove_leftovers(out: Path) -> None:
     """Remove what killed exports to this place have left.
 
     An export that was killed while it replaced `out` has moved `out` away: that is put back.

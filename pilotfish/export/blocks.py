@@ -54,11 +54,11 @@ class Quantized:
         blocks *= self.scales[..., None]
         if self.offsets is not None:
             blocks += self.offsets[..., None]
-        found = blocks.reshape(rows, width)
+        weight = blocks.reshape(rows, width)
         if self.order is None:
-            return found
-        sorted_columns = np.empty_like(found)
-        sorted_columns[:, self.order] = found
+            return weight
+        sorted_columns = np.empty_like(weight)
+        sorted_columns[:, self.order] = weight
         return sorted_columns
 
     def without_zeros(self) -> Quantized:
@@ -120,7 +120,7 @@ def join(parts: Sequence[Quantized]) -> Quantized:
     )
 
 
-def block_of(group: int) -> int | None:
+def largest_block(group: int) -> int | None:
     """Return the largest block that groups of so many columns consist of; None without one."""
     block = min(group & -group, LARGEST)
     return block if block >= SMALLEST else None

@@ -43,8 +43,8 @@ class Dependencies:
         self._nodes = list(graph.node)
         self._inputs = {item.name for item in graph.input}
         self._weights = {item.name for item in graph.initializer}
-        self._maker = {name: at for at, node in enumerate(self._nodes) for name in node.output}
-        self._main = self._behind([TOKENS])
+        self._producer = {name: at for at, node in enumerate(self._nodes) for name in node.output}
+        self._main_stream = self._dependents([TOKENS])
 
     def borders(self, layers: int) -> list[str]:
         """Return the name of the residual stream that enters each layer but the first.
@@ -52,19 +52,19 @@ class Dependencies:
         Raises:
             ExportError: if several values pass between two layers.
         """
-        alive = self._alive()
-        entries = [self._entry(layer) for layer in range(layers)]
-        found: list[str] = []
+        live = self._live_values()
+        starts = [self._layer_start(layer) for layer in range(layers)]
+        names: list[str] = []
         for layer in range(1, layers):
-            between = range(entries[layer] - 1, entries[layer - 1], -1)
-            at = next((at for at in between if len(alive[at]) == 1), None)
-            if at is None or self._is_written_behind(layer - 1, at):
+            between = range(starts[layer] - 1, starts[layer - 1], -1)
+            at = next((at for at in between if len(live[at]) == 1), None)
+            if at is None or self._is_written_after(layer - 1, at):
                 raise ExportError(
                     f"this graph cannot be cut before layer {layer}: more than one value of its "
                     "tokens passes there, so run the model whole"
                 )
-            found.extend(alive[at])
-        return found
+            names.extend(live[at])
+        return names
 
     def head_border(self) -> str:
         """Return the name of the value that hidden states copy and logits are computed from.
@@ -72,59 +72,63 @@ class Dependencies:
         Raises:
             ExportError: if that is not the same.
         """
-        node = self._nodes[self._maker[HIDDEN]]
+        node = self._nodes[self._producer[HIDDEN]]
         if node.op_type not in COPIES:
             raise ExportError(f"this graph computes {HIDDEN} by {node.op_type}, not as a copy")
         border = str(node.input[0])
-        if self.part([LOGITS], [border]).inputs:
+        if self.subgraph([LOGITS], [border]).inputs:
             raise ExportError(f"this graph computes {LOGITS} from more than {HIDDEN}")
         return border
 
-    def part(self, wanted: Sequence[str], given: Collection[str]) -> Subgraph:
+    def subgraph(self, outputs: Sequence[str], known: Collection[str]) -> Subgraph:
         """Select what computes `wanted` from `given` and from the graph's inputs and weights."""
         nodes: set[int] = set()
         inputs: set[str] = set()
         weights: set[str] = set()
-        open_values = [name for name in wanted if name not in given]
+        open_values = [name for name in outputs if name not in known]
         while open_values:
             name = open_values.pop()
             if name in self._weights:
                 weights.add(name)
             elif name in self._inputs:
                 inputs.add(name)
-            elif self._maker[name] not in nodes:
-                nodes.add(self._maker[name])
-                read = self._nodes[self._maker[name]].input
-                open_values += [other for other in read if other and other not in given]
+            elif self._producer[name] not in nodes:
+                nodes.add(self._producer[name])
+                read = self._nodes[self._producer[name]].input
+                open_values += [other for other in read if other and other not in known]
         return Subgraph([self._nodes[at] for at in sorted(nodes)], inputs, weights)
 
-    def _behind(self, sources: Collection[str]) -> set[str]:
+    def _dependents(self, sources: Collection[str]) -> set[str]:
         """Return `sources` and all that depends on them."""
-        found = set(sources)
+        dependents = set(sources)
         for node in self._nodes:
-            if not found.isdisjoint(node.input):
-                found.update(node.output)
-        return found
+            if not dependents.isdisjoint(node.input):
+                dependents.update(node.output)
+        return dependents
 
-    def _entry(self, layer: int) -> int:
+    def _layer_start(self, layer: int) -> int:
         """Find the first node of the main stream that reads this layer's cache."""
-        cached = self._behind([f"past.{layer}.{what}" for what in KEY_VALUE])
+        cached = self._dependents([f"past.{layer}.{what}" for what in KEY_VALUE])
         for at, node in enumerate(self._nodes):
-            if not cached.isdisjoint(node.input) and not self._main.isdisjoint(node.output):
+            if not cached.isdisjoint(node.input) and not self._main_stream.isdisjoint(node.output):
                 return at
         raise ExportError(f"this graph reads no cache of layer {layer}")
 
-    def _alive(self) -> list[set[str]]:
+    def _live_values(self) -> list[set[str]]:
         """List, for each node, the main stream's values that later nodes still read."""
         last = {name: at for at, node in enumerate(self._nodes) for name in node.input}
-        alive = {TOKENS}
-        found: list[set[str]] = []
+        live = {TOKENS}
+        live_after: list[set[str]] = []
         for at, node in enumerate(self._nodes):
-            made = {name for name in node.output if name in self._main and last.get(name, at) > at}
-            alive = {name for name in alive if last[name] > at} | made
-            found.append(alive)
-        return found
+            produced = {
+                name
+                for name in node.output
+                if name in self._main_stream and last.get(name, at) > at
+            }
+            live = {name for name in live if last[name] > at} | produced
+            live_after.append(live)
+        return live_after
 
-    def _is_written_behind(self, layer: int, at: int) -> bool:
+    def _is_written_after(self, layer: int, at: int) -> bool:
         """Whether a node after `at` writes part of this layer's cache."""
-        return any(self._maker[f"present.{layer}.{what}"] > at for what in KEY_VALUE)
+        return any(self._producer[f"present.{layer}.{what}"] > at for what in KEY_VALUE)

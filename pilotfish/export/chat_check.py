@@ -22,7 +22,7 @@ _PLACES = (
 )
 
 
-def vocabulary_of(source: WeightSource) -> Vocabulary:
+def build_vocabulary(source: WeightSource) -> Vocabulary:
     """Return the vocabulary that an artifact of this source would have."""
     return Vocabulary(
         model=source.config.name,
@@ -43,15 +43,15 @@ def check_chat(vocabulary: Vocabulary) -> list[str]:
         ExportError: if a chat template that would be used does not compile, with its line.
     """
     for name, source in vocabulary.chat_templates.items():
-        _expect_usable(msgspec.structs.replace(vocabulary, chat_template=source), f" {name}")
-    _expect_usable(vocabulary, "")
+        _check_template(msgspec.structs.replace(vocabulary, chat_template=source), f" {name}")
+    _check_template(vocabulary, "")
     warnings = list(_end_warnings(vocabulary))
     for warning in warnings:
         log.warning("%s: %s", vocabulary.model, warning)
     return warnings
 
 
-def _expect_usable(vocabulary: Vocabulary, name: str) -> None:
+def _check_template(vocabulary: Vocabulary, name: str) -> None:
     try:
         _ = vocabulary.template
     except TemplateError as error:
@@ -64,18 +64,18 @@ def _expect_usable(vocabulary: Vocabulary, name: str) -> None:
 
 def _end_warnings(vocabulary: Vocabulary) -> list[str]:
     """Say where answers would not end by themselves."""
-    spelled = vocabulary.tokenizer.piece
+    spell = vocabulary.tokenizer.piece
     mark = vocabulary.turn_mark
     if not vocabulary.eos_ids:
-        meant = "" if mark is None else f" (the chat template puts {spelled(mark)} after an answer)"
+        hint = "" if mark is None else f" (the chat template puts {spell(mark)} after an answer)"
         return [
-            f"no file names an end token{meant}, so that answers end at their largest length "
+            f"no file names an end token{hint}, so that answers end at their largest length "
             f"alone: {_PLACES}"
         ]
     if mark is None or mark in vocabulary.eos_ids:
         return []
-    ends = ", ".join(map(spelled, vocabulary.eos_ids))
+    ends = ", ".join(map(spell, vocabulary.eos_ids))
     return [
-        f"the chat template puts {spelled(mark)} after an answer, which is no end token ({ends}), "
+        f"the chat template puts {spell(mark)} after an answer, which is no end token ({ends}), "
         f"so that answers may go on behind it: {_PLACES}"
     ]

@@ -42,17 +42,17 @@ def measure_cost(
         progress: called as progress(label, done, total).
     """
     artifact = Artifact.open(path)
-    reason = _no_room(artifact, config)
+    reason = _shortage(artifact, config)
     if not reason:
         try:
-            return _measured(source, config, artifact, progress)
+            return _measure(source, config, artifact, progress)
         except Exception as error:  # runtimes raise their own classes and plain RuntimeError
             reason = str(error).strip() or type(error).__name__
     log.warning("%s: what the precision costs was not measured: %s", config.name, reason)
     return None
 
 
-def _no_room(artifact: Artifact, config: ModelConfig) -> str:
+def _shortage(artifact: Artifact, config: ModelConfig) -> str:
     """Say what is short: a graph of one layer on disk and twice in memory, and the artifact."""
     part = largest_part(config)
     if shutil.disk_usage(artifact.path).free < part:
@@ -70,11 +70,11 @@ def _free_memory() -> int | None:
         lines = MEMORY.read_text().splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(available[0]) * 1024 if available else None
 
 
-def _measured(
+def _measure(
     source: WeightSource, config: ModelConfig, artifact: Artifact, progress: Progress | None
 ) -> PrecisionCost:
     tokenizer = Tokenizer(artifact.tokenizer_path)
@@ -84,23 +84,23 @@ def _measured(
     chunks = range(0, len(tokens), ROWS)
     total, finished = reference.parts + len(chunks), 0
 
-    def done() -> None:
+    def advance() -> None:
         nonlocal finished
         finished += 1
         if progress:
             progress("check", finished, total)
 
-    states = reference.states(tokens, done)
-    found: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    states = reference.states(tokens, advance)
+    comparisons: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     decoder = Decoder(artifact, context=len(tokens), provider="cpu")
     with reference.head(states) as head:
         for start in chunks:
             end = min(start + ROWS, len(tokens))
             [out] = decoder.forward([Pass(0, tokens[start:end])])
             exact = head(start, end)[:, : out.logits.shape[1]]
-            found.append(_compared(exact, out.logits))
-            done()
-    divergence, acceptance = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            comparisons.append(_compare(exact, out.logits))
+            advance()
+    divergence, acceptance = (np.concatenate(parts) for parts in zip(*comparisons, strict=True))
     return PrecisionCost(
         kl=max(float(divergence.mean()), 0.0),
         acceptance=min(float(acceptance.mean()), 1.0),
@@ -108,7 +108,7 @@ def _measured(
     )
 
 
-def _compared(
+def _compare(
     exact: NDArray[np.float32], rounded: NDArray[np.float32]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return KL(p ‖ q) in nats and Σ min(p, q) of logits [n, V] each; f64 [n]."""
@@ -121,8 +121,8 @@ def _compared(
 def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
-    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return found
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
 
 
 # Prose, a dialogue, code and figures.

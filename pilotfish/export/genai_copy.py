@@ -37,12 +37,12 @@ from pilotfish.export.genai_graph import GenaiGraph, read_graph
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import (
     TEMPLATE_KEY,
+    drop_tokens_beyond,
     expect_tokens,
     read_end_tokens,
     read_special_tokens,
     read_templates,
     read_tokenizer,
-    within_rows,
 )
 from pilotfish.export.sources.source import Progress
 
@@ -64,7 +64,7 @@ def copy_genai(
         ExportError: if it is no such folder, is damaged, or its model, tokenizer or chat template
             is of no use here.
     """
-    tell = progress or _silent
+    report = progress or _silent
     folder = Path(source)
     if not (folder / GENAI_NAME).is_file():
         raise ExportError(
@@ -82,32 +82,32 @@ def copy_genai(
     templates = [template or "", *named.values()]
     text, tokenizer_files = read_tokenizer(folder, ignored)
     expect_tokens(folder, text, templates)
-    text, beyond = within_rows(text, graph.form.widths["logits"], templates)
+    text, dropped = drop_tokens_beyond(text, graph.form.widths["logits"], templates)
     vocabulary = _vocabulary(folder, config, text, template, named)
     warnings = check_chat(vocabulary)
     with replacing(Path(out)) as directory:
         [name, *data] = graph.files
-        taken = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
-        if len({*taken.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(taken) + 2:
+        targets = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
+        if len({*targets.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(targets) + 2:
             raise ExportError(f"{folder}: two files of its graph would have one name")
-        for here, there in taken.items():
-            link_or_copy(folder / here, directory / there)
+        for name_in_source, target in targets.items():
+            link_or_copy(folder / name_in_source, directory / target)
         # of the artifact's files: the source may be replaced meanwhile
-        digests = hash_files([directory / there for there in taken.values()], tell)
+        digests = hash_files([directory / target for target in targets.values()], report)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(text, encoding="utf-8")
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
-        read = {here: digests[there] for here, there in taken.items()}
+        read = {name_in_source: digests[target] for name_in_source, target in targets.items()}
         origin = Source(
             kind="directory",
             location=folder.resolve().name,
             sha256=read | hash_files(tokenizer_files, _silent),
             ignored_keys=list(ignored),
-            left_out=beyond,
+            left_out=dropped,
         )
-        checked = _checked(tokenizer, graph)
+        opened = _open_tokenizer(tokenizer, graph)
         manifest = msgspec.structs.replace(
-            _manifest(graph, config, origin, digests, checked, vocabulary),
+            _manifest(graph, config, origin, digests, opened, vocabulary),
             chat_templates=named,
             warnings=warnings,
         )
@@ -115,7 +115,7 @@ def copy_genai(
     return Artifact.open(out)
 
 
-def _checked(path: Path, graph: GenaiGraph) -> Tokenizer:
+def _open_tokenizer(path: Path, graph: GenaiGraph) -> Tokenizer:
     """Open the tokenizer, and refuse one of more tokens than the graph has logits."""
     try:
         tokenizer = Tokenizer(path)
@@ -143,7 +143,7 @@ def _vocabulary(
         tokenizer_json=text,
         vocab_size=size,
         bos_id=begin if begin is not None and 0 <= begin < size else None,
-        eos_ids=read_end_tokens(_ends(folder, config, size), special, text),
+        eos_ids=read_end_tokens(_end_ids(folder, config, size), special, text),
         chat_template=template,
         chat_templates=used_templates(named),
         special_tokens=special,
@@ -190,7 +190,7 @@ def _manifest(
     )
 
 
-def _ends(folder: Path, config: GenaiConfig, size: int) -> list[int]:
+def _end_ids(folder: Path, config: GenaiConfig, size: int) -> list[int]:
     stated = config.model.eos_token_id
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
     if any(not 0 <= id < size for id in ids):

@@ -70,13 +70,13 @@ def read_graph(folder: Path, config: GenaiConfig) -> GenaiGraph:
         raise ExportError(f"{path}: {error}") from None
     windows = _windows(path, graph, config)
     context, reason = _context(path, graph, config, windows)
-    own = {opset.version for opset in model.opset_import if opset.domain in {"", "ai.onnx"}}
-    if len(own) != 1:
+    versions = {opset.version for opset in model.opset_import if opset.domain in {"", "ai.onnx"}}
+    if len(versions) != 1:
         raise ExportError(f"{path} does not say one version of ONNX's operators")
     return GenaiGraph(
         files=[name, *_data_files(folder, graph)],
         form=form,
-        opset=own.pop(),
+        opset=versions.pop(),
         window=min((window for window in windows if window), default=None),
         context=context,
         reason=reason,
@@ -98,19 +98,19 @@ def _ports(values: Iterable[ValueInfoProto]) -> Ports:
 def _windows(path: Path, graph: GraphProto, config: GenaiConfig) -> list[int]:
     """Return the window that each layer's attention keeps to in the graph, 0 for none."""
     layer_of = {name: at // 2 for at, name in enumerate(config.planes("past"))}
-    found: dict[int, int] = {}
+    windows: dict[int, int] = {}
     for node in graph.node:
         if node.op_type == _ATTENTION:
-            window = max(_number(node, "local_window_size", -1), 0)
-            found |= {layer_of[name]: window for name in node.input if name in layer_of}
+            window = max(_int_attribute(node, "local_window_size", -1), 0)
+            windows |= {layer_of[name]: window for name in node.input if name in layer_of}
     layers = config.model.decoder.num_hidden_layers
-    if len(found) < layers:
+    if len(windows) < layers:
         raise ExportError(
             f"{path} has layers without {_ATTENTION}, which alone is run here: build it in fp32 or "
             "int4 (the builder's fp16 for the CPU has none, that for CUDA does), or export the "
             "checkpoint itself"
         )
-    return [found[layer] for layer in range(layers)]
+    return [windows[layer] for layer in range(layers)]
 
 
 def _context(
@@ -118,16 +118,16 @@ def _context(
 ) -> tuple[int, str]:
     """Return up to which position the graph is right, and why that is not all of them."""
     context, reason = config.model.context_length, ""
-    told = config.model.decoder.sliding_window
-    if told is not None and told.window_size > 0:
-        layers = told.layers or range(len(windows))
-        kept = all(
-            0 <= layer < len(windows) and windows[layer] == told.window_size for layer in layers
+    sliding = config.model.decoder.sliding_window
+    if sliding is not None and sliding.window_size > 0:
+        layers = sliding.layers or range(len(windows))
+        followed = all(
+            0 <= layer < len(windows) and windows[layer] == sliding.window_size for layer in layers
         )
-        if not kept and told.window_size < context:
-            context = max(told.window_size, 2)
+        if not followed and sliding.window_size < context:
+            context = max(sliding.window_size, 2)
             reason = (
-                f"genai_config.json tells of a window of {told.window_size} tokens, which the "
+                f"genai_config.json tells of a window of {sliding.window_size} tokens, which the "
                 "graph does not keep to"
             )
     for node in _nodes(graph):
@@ -135,7 +135,7 @@ def _context(
             raise ExportError(f"{path} has a {node.op_type}, of which nothing is known here")
         if node.op_type != "If":
             continue
-        limit = _length_of_branch(graph, node)
+        limit = _branch_length(graph, node)
         if limit is None:
             raise ExportError(f"{path} branches (If) by something that is not known here")
         if limit < context:
@@ -148,14 +148,14 @@ def _context(
     return context, reason
 
 
-def _length_of_branch(graph: GraphProto, node: NodeProto) -> int | None:
+def _branch_length(graph: GraphProto, node: NodeProto) -> int | None:
     """Return the number of tokens above which an If takes its first branch; None if unknown."""
-    made = {output: other for other in graph.node for output in other.output}
-    condition = made.get(node.input[0])
+    producers = {output: other for other in graph.node for output in other.output}
+    condition = producers.get(node.input[0])
     if condition is None or condition.op_type != "Greater" or len(condition.input) != 2:
         return None
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    source = made.get(condition.input[1])
+    source = producers.get(condition.input[1])
     tensor = constants.get(condition.input[1])
     if source is not None and source.op_type == "Constant":
         tensor = next((each.t for each in source.attribute if each.name == "value"), None)
@@ -205,5 +205,5 @@ def _graphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
-def _number(node: NodeProto, name: str, default: int) -> int:
+def _int_attribute(node: NodeProto, name: str, default: int) -> int:
     return next((each.i for each in node.attribute if each.name == name), default)

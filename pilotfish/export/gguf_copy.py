@@ -61,9 +61,9 @@ def copy_gguf(
         ExportError: if it is no whole GGUF file, or its model, tokenizer or chat template is of no
             use here.
     """
-    tell = progress or _silent
+    report = progress or _silent
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
-    path = fetch_default(tell) if kind == "default" else Path(source)
+    path = fetch_default(report) if kind == "default" else Path(source)
     if not path.is_file():
         raise ExportError(f"{source} is no GGUF file: the dialect {LLAMACPP} takes nothing else")
     file = GgufFile(path)
@@ -88,7 +88,7 @@ def copy_gguf(
     with replacing(Path(out)) as directory:
         link_or_copy(path, directory / GGUF_NAME)
         # of the artifact's file: the source may be replaced meanwhile
-        [digest] = hash_files([directory / GGUF_NAME], tell).values()
+        [digest] = hash_files([directory / GGUF_NAME], report).values()
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(vocabulary.tokenizer_json, encoding="utf-8")
         manifest = Manifest(
@@ -132,42 +132,42 @@ def _dimensions(file: GgufFile) -> Dimensions:
     if metadata.get("split.count", 1) not in (0, 1):
         raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
     prefix = f"{architecture}."
-    own = {key.removeprefix(prefix): _largest(value) for key, value in metadata.items()
+    settings = {key.removeprefix(prefix): _largest(value) for key, value in metadata.items()
            if key.startswith(prefix)}  # fmt: skip
-    if any(key.startswith(STATES) for key in own):
+    if any(key.startswith(STATES) for key in settings):
         raise ExportError(
             f"{path}: {architecture} keeps a state that every token changes, and llama.cpp cannot "
             "roll it back: speculative decoding needs a model whose layers all attend"
         )
-    if own.get("attention.causal") is False or f"{prefix}decoder_start_token_id" in metadata:
+    if settings.get("attention.causal") is False or f"{prefix}decoder_start_token_id" in metadata:
         raise ExportError(f"{path}: {architecture} does not write a text token by token")
-    fields = Fields(own, str(path), prefix)
+    fields = Fields(settings, str(path), prefix)
     heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
     layers = fields.count("block_count")
     if layers > MOST_LAYERS:
         raise fields.error(f"{prefix}block_count is {layers}, and {MOST_LAYERS} are the most")
-    found = Dimensions(
+    dimensions = Dimensions(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=fields.count("attention.head_count_kv", heads),
         head_dim=fields.count("attention.key_length", max(hidden // heads, 1)),
-        intermediate=fields.count("feed_forward_length", _expert(own, hidden)),
+        intermediate=fields.count("feed_forward_length", _expert_width(settings, hidden)),
         context=fields.count("context_length"),
     )
-    _expect_sound(fields, file.tensors, layers)
-    return found
+    _check_consistency(fields, file.tensors, layers)
+    return dimensions
 
 
-def _expect_sound(fields: Fields, tensors: Collection[str], layers: int) -> None:
+def _check_consistency(fields: Fields, tensors: Collection[str], layers: int) -> None:
     """Refuse contradictions over which llama.cpp would end its whole process."""
     for key in EPSILONS:
         if key in fields.values and not math.isfinite(fields.positive(key)):
             raise fields.error(f"{fields.prefix}{key} is no number")
-    there = {int(found[1]) for found in map(BLOCK.match, tensors) if found is not None}
-    if there != set(range(layers)):
+    numbers = {int(match[1]) for match in map(BLOCK.match, tensors) if match is not None}
+    if numbers != set(range(layers)):
         raise fields.error(
-            f"{fields.prefix}block_count is {layers}, and the file has tensors of {len(there)}"
+            f"{fields.prefix}block_count is {layers}, and the file has tensors of {len(numbers)}"
         )
     experts = fields.get("expert_count", int, 0)
     if experts and not any("_exps." in name or EXPERT.search(name) for name in tensors):
@@ -181,9 +181,9 @@ def _largest(value: object) -> object:
     return max(value) if isinstance(value, list) and value else value
 
 
-def _expert(own: Mapping[str, object], hidden: int) -> int:
+def _expert_width(settings: Mapping[str, object], hidden: int) -> int:
     """Return an expert's width, for models all of whose layers are mixtures."""
-    width = own.get("expert_feed_forward_length", hidden)
+    width = settings.get("expert_feed_forward_length", hidden)
     return width if isinstance(width, int) else hidden
 
 

@@ -78,7 +78,7 @@ class GraphWriter:
         self._nodes.append(node)
         return list(names)
 
-    def fresh(self, kind: str, count: int) -> list[str]:
+    def new_names(self, kind: str, count: int) -> list[str]:
         """Return new value names, for the outputs of `multi`."""
         return [self._fresh(kind) for _ in range(count)]
 
@@ -104,7 +104,7 @@ class GraphWriter:
         self._initializers[name] = tensor
         return name
 
-    def stacked(
+    def stream_weight(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[NDArray[Any]]
     ) -> str:
         """Write a weight whose parts along the first axis come one by one, of this `dtype`."""
@@ -119,7 +119,7 @@ class GraphWriter:
         """Whether a weight of this name was written."""
         return name in self._initializers
 
-    def take_back(self, value: str) -> list[str]:
+    def pop_operator(self, value: str) -> list[str]:
         """Remove the last operator, which made `value`; return its inputs.
 
         For dialects that fuse an operator with the one before it.

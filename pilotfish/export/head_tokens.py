@@ -58,11 +58,11 @@ def choose_tokens(
             f"--keep-tokens takes at least so many, not {count}"
         )
     ids = np.arange(size)
-    first, lost = np.ones(size, np.bool_), np.zeros(size, np.bool_)
-    first[needed] = False
+    optional, unusable = np.ones(size, np.bool_), np.zeros(size, np.bool_)
+    optional[needed] = False
     if useful is not None:
-        lost = ~useful
-    order = np.lexsort((ids, -counts, lost, first))
+        unusable = ~useful
+    order = np.lexsort((ids, -counts, unusable, optional))
     return np.sort(order[:count])
 
 
@@ -77,8 +77,8 @@ def count_tokens(texts: Iterable[str], tokenizer: Tokenizer, size: int) -> Count
     """Count how often each token occurs in texts; i64 [size]."""
     counts = np.zeros(size, np.int64)
     for text in texts:
-        found = np.bincount(np.array(tokenizer.encode(text), np.int64), minlength=size)
-        counts += found[:size]
+        occurrences = np.bincount(np.array(tokenizer.encode(text), np.int64), minlength=size)
+        counts += occurrences[:size]
     return counts
 
 
@@ -88,7 +88,7 @@ def read_texts(path: Path) -> Iterator[str]:
     Raises:
         ExportError: if it cannot be read, holds no text, or is not what its name says.
     """
-    found = False
+    has_text = False
     with (
         reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
         path.open(encoding="utf-8-sig") as file,
@@ -97,9 +97,9 @@ def read_texts(path: Path) -> Iterator[str]:
         for piece in pieces:
             if "\0" in piece:
                 raise ExportError(f"{path} is no text: it has characters of code 0")
-            found = found or bool(piece.strip())
+            has_text = has_text or bool(piece.strip())
             yield piece
-    if not found:
+    if not has_text:
         raise ExportError(f"{path} holds no text: tokens are counted in what the target writes")
 
 
@@ -129,22 +129,22 @@ def _no_json(path: Path, number: int, problem: str) -> ExportError:
 def _answers(entry: Any) -> Iterator[str]:
     """Find what a model wrote in an entry; all of its texts, where it does not say which."""
     if isinstance(entry, dict):
-        own = [entry[name] for name in ANSWERS if isinstance(entry.get(name), str)]
+        texts = [entry[name] for name in ANSWERS if isinstance(entry.get(name), str)]
         for name in LISTS:
             if isinstance(entry.get(name), list):
-                own += [_said(turn) for turn in entry[name] if isinstance(turn, dict)]
-        if own:
-            yield from own
+                texts += [_assistant_text(turn) for turn in entry[name] if isinstance(turn, dict)]
+        if texts:
+            yield from texts
             return
     yield from _all_texts(entry)
 
 
-def _said(turn: dict[str, Any]) -> str:
+def _assistant_text(turn: dict[str, Any]) -> str:
     """Return what the assistant said in one message of a chat; "" for another's."""
     if turn.get("role", turn.get("from")) not in {"assistant", "gpt"}:
         return ""
-    said = turn.get("content", turn.get("value"))
-    return said if isinstance(said, str) else ""
+    text = turn.get("content", turn.get("value"))
+    return text if isinstance(text, str) else ""
 
 
 def _all_texts(entry: Any) -> Iterator[str]:

@@ -36,7 +36,7 @@ from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.chat_check import check_chat, vocabulary_of
+from pilotfish.export.chat_check import build_vocabulary, check_chat
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
 from pilotfish.export.export_errors import ExportError
@@ -66,7 +66,7 @@ def export_model(
     dialect: str = "auto",
     first_layers: int | None = None,
     context: int | None = None,
-    kept: NDArray[np.int64] | None = None,
+    head_tokens: NDArray[np.int64] | None = None,
     ignore_keys: Collection[str] = (),
     check: bool = False,
     progress: Progress | None = None,
@@ -99,7 +99,9 @@ def export_model(
     """
     if dialect in COPIED:
         form, copy = COPIED[dialect]
-        plain = precision == "fp32" and first_layers is None and context is None and kept is None
+        plain = (
+            precision == "fp32" and first_layers is None and context is None and head_tokens is None
+        )
         if not isinstance(source, str) or not plain or set(ignore_keys) - IGNORABLE:
             raise ExportError(
                 f"the dialect {dialect} keeps {form} as it is: leave --precision, --first-layers, "
@@ -115,19 +117,19 @@ def export_model(
             log.warning("%s: the key %s is ignored, as was asked for", weights.config.name, key)
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
-    if kept is not None:
-        weights = CutHead(weights, kept)
-    config = _within(weights.config, context)
+    if head_tokens is not None:
+        weights = CutHead(weights, head_tokens)
+    config = _with_context(weights.config, context)
     if precision == STORED and not weights.blocks():
         raise ExportError(
             f"{config.name} is stored as floats, so there are no blocks to keep: choose "
             "--precision fp32, fp16, int8 or int4"
         )
-    warnings = check_chat(vocabulary_of(weights))
+    warnings = check_chat(build_vocabulary(weights))
     with replacing(Path(out)) as directory:
         digests = _write_graph(weights, config, directory, precision, kind, progress)
-        if kept is not None:
-            digests[HEAD_TOKENS_NAME] = _write_tokens(directory / HEAD_TOKENS_NAME, kept)
+        if head_tokens is not None:
+            digests[HEAD_TOKENS_NAME] = _write_tokens(directory / HEAD_TOKENS_NAME, head_tokens)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(weights.tokenizer_json, encoding="utf-8")
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
@@ -142,7 +144,7 @@ def export_model(
     return Artifact.open(out)
 
 
-def _within(config: ModelConfig, context: int | None) -> ModelConfig:
+def _with_context(config: ModelConfig, context: int | None) -> ModelConfig:
     """Return the configuration with the context that the artifact will have."""
     wanted = context or config.short_context or config.context
     if wanted > config.context:
@@ -253,29 +255,29 @@ def _manifest(
     )
 
 
-def _write_tokens(path: Path, kept: NDArray[np.int64]) -> str:
+def _write_tokens(path: Path, tokens: NDArray[np.int64]) -> str:
     """Write which tokens the head's rows are, <u4 [N]; return the file's SHA-256."""
-    path.write_bytes(kept.astype("<u4").tobytes())
+    path.write_bytes(tokens.astype("<u4").tobytes())
     return file_sha256(path)
 
 
 def _states(config: ModelConfig) -> RecurrentStates | None:
     """Describe what layers keep besides keys and values."""
-    own, layers = config.recurrence, config.recurrent
-    if not layers and not all(config.layer(i).mixes for i in range(config.layers)):
+    recurrence, layers = config.recurrence, config.recurrent
+    if not layers and not all(config.layer(i).has_mixer for i in range(config.layers)):
         raise ExportError(
             f"{config.name} has layers of a feed-forward part alone, and none with a state, which "
             "is not supported: keep a layer with a state, or more layers"
         )
-    if own is None or not layers:
+    if recurrence is None or not layers:
         return None
     return RecurrentStates(
         layers=layers,
-        taps=own.taps,
-        width=own.width if own.heads else config.hidden,
-        heads=own.heads,
-        key_dim=own.key_dim,
-        value_dim=own.value_dim,
+        taps=recurrence.taps,
+        width=recurrence.width if recurrence.heads else config.hidden,
+        heads=recurrence.heads,
+        key_dim=recurrence.key_dim,
+        value_dim=recurrence.value_dim,
         window=WINDOW,
     )
 

@@ -39,16 +39,16 @@ class Layer(msgspec.Struct, frozen=True):
     window: int | None = None
     experts: bool = False
     kind: Kind = "attention"
-    fed: bool = True
+    has_mlp: bool = True
     head_dim: int | None = None
     kv_heads: int | None = None
     intermediate: int | None = None
-    reads: int | None = None
+    kv_source: int | None = None
     tied_values: bool = False
     sparsity: float = 0.0
 
     @property
-    def mixes(self) -> bool:
+    def has_mixer(self) -> bool:
         """Whether tokens read others here."""
         return self.kind != "none"
 
@@ -175,17 +175,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def heads_of(self, index: int) -> AttentionHeads:
         """Return the heads of a layer's attention."""
-        own = self.layer(index)
+        layer = self.layer(index)
         return AttentionHeads(
-            self.heads, own.kv_heads or self.kv_heads, own.head_dim or self.head_dim
+            self.heads, layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
         )
 
     @property
     def plain(self) -> bool:
         """Whether each layer has a state, or keys and values of its own, of `plain_heads`."""
         states = set(self.recurrent)
-        own = self.cached == [i for i in range(self.layers) if i not in states]
-        return own and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
+        has_all_caches = self.cached == [i for i in range(self.layers) if i not in states]
+        return has_all_caches and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
 
     @property
     def plain_heads(self) -> AttentionHeads:
@@ -201,7 +201,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def cached(self) -> list[int]:
         """The layers that keep keys and values of their own."""
         kinds = map(self.layer, range(self.layers))
-        return [i for i, own in enumerate(kinds) if own.kind in CACHED and own.reads is None]
+        return [
+            i for i, layer in enumerate(kinds) if layer.kind in CACHED and layer.kv_source is None
+        ]
 
     @property
     def window(self) -> int | None:

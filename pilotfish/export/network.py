@@ -24,16 +24,16 @@ from pilotfish.export.weights import EMBEDDING, HEAD, absent_projections
 def write_network(net: Dialect, config: ModelConfig) -> None:
     """Write the network; its outputs are declared by `net.finish`."""
     x = write_embedding(net, config)
-    told = write_token_inputs(net, config, x)
+    layer_inputs = write_token_inputs(net, config, x)
     x = open_streams(net, config, x)
     for i in range(config.layers):
-        x = write_layer(net, config, i, x, told[i])
+        x = write_layer(net, config, i, x, layer_inputs[i])
     write_head(net, config, x)
 
 
 def write_embedding(net: Dialect, config: ModelConfig) -> str:
     """Write what makes of tokens the first layer's input, [T, hidden]."""
-    x = net.scaled(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
+    x = net.scale(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
     if config.embedding:
         x = net.linear(x, "model.project_in")
     if config.form.learned_positions:
@@ -85,24 +85,26 @@ def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
         return net.norm(value, f"{layer}.{name}") if here else value
 
     def plus(value: str, part: str) -> str:
-        return net.add(value, net.scaled(part, config.residual_scale))
+        return net.add(value, net.scale(part, config.residual_scale))
 
     h = norm(x, "input_layernorm")
     kind = config.layer(i)
-    if not kind.mixes:
+    if not kind.has_mixer:
         return plus(x, _mlp(net, config, i, h))
-    attended = norm(MIXERS[kind.kind](net, config, i, h), "attention_out_norm")
-    if not kind.fed:
-        return plus(x, attended)
+    mixed = norm(MIXERS[kind.kind](net, config, i, h), "attention_out_norm")
+    if not kind.has_mlp:
+        return plus(x, mixed)
     if form.parallel:
-        own = "post_attention_layernorm" in form.norms
-        fed = _mlp(net, config, i, norm(x, "post_attention_layernorm") if own else h)
-        return plus(plus(x, attended), norm(fed, "mlp_out_norm"))
-    x = norm(plus(x, attended), "input_layernorm", summed=True)
-    fed = _mlp(net, config, i, norm(x, "post_attention_layernorm"))
-    if config.experts is not None and config.experts.beside:
-        fed = write_parallel_mlp(net, config.experts, f"{layer}.mlp", x, fed)
-    x = plus(x, norm(fed, "mlp_out_norm"))
+        has_second_norm = "post_attention_layernorm" in form.norms
+        mlp_out = _mlp(
+            net, config, i, norm(x, "post_attention_layernorm") if has_second_norm else h
+        )
+        return plus(plus(x, mixed), norm(mlp_out, "mlp_out_norm"))
+    x = norm(plus(x, mixed), "input_layernorm", summed=True)
+    mlp_out = _mlp(net, config, i, norm(x, "post_attention_layernorm"))
+    if config.experts is not None and config.experts.parallel_mlp:
+        mlp_out = write_parallel_mlp(net, config.experts, f"{layer}.mlp", x, mlp_out)
+    x = plus(x, norm(mlp_out, "mlp_out_norm"))
     return norm(x, "post_attention_layernorm", summed=True)
 
 
@@ -110,8 +112,8 @@ def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.self_attn"
     parts = ["q", "k", "v", *(["gate"] if config.form.gated_attention else [])]
     absent = absent_projections(config.layer(i))
-    there = [f"{part}_proj" for part in parts if f"self_attn.{part}_proj" not in absent]
-    qkv = net.linear(h, *(f"{module}.{part}" for part in there))
+    modules = [f"{part}_proj" for part in parts if f"self_attn.{part}_proj" not in absent]
+    qkv = net.linear(h, *(f"{module}.{part}" for part in modules))
     gate = None
     if config.form.gated_attention:
         sizes = [(config.heads + 2 * config.kv_heads) * config.head_dim]
@@ -128,13 +130,13 @@ def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     return net.linear(attended, f"{module}.o_proj")
 
 
-def _beside(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+def _attention_and_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Sum attention and a state space of the same input."""
-    own = config.factors
-    spaced = write_state_space(net, config, i, net.scaled(h, own.space_in))
-    attended = _attention(net, config, i, net.scaled(h, own.attention_in))
-    spaced = net.scaled(spaced, own.space_out)
-    return net.graph.op("Add", spaced, net.scaled(attended, own.attention_out))
+    factors = config.factors
+    space_out = write_state_space(net, config, i, net.scale(h, factors.space_in))
+    attention_out = _attention(net, config, i, net.scale(h, factors.attention_in))
+    space_out = net.scale(space_out, factors.space_out)
+    return net.graph.op("Add", space_out, net.scale(attention_out, factors.attention_out))
 
 
 MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
@@ -142,7 +144,7 @@ MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
     "conv": write_short_conv,
     "delta": write_delta_rule,
     "space": write_state_space,
-    "both": _beside,
+    "both": _attention_and_space,
     "selective": write_selective_scan,
 }
 
@@ -150,7 +152,7 @@ MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
 def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.mlp"
     layer = config.layer(i)
-    if config.experts is not None and layer.experts and not config.experts.beside:
+    if config.experts is not None and layer.experts and not config.experts.parallel_mlp:
         return write_experts(net, config.experts, module, h)
     if config.form.gated:
         width, factor = layer.intermediate or config.intermediate, config.factors.gate
@@ -159,7 +161,7 @@ def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
         inner = net.activation(net.linear(h, f"{module}.up_proj"), module)
     if config.form.sub_norms:
         inner = net.norm(inner, f"{module}.sub_norm")
-    return net.scaled(net.linear(inner, f"{module}.down_proj"), config.factors.fed)
+    return net.scale(net.linear(inner, f"{module}.down_proj"), config.factors.mlp_out)
 
 
 # --- feed-forward parts ---------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
     return net.add(mixed, shared)
 
 
-def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, own: str) -> str:
+def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, mlp_out: str) -> str:
     """Write a mixture beside a feed-forward part of the layer's own (Gemma 4).
 
     Args:
@@ -188,11 +190,11 @@ def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, own:
         own: what the layer's own part has made, [T, hidden].
     """
     # Root mean square 1 / √hidden, so that scores do not grow with the width.
-    told = net.scaled(net.norm(x, f"{module}.router_norm"), net.config.hidden**-0.5)
-    scores = net.linear(told, f"{module}.router", rounded=False)
+    router_input = net.scale(net.norm(x, f"{module}.router_norm"), net.config.hidden**-0.5)
+    scores = net.linear(router_input, f"{module}.router", rounded=False)
     mixed = net.experts(net.norm(x, f"{module}.experts_norm"), scores, module)
-    own = net.norm(own, f"{module}.own_norm")
-    return net.add(own, net.norm(mixed, f"{module}.experts_out_norm"))
+    mlp_out = net.norm(mlp_out, f"{module}.own_norm")
+    return net.add(mlp_out, net.norm(mixed, f"{module}.experts_out_norm"))
 
 
 def write_gated(
@@ -204,17 +206,17 @@ def write_gated(
     """
     gate_up = net.linear(h, f"{module}.gate_proj", f"{module}.up_proj")
     gate, up = net.split(gate_up, [width] * 2)
-    gate = net.scaled(gate, factor)
+    gate = net.scale(gate, factor)
     if sparsity:
-        gate = _cut_off(net, gate, sparsity)
+        gate = _sparsify(net, gate, sparsity)
     return net.multiply(net.activation(gate, module), up)
 
 
-def _cut_off(net: Dialect, gate: str, sparsity: float) -> str:
+def _sparsify(net: Dialect, gate: str, sparsity: float) -> str:
     """Compute max(gate − cutoff, 0), the cutoff as if the channels of a token were normal."""
     op = net.graph.op
     mean = net.mean(gate)
     centred = op("Sub", gate, mean)
     deviation = op("Sqrt", net.mean(net.multiply(centred, centred)))
-    cutoff = net.scaled(deviation, NormalDist().inv_cdf(sparsity))
+    cutoff = net.scale(deviation, NormalDist().inv_cdf(sparsity))
     return op("Relu", op("Sub", centred, cutoff))

@@ -92,7 +92,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     normed: bool
     shared: int | None = None
     shared_gate: bool = False
-    beside: bool = False
+    parallel_mlp: bool = False
     steepness: float = 1.0
     lift: float = 0.0
     limit: float | None = None
@@ -194,4 +194,4 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True):
     space_in: float = 1.0
     space_out: float = 1.0
     gate: float = 1.0
-    fed: float = 1.0
+    mlp_out: float = 1.0

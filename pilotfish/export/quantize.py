@@ -41,24 +41,24 @@ class _Blocks(NamedTuple):
         """Mark which of `blocks` [n, BLOCK] these reproduce, up to float32's rounding."""
         again = (self.codes - np.float32(half)) * self.scales[:, None] + self.offsets[:, None]
         allowed = ROUNDING * np.abs(blocks).max(axis=1, keepdims=True)
-        found: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
-        return found
+        matches: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
+        return matches
 
 
 # Rounds blocks [n, BLOCK] for codes below 2 · half; the farthest weight is `count` steps away.
-_Way = Callable[[NDArray[np.float32], int, int], _Blocks]
+_Rounding = Callable[[NDArray[np.float32], int, int], _Blocks]
 
 
 class _Grid(NamedTuple):
     """How to round a weight: in `most` steps, or in one of `others` that makes a block exact."""
 
-    way: _Way
+    method: _Rounding
     most: int
     others: Sequence[int] = ()
 
 
 def quantize(
-    name: str, weight: NDArray[np.float32], bits: int, *, shifted: bool = True
+    name: str, weight: NDArray[np.float32], bits: int, *, offsets_allowed: bool = True
 ) -> Quantized:
     """Round `weight` [N, K]; without offsets unless it may be `shifted`.
 
@@ -72,7 +72,7 @@ def quantize(
         )
     codes = np.empty((rows, width), np.uint8)
     scales, offsets = np.empty((2, rows, width // BLOCK), np.float32)
-    grid = _grid(weight.reshape(-1, BLOCK), bits, shifted=shifted)
+    grid = _grid(weight.reshape(-1, BLOCK), bits, shifted=offsets_allowed)
     step = max(CHUNK // width, 1)
     for start in range(0, rows, step):
         part = slice(start, start + step)
@@ -85,16 +85,16 @@ def quantize(
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
     """Round blocks [n, BLOCK]; to the nearest where no count of the grid is exact."""
-    found = grid.way(blocks, half, grid.most)
+    rounded = grid.method(blocks, half, grid.most)
     for count in grid.others:
-        off = np.flatnonzero(~found.equal(blocks, half))
-        if not off.size:
+        inexact = np.flatnonzero(~rounded.equal(blocks, half))
+        if not inexact.size:
             break
-        again = grid.way(blocks[off], half, count)
-        exact = again.equal(blocks[off], half)
-        for kept, new in zip(found, again, strict=True):
-            kept[off[exact]] = new[exact]
-    return found
+        again = grid.method(blocks[inexact], half, count)
+        exact = again.equal(blocks[inexact], half)
+        for values, exact_values in zip(rounded, again, strict=True):
+            values[inexact[exact]] = exact_values[exact]
+    return rounded
 
 
 def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
@@ -103,13 +103,13 @@ def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
     sample = blocks[:: max(len(blocks) // SAMPLE, 1)]
     sample = sample[sample.any(axis=1)]
     # 8 bits need no offset: they are nearly exact without one.
-    ways = [(_symmetric, half)]
+    methods = [(_symmetric, half)]
     if bits == 4 and shifted:
-        ways.append((_shifted, 2 * half - 1))
-    for way, most in ways:
-        exact = {n: way(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
+        methods.append((_shifted, 2 * half - 1))
+    for method, most in methods:
+        exact = {n: method(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
         if np.any(list(exact.values()), axis=0).sum() > len(sample) / 2:
-            return _Grid(way, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
+            return _Grid(method, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
     return _Grid(_symmetric, half)
 
 

@@ -27,25 +27,25 @@ ALL = np.iinfo(np.int64).max
 
 def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Mix by a convolution of gated inputs, whose answer is gated again (LFM2)."""
-    module, own = f"model.layers.{i}.conv", recurrence(config)
+    module, dims = f"model.layers.{i}.conv", recurrence(config)
     before, after, x = net.split(net.linear(h, f"{module}.in_proj"), [config.hidden] * 3)
     inputs = prepend_earlier(net, i, net.multiply(before, x), config.hidden)
-    mixed = convolve(net, inputs, f"{module}.conv", own.taps)
+    mixed = convolve(net, inputs, f"{module}.conv", dims.taps)
     return net.linear(net.multiply(after, from_float32(net, mixed)), f"{module}.out_proj")
 
 
 def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Mix by linear attention; its queries, keys and values pass a convolution (Qwen3.5)."""
-    module, own = f"model.layers.{i}.linear_attn", recurrence(config)
+    module, dims = f"model.layers.{i}.linear_attn", recurrence(config)
     projected = net.linear(h, *(f"{module}.in_proj_{part}" for part in ("qkv", "b", "a", "z")))
-    fresh, gate = net.split(projected, [own.width, own.values])
-    inputs = prepend_earlier(net, i, fresh, own.width)
-    mixed, rates = net.split(inputs, [own.channels, own.rates])
-    qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", own.taps))  # [c + T, channels]
-    rates = rows(net, rates, own.taps - 1, ALL)
-    answer = run_recurrence(net, own, i, _operands(net, own, module, qkv, rates))
-    heads = net.norm(net.reshape(from_float32(net, answer), [-1, own.value_dim]), f"{module}.norm")
-    gated = net.multiply(net.reshape(heads, [-1, own.values]), net.silu(gate))
+    fresh, gate = net.split(projected, [dims.width, dims.values])
+    inputs = prepend_earlier(net, i, fresh, dims.width)
+    mixed, rates = net.split(inputs, [dims.channels, dims.rates])
+    qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", dims.taps))  # [c + T, channels]
+    rates = rows(net, rates, dims.taps - 1, ALL)
+    answer = run_recurrence(net, dims, i, _operands(net, dims, module, qkv, rates))
+    heads = net.norm(net.reshape(from_float32(net, answer), [-1, dims.value_dim]), f"{module}.norm")
+    gated = net.multiply(net.reshape(heads, [-1, dims.values]), net.silu(gate))
     return net.linear(gated, f"{module}.out_proj")
 
 
@@ -72,54 +72,60 @@ def convolve(net: Dialect, inputs: str, name: str, taps: int) -> str:
     return total
 
 
-def _operands(net: Dialect, own: Recurrence, module: str, qkv: str, rates: str) -> list[str]:
+def _operands(net: Dialect, dims: Recurrence, module: str, qkv: str, rates: str) -> list[str]:
     """Return q, k, v, the logarithm of what is kept, and the rate of writing; [c + T, …] each."""
     op, graph = net.graph.op, net.graph
-    q, k, v = net.split(qkv, [own.keys, own.keys, own.values])
-    writing, forgetting = net.split(rates, [own.heads] * 2)
-    speed = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
+    q, k, v = net.split(qkv, [dims.keys, dims.keys, dims.values])
+    writing, forgetting = net.split(rates, [dims.heads] * 2)
+    rate = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
     bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
     steps = op("Softplus", op("Add", forgetting, bias))
-    kept = op("Mul", steps, graph.weight(f"{module}.speed", speed))
-    return [_unit_heads(net, own, q), _unit_heads(net, own, k), v, kept, op("Sigmoid", writing)]
+    log_decay = op("Mul", steps, graph.weight(f"{module}.speed", rate))
+    return [
+        _unit_heads(net, dims, q),
+        _unit_heads(net, dims, k),
+        v,
+        log_decay,
+        op("Sigmoid", writing),
+    ]
 
 
-def _unit_heads(net: Dialect, own: Recurrence, x: str) -> str:
+def _unit_heads(net: Dialect, dims: Recurrence, x: str) -> str:
     """Scale each head of [n, keys] to length 1."""
     op, constant = net.graph.op, net.graph.constant
-    heads = net.reshape(x, [-1, own.key_heads, own.key_dim])
+    heads = net.reshape(x, [-1, dims.key_heads, dims.key_dim])
     squares = op("ReduceSum", op("Mul", heads, heads), constant([2], "int64"), keepdims=1)
     length = op("Sqrt", op("Add", squares, constant(L2_EPS, "float32")))
-    return net.reshape(op("Div", heads, length), [-1, own.keys])
+    return net.reshape(op("Div", heads, length), [-1, dims.keys])
 
 
-def run_recurrence(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
+def run_recurrence(net: Dialect, dims: Recurrence, layer: int, rows: list[str]) -> str:
     """Take the c tokens that the state lacks, then this pass's; return the answers, [1, T, …]."""
     graph = net.graph
-    shape: list[Dim] = [1, own.heads, own.key_dim, own.value_dim]
+    shape: list[Dim] = [1, dims.heads, dims.key_dim, dims.value_dim]
     names = [f"{when}.{layer}.state" for when in ("past", "settled", "present")]
     graph.input(names[0], "float32", shape)
-    answer = net.recall(rows, missing_tokens(net, own, layer), names)
+    answer = net.update_state(rows, missing_tokens(net, dims, layer), names)
     for name in names[1:]:
         graph.output(name, "float32", shape)
     return answer
 
 
-def add_skip(net: Dialect, own: Recurrence, layer: int, answer: str, x: str) -> str:
+def add_skip(net: Dialect, dims: Recurrence, layer: int, answer: str, x: str) -> str:
     """Add D · x to a state space's answer [T, values]; x is [c + T, values]."""
     op, name = net.graph.op, f"model.layers.{layer}.mamba.D"
     start, end, axis = (
-        missing_tokens(net, own, layer),
+        missing_tokens(net, dims, layer),
         *(net.graph.constant([bound], "int64") for bound in (ALL, 0)),
     )
-    through = net.graph.weight(name, np.repeat(net.read(name), own.values // own.heads))
+    through = net.graph.weight(name, np.repeat(net.read(name), dims.values // dims.heads))
     return op("Add", answer, op("Mul", op("Slice", x, start, end, axis), through))
 
 
-def missing_tokens(net: Dialect, own: Recurrence, layer: int) -> str:
+def missing_tokens(net: Dialect, dims: Recurrence, layer: int) -> str:
     """Return c, i64 [1]."""
     earlier = net.graph.op("Shape", f"past.{layer}.inputs", start=0, end=1)
-    return net.graph.op("Sub", earlier, net.graph.constant([own.taps - 1], "int64"))
+    return net.graph.op("Sub", earlier, net.graph.constant([dims.taps - 1], "int64"))
 
 
 def rows(net: Dialect, x: str, start: int, end: int) -> str:

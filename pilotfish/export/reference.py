@@ -31,7 +31,7 @@ from pilotfish.export.weights import weights
 
 CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"
-TOLD = "token_inputs"  # what each layer is told of the tokens, [T, width]
+LAYER_INPUTS = "token_inputs"  # what each layer is told of the tokens, [T, width]
 
 Floats = NDArray[np.float32]
 
@@ -57,41 +57,41 @@ class Reference:
 
     def states(self, tokens: NDArray[np.int64], done: Callable[[], None]) -> Floats:
         """Return the last layer's answers to a text [T], f32 [T, hidden]; calls `done` by part."""
-        config = _short(self._config, len(tokens))
+        config = _with_context(self._config, len(tokens))
 
         def embedding(net: Dialect) -> str:
             x = write_embedding(net, config)
-            for i, told in enumerate(write_token_inputs(net, config, x)):
-                if told is not None:
-                    net.graph.op("Identity", told, name=f"{TOLD}.{i}")
-                    net.graph.output(f"{TOLD}.{i}", "float32", _told_shape(config))
+            for i, inputs in enumerate(write_token_inputs(net, config, x)):
+                if inputs is not None:
+                    net.graph.op("Identity", inputs, name=f"{LAYER_INPUTS}.{i}")
+                    net.graph.output(f"{LAYER_INPUTS}.{i}", "float32", _layer_inputs_shape(config))
             return open_streams(net, config, x)
 
         def layer(i: int) -> Callable[[Dialect], str]:
             def write(net: Dialect) -> str:
-                told = f"{TOLD}.{i}" if config.token_inputs is not None else None
-                if told is not None:
-                    net.graph.input(told, "float32", _told_shape(config))
-                return write_layer(net, config, i, _states(net), told)
+                inputs = f"{LAYER_INPUTS}.{i}" if config.token_inputs is not None else None
+                if inputs is not None:
+                    net.graph.input(inputs, "float32", _layer_inputs_shape(config))
+                return write_layer(net, config, i, _states(net), inputs)
 
             return write
 
-        kept: dict[str, Floats] = {}  # what later layers read
+        values: dict[str, Floats] = {}  # what later layers read
         for write in (embedding, *map(layer, range(config.layers))):
             with self._session(config, write) as session:
                 names = [item.name for item in session.get_outputs()]
                 wanted = [name for name in names if name == NEXT or _is_read(config, name)]
-                found = session.run(wanted, _feeds(session, config, tokens, kept))
-            kept |= dict(zip(wanted, found, strict=True))
-            kept[STATES] = kept.pop(NEXT)
+                outputs = session.run(wanted, _feeds(session, config, tokens, values))
+            values |= dict(zip(wanted, outputs, strict=True))
+            values[STATES] = values.pop(NEXT)
             done()
-        return kept[STATES]
+        return values[STATES]
 
     @contextmanager
     def head(self, states: Floats) -> Iterator[Callable[[int, int], Floats]]:
         """Yield a function that returns the logits of rows start … end of `states` [T, hidden]."""
         tokens = np.zeros(len(states), np.int64)
-        config = _short(self._config, len(states))
+        config = _with_context(self._config, len(states))
 
         def write(net: Dialect) -> None:
             write_head(net, config, _states(net))
@@ -102,8 +102,8 @@ class Reference:
                 feeds = _feeds(session, config, tokens, {STATES: states}) | {
                     "logit_rows": np.arange(start, end)
                 }
-                (found,) = session.run(["logits"], feeds)
-                return np.asarray(found, np.float32)
+                (result,) = session.run(["logits"], feeds)
+                return np.asarray(result, np.float32)
 
             yield logits
 
@@ -143,20 +143,20 @@ def _states_shape(config: ModelConfig) -> list[Dim]:
     return ["T", *streams, config.hidden]
 
 
-def _told_shape(config: ModelConfig) -> list[Dim]:
+def _layer_inputs_shape(config: ModelConfig) -> list[Dim]:
     assert config.token_inputs is not None
     return ["T", config.token_inputs.width]
 
 
 def _is_read(config: ModelConfig, output: str) -> bool:
     """Whether a graph's output is one that later layers read: what they are told, or a cache."""
-    if output.startswith(TOLD):
+    if output.startswith(LAYER_INPUTS):
         return True
-    sources = {config.layer(i).reads for i in range(config.layers)}
+    sources = {config.layer(i).kv_source for i in range(config.layers)}
     return output.startswith("present.") and int(output.split(".")[1]) in sources
 
 
-def _short(config: ModelConfig, length: int) -> ModelConfig:
+def _with_context(config: ModelConfig, length: int) -> ModelConfig:
     """Return the same model with tables for a text of this length, of the same rotary factors."""
     beyond = config.short_context is not None and config.context > config.short_context
     least = (config.short_context or 0) + 1 if beyond else 0
@@ -164,7 +164,7 @@ def _short(config: ModelConfig, length: int) -> ModelConfig:
 
 
 def _feeds(
-    session: Any, config: ModelConfig, tokens: NDArray[np.int64], kept: Mapping[str, Floats]
+    session: Any, config: ModelConfig, tokens: NDArray[np.int64], values: Mapping[str, Floats]
 ) -> dict[str, Any]:
     """Return the inputs of one pass over a text in an empty cache, as far as a graph has them."""
     length = len(tokens)
@@ -179,7 +179,7 @@ def _feeds(
         "write_indices": np.zeros(1, np.int64),
         "cell_positions": order[None],
         "attention_mask": hidden[None, None],
-        **kept,
+        **values,
     }
     taps = 1 if config.recurrence is None else config.recurrence.taps
     sizes = {"B": 1, "C": length, "M": taps - 1}

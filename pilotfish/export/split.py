@@ -59,7 +59,7 @@ def split_artifact(
         ExportError: if it cannot be cut so, or `out` holds something else than stages.
     """
     artifact = Artifact.open(path)
-    tell = progress or _silent
+    report = progress or _silent
     cuts = plan_cuts(artifact, stages, layers)
     check_head(artifact)
     if artifact.manifest.states is not None:
@@ -88,14 +88,14 @@ def split_artifact(
             "borders of layers: export the model again with --dialect opset24 (or opset17)"
         )
     with replacing(Path(out), _are_stages, open_stages) as folder:
-        tell("checking the artifact", 0, None)
+        report("checking the artifact", 0, None)
         artifact.verify()
         graphs = _cut(artifact, cuts)
-        weights = _Weights(artifact, sum(map(_bytes, graphs)), tell)
-        for cut, own in zip(cuts, graphs, strict=True):
+        weights = _Weights(artifact, sum(map(_weight_bytes, graphs)), report)
+        for cut, stage in zip(cuts, graphs, strict=True):
             directory = folder / f"stage-{cut.index}"
             directory.mkdir()
-            files = _write_graphs(directory, own, weights)
+            files = _write_graphs(directory, stage, weights)
             if cut.first:
                 tokenizer = artifact.tokenizer_path.read_bytes()
                 (directory / TOKENIZER_NAME).write_bytes(tokenizer)
@@ -114,7 +114,7 @@ def plan_cuts(
         ExportError: if they contradict each other, or the model.
     """
     total = artifact.manifest.dimensions.layers
-    sizes = _even(total, stages) if layers is None else list(layers)
+    sizes = _even_sizes(total, stages) if layers is None else list(layers)
     if stages not in {None, len(sizes)}:
         raise ExportError(f"layers are named for {len(sizes)} stages, but there are to be {stages}")
     if sum(sizes) != total or min(sizes) < 1:
@@ -134,7 +134,7 @@ def plan_cuts(
     ]
 
 
-def _even(total: int, stages: int | None) -> list[int]:
+def _even_sizes(total: int, stages: int | None) -> list[int]:
     count = stages or 0
     if not 1 <= count <= total:
         raise ExportError(f"a model of {total} layers makes 1 to {total} stages, not {count}")
@@ -161,9 +161,9 @@ def _cut(artifact: Artifact, cuts: Sequence[StageRange]) -> list[dict[str, Model
     """Make the graphs of each stage; their weights still refer to the whole one's file."""
     try:
         whole = onnx.load(artifact.graph_path, load_external_data=False)
-        made = StageGraphs(whole, artifact.manifest.dimensions.layers)
-        stages = [{GRAPH_NAME: made.stage(cut.first_layer, cut.layers)} for cut in cuts]
-        stages[0][HEAD_NAME] = made.head()
+        parts = StageGraphs(whole, artifact.manifest.dimensions.layers)
+        stages = [{GRAPH_NAME: parts.stage(cut.first_layer, cut.layers)} for cut in cuts]
+        stages[0][HEAD_NAME] = parts.head()
     except ExportError:
         raise
     except Exception as error:  # onnx raises foreign classes; KeyError for a missing name
@@ -178,16 +178,16 @@ def _write_graphs(directory: Path, graphs: Graphs, weights: _Weights) -> dict[st
     digests: dict[str, str] = {}
     written: dict[str, TensorProto] = {}
     for name, model in graphs.items():
-        own = []
-        for weight in _external(model):
+        unwritten = []
+        for weight in _external_weights(model):
             if weight.name in written:
                 weight.CopyFrom(written[weight.name])
             else:
-                own.append(weight)
-        if own:
+                unwritten.append(weight)
+        if unwritten:
             with (directory / f"{name}.data").open("wb") as file:
                 data = DataFile(file, f"{name}.data")
-                for weight in own:
+                for weight in unwritten:
                     weights.copy(weight, data)
                     written[weight.name] = weight
             digests[f"{name}.data"] = data.sha256
@@ -196,19 +196,19 @@ def _write_graphs(directory: Path, graphs: Graphs, weights: _Weights) -> dict[st
     return digests
 
 
-def _external(model: ModelProto) -> list[TensorProto]:
+def _external_weights(model: ModelProto) -> list[TensorProto]:
     return [weight for weight in model.graph.initializer if weight.external_data]
 
 
-def _place(weight: TensorProto) -> tuple[str, int, int]:
+def _location(weight: TensorProto) -> tuple[str, int, int]:
     """Return file, offset and length of an external weight."""
     entries = {entry.key: entry.value for entry in weight.external_data}
     return entries["location"], int(entries["offset"]), int(entries["length"])
 
 
-def _bytes(graphs: Graphs) -> int:
+def _weight_bytes(graphs: Graphs) -> int:
     """Sum the bytes of a stage's weights."""
-    sizes = {w.name: _place(w)[2] for model in graphs.values() for w in _external(model)}
+    sizes = {w.name: _location(w)[2] for model in graphs.values() for w in _external_weights(model)}
     return sum(sizes.values())
 
 
@@ -223,7 +223,7 @@ class _Weights:
 
     def copy(self, weight: TensorProto, data: DataFile) -> None:
         """Append a weight to `data` and record where it is."""
-        name, offset, length = _place(weight)
+        name, offset, length = _location(weight)
         if name not in self._artifact.manifest.files:
             raise ExportError(f"{self._artifact.graph_path} reads {name}, which is not its own")
         if name not in self._files:

@@ -33,9 +33,9 @@ class StageGraphs:
 
     def __init__(self, whole: ModelProto, layers: int) -> None:
         self._whole = whole
-        self._flow = Dependencies(whole.graph)
+        self._dependencies = Dependencies(whole.graph)
         # The value at each layer's border; "" where nothing is cut.
-        self._borders = ["", *self._flow.borders(layers), ""]
+        self._borders = ["", *self._dependencies.borders(layers), ""]
         inferred = shape_inference.infer_shapes(whole).graph
         known = (*inferred.value_info, *inferred.input, *inferred.output)
         self._infos = {item.name: item for item in known}
@@ -43,40 +43,40 @@ class StageGraphs:
     def stage(self, first: int, layers: int) -> ModelProto:
         """Make layers first … first + layers − 1, with embedding or norm at the model's ends."""
         end = first + layers
-        before, behind = self._borders[first], self._borders[end]
-        own = {  # name of each cache in the whole graph → in this stage
+        before, after = self._borders[first], self._borders[end]
+        cache_names = {  # name of each cache in the whole graph → in this stage
             f"{when}.{name}": f"{when}.{renumbered}"
             for name, renumbered in zip(
                 kv_names(range(first, end)), kv_names(range(layers)), strict=True
             )
             for when in ("past", "present")
         }
-        caches = [name for name in own if name.startswith("present.")]
-        part = self._flow.part([behind or HIDDEN, *caches], [before] if before else [])
-        foreign = {name for name in self._infos if name.startswith("past.")} - own.keys()
-        foreign |= ({TOKENS} if before else set()) | ({ROWS} if behind else set())
-        if part.inputs & foreign:
-            read = ", ".join(sorted(part.inputs & foreign))
+        caches = [name for name in cache_names if name.startswith("present.")]
+        part = self._dependencies.subgraph([after or HIDDEN, *caches], [before] if before else [])
+        excluded = {name for name in self._infos if name.startswith("past.")} - cache_names.keys()
+        excluded |= ({TOKENS} if before else set()) | ({ROWS} if after else set())
+        if part.inputs & excluded:
+            read = ", ".join(sorted(part.inputs & excluded))
             raise ExportError(f"layers {first}–{end - 1} of this graph read {read} as well")
         # Declared alike in all stages, whether they are read or not.
-        inputs = [item for item in self._whole.graph.input if item.name not in foreign]
+        inputs = [item for item in self._whole.graph.input if item.name not in excluded]
         outputs = [self._infos[name] for name in caches]
         nodes = part.nodes
         if before:
             inputs = [self._states(STATES, before), *inputs]
-            nodes = [self._hand_over(before, STATES, before, self._type(before)), *nodes]
-        if behind:
-            outputs = [*outputs, self._states(NEXT_STATES, behind)]
-            nodes = [*nodes, self._hand_over(behind, behind, NEXT_STATES, FLOAT)]
+            nodes = [self._copy_node(before, STATES, before, self._type(before)), *nodes]
+        if after:
+            outputs = [*outputs, self._states(NEXT_STATES, after)]
+            nodes = [*nodes, self._copy_node(after, after, NEXT_STATES, FLOAT)]
         else:
             outputs = [*outputs, self._infos[HIDDEN]]
-        return self._model(f"layers {first}–{end - 1}", nodes, inputs, outputs, part, own)
+        return self._model(f"layers {first}–{end - 1}", nodes, inputs, outputs, part, cache_names)
 
     def head(self) -> ModelProto:
         """Make the graph from hidden states to logits."""
-        border = self._flow.head_border()
-        part = self._flow.part([LOGITS], [border])
-        nodes = [self._hand_over(border, HIDDEN, border, self._type(border)), *part.nodes]
+        border = self._dependencies.head_border()
+        part = self._dependencies.subgraph([LOGITS], [border])
+        nodes = [self._copy_node(border, HIDDEN, border, self._type(border)), *part.nodes]
         return self._model("head", nodes, [self._infos[HIDDEN]], [self._infos[LOGITS]], part, {})
 
     def _model(
@@ -101,7 +101,7 @@ class StageGraphs:
         model.producer_name = self._whole.producer_name
         return model
 
-    def _hand_over(self, border: str, source: str, target: str, kind: int) -> NodeProto:
+    def _copy_node(self, border: str, source: str, target: str, kind: int) -> NodeProto:
         """Pass `source` on as `target` in this type; one is float32, one has `border`'s type."""
         if self._type(border) == FLOAT:
             return helper.make_node("Identity", [source], [target], name=target)

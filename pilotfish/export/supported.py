@@ -43,20 +43,20 @@ def supported() -> list[SupportedModel]:
     return [
         SupportedModel(
             model_type=model_type,
-            models=own.models,
-            dialects=_dialects(own),
-            drafts="chains" if own.states else TREES,
-            stages=not own.states and not own.keys.get("num_kv_shared_layers"),
-            gguf=own.gguf is not None,
+            models=architecture.models,
+            dialects=_dialects(architecture),
+            drafts="chains" if architecture.states else TREES,
+            stages=not architecture.states and not architecture.keys.get("num_kv_shared_layers"),
+            gguf=architecture.gguf is not None,
             tested=f"transformers {TRANSFORMERS}",
         )
-        for model_type, own in ARCHITECTURES.items()
+        for model_type, architecture in ARCHITECTURES.items()
     ]
 
 
-def _dialects(own: Architecture) -> dict[str, list[str]]:
+def _dialects(architecture: Architecture) -> dict[str, list[str]]:
     """Return the dialects that can express this class, with their precisions."""
-    loops = {"delta", "selective"} & set(own.states.values())
+    loops = {"delta", "selective"} & set(architecture.states.values())
     return {
         name: list(dialect.precisions)
         for name, dialect in DIALECTS.items()

@@ -16,19 +16,19 @@ from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 def write_token_inputs(net: Dialect, config: ModelConfig, x: str) -> Sequence[str | None]:
     """Write each layer's own input, [T, width] each; x are the embeddings, [T, hidden]."""
-    own = config.token_inputs
-    if own is None:
+    inputs = config.token_inputs
+    if inputs is None:
         return [None] * config.layers
-    shape = [-1, config.layers, own.width]
-    projected = net.scaled(net.linear(x, TOKEN_PROJECTION), config.hidden**-0.5)
+    shape = [-1, config.layers, inputs.width]
+    projected = net.scale(net.linear(x, TOKEN_PROJECTION), config.hidden**-0.5)
     normed = net.norm(net.reshape(projected, shape), "model.per_layer_projection_norm")
-    found = net.embed_for_layers(TOKEN_TABLE)  # [T, layers · width]
-    looked_up = net.scaled(net.reshape(found, shape), own.width**0.5)
-    both = net.scaled(net.graph.op("Add", normed, looked_up), 0.5**0.5)
+    rows = net.embed_for_layers(TOKEN_TABLE)  # [T, layers · width]
+    looked_up = net.scale(net.reshape(rows, shape), inputs.width**0.5)
+    both = net.scale(net.graph.op("Add", normed, looked_up), 0.5**0.5)
     if config.layers == 1:
-        return [net.reshape(both, [-1, own.width])]
+        return [net.reshape(both, [-1, inputs.width])]
     return net.split(
-        net.reshape(both, [-1, config.layers * own.width]), [own.width] * config.layers
+        net.reshape(both, [-1, config.layers * inputs.width]), [inputs.width] * config.layers
     )
 
 

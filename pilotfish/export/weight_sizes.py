@@ -47,16 +47,16 @@ def norm_weights(config: ModelConfig, name: str, width: WeightSize) -> Weights:
             yield f"{name}.bias", (width,)
 
 
-def own_size(config: ModelConfig, field: str, stated: int | None) -> WeightSize:
+def layer_size(config: ModelConfig, field: str, stated: int | None) -> WeightSize:
     """Return a layer's own size, or the model's."""
     return size_of(config, field) if stated is None else WeightSize(stated, ("model_type",))
 
 
-def product_of(*sizes: WeightSize) -> WeightSize:
+def multiply_sizes(*sizes: WeightSize) -> WeightSize:
     """Multiply sizes; what one of them follows from alone is not said of the product."""
     fields = tuple(field for size in sizes for field in size.fields)
-    own = ("model_type",) if "model_type" in fields else fields
-    return WeightSize(math.prod(size.value for size in sizes), own)
+    causes = ("model_type",) if "model_type" in fields else fields
+    return WeightSize(math.prod(size.value for size in sizes), causes)
 
 
 def size_of(config: ModelConfig, *fields: str) -> WeightSize:

@@ -34,10 +34,10 @@ from pilotfish.export.state_weights import STATES
 from pilotfish.export.weight_sizes import (
     Weights,
     WeightSize,
+    layer_size,
     linear_weights,
+    multiply_sizes,
     norm_weights,
-    own_size,
-    product_of,
     size_of,
 )
 
@@ -71,11 +71,11 @@ def weights(config: ModelConfig) -> Weights:
             yield f"model.layers.{i}.{name}", sizes
     if form.final_norm:
         yield from norm_weights(config, "model.norm", hidden)
-    said = vocabulary if config.head_tokens is None else size_of(config, "head_tokens")
+    head_rows = vocabulary if config.head_tokens is None else size_of(config, "head_tokens")
     if not config.tied:
-        yield HEAD, (said, width)
+        yield HEAD, (head_rows, width)
     if "lm_head" in form.biases:
-        yield HEAD_BIAS, (said,)
+        yield HEAD_BIAS, (head_rows,)
 
 
 def _outer_inputs(config: ModelConfig) -> Weights:
@@ -124,19 +124,19 @@ def _streams(config: ModelConfig) -> Weights:
 def _layer_weights(config: ModelConfig, index: int) -> Weights:
     """Yield the weights of a layer, named without it."""
     form, layer = config.form, config.layer(index)
-    inner = own_size(config, "intermediate", layer.intermediate)
-    for name in form.norms if layer.mixes and layer.fed else ("input_layernorm",):
+    inner = layer_size(config, "intermediate", layer.intermediate)
+    for name in form.norms if layer.has_mixer and layer.has_mlp else ("input_layernorm",):
         yield from norm_weights(config, name, size_of(config, "hidden"))
     if layer.kind in CACHED:
         yield from _attention_weights(config, layer)
     if layer.kind in STATES:
         yield from STATES[layer.kind](config)
-    if not layer.fed:
+    if not layer.has_mlp:
         return
-    beside = config.experts is not None and config.experts.beside
+    parallel = config.experts is not None and config.experts.parallel_mlp
     if layer.experts:
         yield from _experts(config)
-    if beside or not layer.experts:
+    if parallel or not layer.experts:
         yield from _mlp(config, "mlp", inner)
     if form.sub_norms:
         yield "mlp.sub_norm.weight", (inner,)
@@ -158,7 +158,7 @@ def _experts(config: ModelConfig) -> Weights:
         yield from _mlp(config, "mlp.shared_expert", size_of(config, "experts.shared"))
         if experts.shared_gate:
             yield "mlp.shared_expert_gate.weight", (WeightSize(1, ("model_type",)), hidden)
-    if experts.beside:
+    if experts.parallel_mlp:
         yield "mlp.router_scale", (size_of(config, "experts.count"),)
         for norm in ("router_norm", "own_norm", "experts_norm", "experts_out_norm"):
             yield f"mlp.{norm}.weight", (hidden,)
@@ -174,9 +174,9 @@ def _mlp(config: ModelConfig, module: str, inner: WeightSize) -> Weights:
 
 def _attention_weights(config: ModelConfig, layer: Layer) -> Weights:
     form, hidden = config.form, size_of(config, "hidden")
-    dim = own_size(config, "head_dim", layer.head_dim)
-    queries = product_of(size_of(config, "heads"), dim)
-    keys = product_of(own_size(config, "kv_heads", layer.kv_heads), dim)
+    dim = layer_size(config, "head_dim", layer.head_dim)
+    queries = multiply_sizes(size_of(config, "heads"), dim)
+    keys = multiply_sizes(layer_size(config, "kv_heads", layer.kv_heads), dim)
     gate = [("self_attn.gate_proj", queries, hidden)] if form.gated_attention else []
     projections = (
         ("self_attn.q_proj", queries, hidden),
@@ -199,15 +199,15 @@ def _attention_weights(config: ModelConfig, layer: Layer) -> Weights:
 
 def absent_projections(layer: Layer) -> tuple[str, ...]:
     """Name the projections that attention of this kind does without."""
-    if layer.reads is not None:
+    if layer.kv_source is not None:
         return "self_attn.k_proj", "self_attn.v_proj"
     return ("self_attn.v_proj",) if layer.tied_values else ()
 
 
 def _head_norms(config: ModelConfig, layer: Layer) -> Weights:
-    width = own_size(config, "head_dim", layer.head_dim)
+    width = layer_size(config, "head_dim", layer.head_dim)
     normed = (("q_norm", "heads"), ("k_norm", "kv_heads"))
-    for name, heads in normed if layer.reads is None else normed[:1]:
+    for name, heads in normed if layer.kv_source is None else normed[:1]:
         forms = {
             "head": (width,),
             "heads": (size_of(config, heads), width),

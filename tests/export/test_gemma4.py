@@ -74,7 +74,7 @@ def test_layers_have_their_own_sizes_and_sources() -> None:
         AttentionHeads(4, 1, 32),
     ]
     kinds = [config.layer(i) for i in range(6)]
-    assert [kind.reads for kind in kinds] == [None] * 4 + [2, 3]
+    assert [kind.kv_source for kind in kinds] == [None] * 4 + [2, 3]
     assert [kind.intermediate for kind in kinds] == [None] * 4 + [128] * 2
     assert [kind.tied_values for kind in kinds] == [False, True] * 2 + [False] * 2
     assert [kind.window for kind in kinds] == [8, None] * 3

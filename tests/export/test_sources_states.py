@@ -52,7 +52,7 @@ def test_state_spaces_are_read() -> None:
     config = read(GRANITE)
     assert config.recurrence == Recurrence(4, 8, 2, 16, 8, StateSpace())
     assert [layer.kind for layer in config.pattern] == ["space", "space", "attention"]
-    assert all(layer.experts and layer.fed and layer.rope is None for layer in config.pattern)
+    assert all(layer.experts and layer.has_mlp and layer.rope is None for layer in config.pattern)
     assert config.experts.shared == 64
     dense = read(GRANITE, num_local_experts=0, num_experts_per_tok=0)
     assert (dense.experts, dense.intermediate) == (None, 64)
@@ -60,7 +60,7 @@ def test_state_spaces_are_read() -> None:
 
 def test_layers_of_one_part_are_read_in_either_spelling() -> None:
     spelt = read(NEMOTRON)
-    kinds = [(layer.kind, layer.fed) for layer in spelt.pattern]
+    kinds = [(layer.kind, layer.has_mlp) for layer in spelt.pattern]
     assert kinds == [("space", False), ("none", True), ("attention", False), ("none", True)]
     assert (spelt.recurrent, spelt.cached) == ([0], [2])
     listed = {key: value for key, value in NEMOTRON.items() if key != "hybrid_override_pattern"}

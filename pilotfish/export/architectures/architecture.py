@@ -72,14 +72,14 @@ class Mixture:
         shared_gate: the part that all tokens use is weighted.
         lift: what is added to the up projection (`Experts.lift`).
         switch: the key that says whether there are any; None = there are.
-        beside: layers have a feed-forward part of their own, too (`Experts.beside`).
+        beside: layers have a feed-forward part of their own, too (`Experts.parallel_mlp`).
     """
 
     normed: bool | None = None
     shared_gate: bool = False
     lift: float = 0.0
     switch: str | None = None
-    beside: bool = False
+    parallel_mlp: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Gguf:
     name: str
     when: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
-    given: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     interleaved: bool = False
@@ -159,8 +159,8 @@ class Architecture:
 
     models: str
     keys: Mapping[str, Any]
-    called: Mapping[str, str] = field(default_factory=dict)
-    also: Mapping[str, str] = field(default_factory=dict)
+    key_names: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     echoes: Mapping[str, str] = field(default_factory=dict)
     inert: frozenset[str] = frozenset()
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -170,9 +170,9 @@ class Architecture:
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
     full_last: bool = False
-    shares: bool = False
+    shares_kv: bool = False
     global_heads: bool = False
-    scores: float | None = None
+    score_scale: float | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
     states: Mapping[str, Kind] = field(default_factory=dict)
     one_part: bool = False

@@ -72,7 +72,7 @@ GEMMA2 = replace(
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
     },
-    called={"hidden_act": "hidden_activation"},
+    key_names={"hidden_act": "hidden_activation"},
     echoes={},
     inert=frozenset({"hidden_act", "cache_implementation", "sliding_window_size"}),
     neutral={"use_bidirectional_attention": (None, False)},
@@ -81,7 +81,7 @@ GEMMA2 = replace(
     windows="listed",
     full_every=2,
     names=BOTH_SIDES,
-    gguf=Gguf(name="gemma2", given=_scale_of(46)),
+    gguf=Gguf(name="gemma2", derive=_scale_of(46)),
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -107,7 +107,7 @@ GEMMA3 = replace(
     form=Form(norms=FOUR, qk_norm="head"),
     full_every=6,
     rope_by_type=True,
-    gguf=Gguf(name="gemma3", given=_scale_of(62)),
+    gguf=Gguf(name="gemma3", derive=_scale_of(62)),
 )
 TOKEN_INPUTS = {
     "vocab_size_per_layer_input": 262144,
@@ -145,7 +145,7 @@ GEMMA4 = Architecture(
         "final_logit_softcapping": None,
         **ONLY_4,
     },
-    called={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
+    key_names={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     neutral={
         "use_bidirectional_attention": (None, "vision"),  # of images alone
         "top_k_experts": (None,),
@@ -156,9 +156,9 @@ GEMMA4 = Architecture(
     windows="listed",
     full_every=6,
     full_last=True,
-    shares=True,
+    shares_kv=True,
     global_heads=True,
-    scores=1.0,
+    score_scale=1.0,
     rope_by_type=True,
     rotations=("default", "proportional", "linear"),
     rope_states=("rope_type", "rope_theta"),
@@ -170,7 +170,7 @@ GEMMA4 = Architecture(
             "partial_rotary_factor": 0.25,
         },
     },
-    mixture=Mixture(normed=True, switch="enable_moe_block", beside=True),
+    mixture=Mixture(normed=True, switch="enable_moe_block", parallel_mlp=True),
     embed_root=True,
     names=Names(
         modules={
@@ -214,7 +214,7 @@ GEMMA3N = replace(
         "laurel_rank": 64,
         "activation_sparsity_pattern": None,
     },
-    called={"hidden_act": "hidden_activation"},
+    key_names={"hidden_act": "hidden_activation"},
     inert=frozenset({"altup_coef_clip", "hidden_act"}),  # of training
     neutral={},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True),

@@ -163,7 +163,7 @@ RELATIVES: dict[str, Architecture] = {
     "olmo": Architecture(
         models="OLMo 1",
         keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
-        called={"rms_norm_eps": ""},  # 1e-5, whatever the file says
+        key_names={"rms_norm_eps": ""},  # 1e-5, whatever the file says
         form=Form(norm="layer", learned_norms=False),
         biases={"attention_bias": ATTENTION},
         neutral={"clip_qkv": (None,)},

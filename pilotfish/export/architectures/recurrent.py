@@ -43,7 +43,7 @@ QWEN = Architecture(
     # of the multi-token-prediction head, which is no part of the text model
     inert=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers",
                      "mamba_ssm_dtype"}),
-    called={"hidden_act": ""},  # of the convolution too
+    key_names={"hidden_act": ""},  # of the convolution too
     neutral={"attn_output_gate": (True,), "hidden_act": ("silu",)},
     form=Form(qk_norm="head", gated_attention=True),
     biases={"attention_bias": (*ATTENTION, "self_attn.gate_proj")},
@@ -74,7 +74,7 @@ RECURRENT: dict[str, Architecture] = {
             "block_ffn_dim_multiplier": 1.0,
             "block_multiple_of": 256,
         },
-        called={"rms_norm_eps": "norm_eps", "hidden_act": ""},  # silu, whatever the file says
+        key_names={"rms_norm_eps": "norm_eps", "hidden_act": ""},  # silu, whatever the file says
         inert=frozenset({
             "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
             "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",

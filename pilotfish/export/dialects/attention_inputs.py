@@ -29,7 +29,7 @@ class AttentionInputs(Operators):
         self.tokens = graph.input("input_ids", "int64", ["T"])
         self.positions = graph.input("position_ids", "int64", ["T"])
         self._written: set[int] = set()  # layers whose keys and values this graph appends
-        self._given: set[int] = set()  # layers whose keys and values it is given
+        self._declared: set[int] = set()  # layers whose keys and values it is given
 
     def rotary_tables(self, rope: Rope) -> tuple[str, str]:
         """Write cos and sin of every position's angles, [context, pairs] each; once a rope."""
@@ -51,7 +51,7 @@ class AttentionInputs(Operators):
             self.weight("query_growth", (1 + beta * np.log1p(periods)).astype(np.float32))
         return self.graph.op("Gather", "query_growth", self.positions)
 
-    def hidden_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
+    def hide_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
         """Hide from `mask` [..., tokens, cells] the cells that lie before a token's window.
 
         `positions` of tokens and of `cells` broadcast against the mask. Cells have positions of
@@ -78,8 +78,8 @@ class AttentionInputs(Operators):
         A graph without that layer is given them (`export.reference`).
         """
         key, value = (f"present.{layer}.{what}" for what in KEY_VALUE)
-        if layer not in self._written | self._given:
-            self._given.add(layer)
+        if layer not in self._written | self._declared:
+            self._declared.add(layer)
             for name in (key, value):
                 self.graph.input(name, self.float, self._cache_shape(layer))
         return key, value
@@ -91,6 +91,6 @@ class AttentionInputs(Operators):
     def scores(self, q: str, key: str, heads: AttentionHeads) -> str:
         """Compute q · keyᵀ · scale, capped, of stacked queries q [B, kv_heads, group · S, dim]."""
         config, op = self.config, self.graph.op
-        scaled = self.scaled(q, config.score_scale or heads.dim**-0.5)
+        scaled = self.scale(q, config.score_scale or heads.dim**-0.5)
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        return self.capped(scores, config.score_cap)
+        return self.cap(scores, config.score_cap)

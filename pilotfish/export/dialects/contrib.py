@@ -59,8 +59,8 @@ class Contrib(FusedExperts):
         epsilon = self.config.norm_eps
         if x == self._sum:
             self._sum = ""
-            summands = self.graph.take_back(x)
-            normed = self.graph.fresh("SkipNorm", 1)[0]
+            summands = self.graph.pop_operator(x)
+            normed = self.graph.new_names("SkipNorm", 1)[0]
             self.graph.multi(
                 "SkipSimplifiedLayerNormalization",
                 *summands,
@@ -83,15 +83,15 @@ class Contrib(FusedExperts):
 
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
-        config, own = self.config, self.config.heads_of(layer)
-        if config.layer(layer).reads is not None:
+        config, heads = self.config, self.config.heads_of(layer)
+        if config.layer(layer).kv_source is not None:
             return self._read(layer, qkv)
         rope = config.layer(layer).rope
         tables = self.rotary_tables(rope) if rope and not self._rotates_before(rope) else ("", "")
         past_key, past_value, key, value = self.cache(layer)
         name = f"model.layers.{layer}.self_attn.sinks"
         sinks = [self.weight(name)] if config.form.sinks else []
-        attended = self.graph.fresh("GroupQueryAttention", 1)[0]
+        attended = self.graph.new_names("GroupQueryAttention", 1)[0]
         softcap = {} if config.score_cap is None else {"softcap": config.score_cap}
         self.graph.multi(
             "GroupQueryAttention",
@@ -106,14 +106,14 @@ class Contrib(FusedExperts):
             *sinks,
             names=[attended, key, value],
             domain=MICROSOFT,
-            num_heads=own.queries,
-            kv_num_heads=own.keys,
+            num_heads=heads.queries,
+            kv_num_heads=heads.keys,
             do_rotary=int(bool(tables[0])),
             rotary_interleaved=int(rope is not None and rope.interleaved),
-            scale=config.score_scale or own.dim**-0.5,
+            scale=config.score_scale or heads.dim**-0.5,
             **softcap,
         )
-        return self.reshape(attended, [-1, own.queries * own.dim])
+        return self.reshape(attended, [-1, heads.queries * heads.dim])
 
     def _read(self, layer: int, q: str) -> str:
         """Attend over another layer's keys and values; [T, q] → [T, q]."""
@@ -122,7 +122,7 @@ class Contrib(FusedExperts):
         by_head = op(
             "Transpose", self.reshape(q, [1, -1, heads.queries, heads.dim]), perm=[0, 2, 1, 3]
         )
-        key, value = self.cache_of(kind.reads or 0)
+        key, value = self.cache_of(kind.kv_source or 0)
         # The heads that share a key head stand one below the other, as in PaddedAttention.
         stacked = self.reshape(by_head, [1, heads.keys, -1, heads.dim])
         bias = self._stacked_bias(kind.window, heads.group)
@@ -134,18 +134,18 @@ class Contrib(FusedExperts):
 
     def _operands(self, layer: int, qkv: str) -> list[str]:
         """Return q, k and v, [1, T, width] each; fused ones as the first, if nothing is between."""
-        form, kind, own = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
-        widths = [heads * own.dim for heads in (own.queries, *[own.keys] * 2)]
+        form, kind, heads = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
+        widths = [count * heads.dim for count in (heads.queries, *[heads.keys] * 2)]
         growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}
         rope = kind.rope
         turns = rope is not None and self._rotates_before(rope)
         if not normed and not turns and growth is None:
             return [self.reshape(qkv, [1, -1, sum(widths)]), "", ""]
         q, k, *values = self.split(qkv, widths[:2] if kind.tied_values else widths)
-        v = self._prepare_values(values[0] if values else k, own)
+        v = self._prepare_values(values[0] if values else k, heads)
         module = f"model.layers.{layer}.self_attn"
-        q = self._prepare(q, f"{module}.q_norm", own, rope if turns else None)
-        keys = AttentionHeads(own.keys, own.keys, own.dim)
+        q = self._prepare(q, f"{module}.q_norm", heads, rope if turns else None)
+        keys = AttentionHeads(heads.keys, heads.keys, heads.dim)
         k = self._prepare(k, f"{module}.k_norm", keys, rope if turns else None)
         if growth is not None:
             q = self.multiply(self.reshape(q, [-1, widths[0]]), self.reshape(growth, [-1, 1]))
@@ -191,7 +191,7 @@ class Contrib(FusedExperts):
         """Return the bias of the scores for this window; layers share it."""
         if window is not None and window not in self._biases:
             positions = self.reshape(self.positions, [-1, 1])
-            self._biases[window] = self.hidden_beyond(
+            self._biases[window] = self.hide_beyond(
                 window, self.bias, positions, self._cell_positions
             )
         return self._biases[window]

@@ -63,7 +63,7 @@ class Dialect(AttentionInputs):
     ) -> None:
         floats = "float16" if precision == "fp16" else "float32"
         super().__init__(graph, config, source.tensor, floats)
-        self._source, self.keeps = source, precision == STORED
+        self._source, self.keeps_blocks = source, precision == STORED
         self.bits = BITS.get(precision)
         self.head_bits = BITS.get(HEADS.get(precision, precision))
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
@@ -103,37 +103,37 @@ class Dialect(AttentionInputs):
         Of several, those without a bias get zeros if another has one. Unless they may be
         `rounded`, the weights stay as they are whatever the precision.
         """
-        kept = [self.blocks(f"{name}.weight") for name in names]
-        found = [
+        stored = [self.blocks(f"{name}.weight") for name in names]
+        weights = [
             self.read(f"{name}.weight") if blocks is None else blocks
-            for name, blocks in zip(names, kept, strict=True)
+            for name, blocks in zip(names, stored, strict=True)
         ]
-        sizes = [rows_of(weight) for weight in found]
+        sizes = [rows_of(weight) for weight in weights]
         label = "+".join(names)
-        added = None
+        bias = None
         if any(self.has_bias(name) for name in names):
             parts = [
                 self.read(f"{name}.bias") if self.has_bias(name) else np.zeros(size, np.float32)
                 for name, size in zip(names, sizes, strict=True)
             ]
-            added = self.weight(f"{label}.bias", np.concatenate(parts))
-        if any(blocks is not None for blocks in kept):
-            total = projection(self, x, names, found)
-            return self.graph.op("Add", total, added) if added else total
-        floats = [weight for weight in found if not isinstance(weight, Quantized)]
+            bias = self.weight(f"{label}.bias", np.concatenate(parts))
+        if any(blocks is not None for blocks in stored):
+            total = projection(self, x, names, weights)
+            return self.graph.op("Add", total, bias) if bias else total
+        floats = [weight for weight in weights if not isinstance(weight, Quantized)]
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
-        del found, floats
-        return self._product(x, f"{label}.weight", weight, added, self.bits if rounded else None)
+        del weights, floats
+        return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
 
     def blocks(self, name: str) -> Quantized | None:
         """Read a weight's blocks if they are to be kept; None if not, or if it has none."""
-        return self._source.quantized(name) if self.keeps else None
+        return self._source.quantized(name) if self.keeps_blocks else None
 
     def embed(self, name: str) -> str:
         """Look up the packed tokens' embeddings, [T, width]."""
-        kept = self.blocks(name)
-        if kept is not None and kept.order is None:
-            return look_up(self, name, kept, self.tokens)
+        blocks = self.blocks(name)
+        if blocks is not None and blocks.order is None:
+            return look_up(self, name, blocks, self.tokens)
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
         codes, scales = quantize_rows(self.read(name))
@@ -149,21 +149,21 @@ class Dialect(AttentionInputs):
         The table is written as it is read, some rows at a time; with quantised weights in int8,
         each layer's part of a row with a scale.
         """
-        own = self.config.token_inputs
-        assert own is not None
-        tokens, width = self.tokens, own.width
-        if own.rows < self.config.vocab_size:
-            inside = self.graph.op("Greater", self.graph.constant(own.rows, "int64"), tokens)
+        inputs = self.config.token_inputs
+        assert inputs is not None
+        tokens, width = self.tokens, inputs.width
+        if inputs.rows < self.config.vocab_size:
+            inside = self.graph.op("Greater", self.graph.constant(inputs.rows, "int64"), tokens)
             tokens = self.graph.op("Where", inside, tokens, self.graph.constant(0, "int64"))
-        kept = self.blocks(name)
-        if kept is not None and kept.order is None:
-            return look_up(self, name, kept, tokens)
-        shape = (own.rows, self.config.layers * width)
+        blocks = self.blocks(name)
+        if blocks is not None and blocks.order is None:
+            return look_up(self, name, blocks, tokens)
+        shape = (inputs.rows, self.config.layers * width)
         parts = self._source.rows(name)
         if self.bits is None:
             floats = (part.astype(self.float, copy=False) for part in parts)
             return self.graph.op(
-                "Gather", self.graph.stacked(name, shape, self.float, floats), tokens
+                "Gather", self.graph.stream_weight(name, shape, self.float, floats), tokens
             )
         scales: list[NDArray[np.float32]] = []
 
@@ -173,8 +173,8 @@ class Dialect(AttentionInputs):
                 scales.append(scale)
                 yield rounded
 
-        table = self.graph.stacked(f"{name}.row_codes", shape, "int8", codes())
-        factors = np.concatenate(scales).reshape(own.rows, -1)
+        table = self.graph.stream_weight(f"{name}.row_codes", shape, "int8", codes())
+        factors = np.concatenate(scales).reshape(inputs.rows, -1)
         row = self.cast(self.graph.op("Gather", table, tokens), self.float)
         scale = self.graph.op("Gather", self.graph.weight(f"{name}.row_scales", factors), tokens)
         by_layer = self.reshape(row, [-1, self.config.layers, width])
@@ -231,7 +231,7 @@ class Dialect(AttentionInputs):
         positive = op("Relu", x)
         return positive if kind == "relu" else self.multiply(positive, positive)
 
-    def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
+    def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
         """Take tokens into a layer's state; return the answers of this pass's, f32 [1, T, values].
 
         Args:
@@ -242,19 +242,21 @@ class Dialect(AttentionInputs):
                 before the pass, and behind it; f32 [1, heads, key_dim, value_dim] each.
         """
         graph = self.graph
-        sizes = graph.op("Concat", lacking, graph.op("Shape", self.tokens), axis=0)
-        parts = [graph.multi("Split", row, sizes, names=graph.fresh("Split", 2)) for row in rows]
+        sizes = graph.op("Concat", missing, graph.op("Shape", self.tokens), axis=0)
+        parts = [
+            graph.multi("Split", row, sizes, names=graph.new_names("Split", 2)) for row in rows
+        ]
         past, settled, present = states
         self._linear_attention([part[0] for part in parts], past, settled)
         return self._linear_attention([part[1] for part in parts], settled, present)
 
     def _linear_attention(self, rows: Sequence[str], past: str, present: str) -> str:
         """Take all of `rows` into the state `past`, which makes `present`; return the answers."""
-        own = self.config.recurrence
-        assert own is not None
+        dims = self.config.recurrence
+        assert dims is not None
         axis = self.graph.constant([0], "int64")
         q, k, v, *rates = (self.graph.op("Unsqueeze", row, axis) for row in rows)
-        answer = self.graph.fresh("LinearAttention", 1)[0]
+        answer = self.graph.new_names("LinearAttention", 1)[0]
         self.graph.multi(
             "LinearAttention",
             q,
@@ -264,10 +266,10 @@ class Dialect(AttentionInputs):
             *rates,
             names=[answer, present],
             domain=MICROSOFT,
-            q_num_heads=own.key_heads,
-            kv_num_heads=own.heads,
-            update_rule="gated_delta" if own.space is None else "gated",
-            scale=own.key_dim**-0.5 if own.space is None else 1.0,
+            q_num_heads=dims.key_heads,
+            kv_num_heads=dims.heads,
+            update_rule="gated_delta" if dims.space is None else "gated",
+            scale=dims.key_dim**-0.5 if dims.space is None else 1.0,
         )
         return answer
 
@@ -275,15 +277,15 @@ class Dialect(AttentionInputs):
         """Declare the outputs for the requested rows; a tied `head` is the embedding."""
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
-        kept = self.blocks(head)
-        if kept is not None:
-            logits = product(self, rows, head, kept)
+        blocks = self.blocks(head)
+        if blocks is not None:
+            logits = product(self, rows, head, blocks)
             logits = self.graph.op("Add", logits, bias) if bias else logits
         elif self.graph.has(head):
             logits = self.graph.op("Gemm", rows, head, *([bias] if bias else []), transB=1)
         else:
             logits = self._product(rows, head, self.read(head), bias, self.head_bits)
-        logits = self.capped(self.scaled(logits, self.config.logit_scale), self.config.logit_cap)
+        logits = self.cap(self.scale(logits, self.config.logit_scale), self.config.logit_cap)
         self._output("hidden_states", rows, self.config.embedding or self.config.hidden)
         self._output("logits", logits, self.config.head_tokens or self.config.vocab_size)
 
@@ -296,8 +298,8 @@ class Dialect(AttentionInputs):
         bits: int | None,
     ) -> str:
         if bits is not None:
-            found = product(self, x, name, quantize(name, weight, bits))
-            return self.graph.op("Add", found, bias) if bias else found
+            result = product(self, x, name, quantize(name, weight, bits))
+            return self.graph.op("Add", result, bias) if bias else result
         operands = [x, self.weight(name, weight), *([bias] if bias else [])]
         return self.graph.op("Gemm", *operands, transB=1)
 
@@ -322,12 +324,12 @@ class Dialect(AttentionInputs):
         stated = (float(self.read(f"{name}.{part}").reshape(-1)[0]) for part in XIELU)
         alpha_p, alpha_n, beta, eps = stated
         positive, negative = (float(np.logaddexp(0.0, alpha)) for alpha in (alpha_p, alpha_n))
-        above = self.scaled(self.multiply(x, x), positive)
+        above = self.scale(self.multiply(x, x), positive)
         least = op("Min", x, self.graph.constant(eps, self.float))
         power = op("Sub", op("Exp", least), self.graph.constant(1.0, self.float))
-        below = self.scaled(op("Sub", power, x), beta + negative)
-        chosen = op("Where", op("Greater", x, self.graph.constant(0.0, self.float)), above, below)
-        return self.add(chosen, self.scaled(x, beta))
+        below = self.scale(op("Sub", power, x), beta + negative)
+        result = op("Where", op("Greater", x, self.graph.constant(0.0, self.float)), above, below)
+        return self.add(result, self.scale(x, beta))
 
     def _output(self, name: str, value: str, width: int) -> None:
         self.graph.output(name, "float32", ["N", width])

@@ -39,7 +39,12 @@ class FusedExperts(GroupedExperts):
     def experts(self, x: str, scores: str, module: str) -> str:
         """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden]."""
         experts = self.config.experts
-        if experts is None or self.config.activation != "silu" or self.keeps or experts.beside:
+        if (
+            experts is None
+            or self.config.activation != "silu"
+            or self.keeps_blocks
+            or experts.parallel_mlp
+        ):
             return super().experts(x, scores, module)
         name, hidden = f"{module}.experts", self.config.hidden
         first = self._projection(f"{name}.gate_up_proj", experts, (2 * experts.width, hidden))
@@ -66,16 +71,18 @@ class FusedExperts(GroupedExperts):
             activation_beta=experts.lift,
             **attributes,
         )
-        return mixed if experts.normed else self.multiply(mixed, self._chances(scores, experts))
+        return (
+            mixed if experts.normed else self.multiply(mixed, self._chosen_share(scores, experts))
+        )
 
-    def _chances(self, scores: str, experts: Experts) -> str:
+    def _chosen_share(self, scores: str, experts: Experts) -> str:
         """Sum the softmax over all scores at the chosen ones, [T, 1]."""
         op, constant = self.graph.op, self.graph.constant
         best, _ = self.graph.multi(
             "TopK",
             op("Softmax", scores, axis=-1),
             constant([experts.chosen], "int64"),
-            names=self.graph.fresh("TopK", 2),
+            names=self.graph.new_names("TopK", 2),
         )
         return op("ReduceSum", best, constant([1], "int64"), keepdims=1)
 
@@ -91,9 +98,9 @@ class FusedExperts(GroupedExperts):
         if self.bits is None:
             parts = (self._rows(name, j, "weight") for j in counts)
             size = (experts.count, rows, width)
-            return [graph.stacked(f"{name}.weight", size, self.float, parts), bias]
+            return [graph.stream_weight(f"{name}.weight", size, self.float, parts), bias]
         scales: list[NDArray[np.float32]] = []
-        codes = graph.stacked(
+        codes = graph.stream_weight(
             f"{name}.codes",
             (experts.count, rows, width * self.bits // 8),
             "uint8",
@@ -106,9 +113,11 @@ class FusedExperts(GroupedExperts):
     ) -> Iterator[NDArray[np.uint8]]:
         """Round one expert after the other; append its scales."""
         for j in range(experts.count):
-            rounded = quantize(name, self._rows(name, j, "weight"), self.bits or 0, shifted=False)
+            rounded = quantize(
+                name, self._rows(name, j, "weight"), self.bits or 0, offsets_allowed=False
+            )
             scales.append(rounded.scales)
-            yield packed(rounded)
+            yield pack_codes(rounded)
 
     def _rows(self, name: str, j: int, kind: str) -> NDArray[np.float32]:
         """Read weight or bias of one expert; of two projections, rows take turns."""
@@ -125,7 +134,7 @@ class FusedExperts(GroupedExperts):
         return [f"{experts}.{j}.{part}" for part in parts]
 
 
-def packed(weight: Quantized) -> NDArray[np.uint8]:
+def pack_codes(weight: Quantized) -> NDArray[np.uint8]:
     """Return the codes as MatMulNBits and QMoE read them: u8 [N, K · bits / 8]."""
     if weight.bits != 4:
         return weight.codes

@@ -42,11 +42,13 @@ class GroupedExperts(Dialect):
         routing = self._route(scores, experts, module)
         tokens = op("Div", routing.order, self.graph.constant(experts.chosen, "int64"))
         rows = op("Gather", x, tokens, axis=0)  # [P, hidden]
-        gate_up = self._each(rows, routing.sizes, experts, module, "gate_proj", "up_proj")
+        gate_up = self._project_by_expert(
+            rows, routing.sizes, experts, module, "gate_proj", "up_proj"
+        )
         gate, up = self.split(gate_up, [experts.width] * 2)
-        inner = self._gated(gate, up, experts, module)  # [P, width]
-        made = self._each(inner, routing.sizes, experts, module, "down_proj")
-        back = op("Gather", made, self._ranks(routing.order), axis=0)
+        inner = self._gate(gate, up, experts, module)  # [P, width]
+        outputs = self._project_by_expert(inner, routing.sizes, experts, module, "down_proj")
+        back = op("Gather", outputs, self._ranks(routing.order), axis=0)
         by_token = self.reshape(back, [-1, experts.chosen, self.config.hidden])
         weights = op("Unsqueeze", routing.weights, self.graph.constant([2], "int64"))
         weighted = self.multiply(by_token, weights)
@@ -59,37 +61,39 @@ class GroupedExperts(Dialect):
             scores = self.cast(scores, "float32")
         if not experts.normed:
             scores = op("Softmax", scores, axis=-1)
-        names = self.graph.fresh("TopK", 2)
+        names = self.graph.new_names("TopK", 2)
         best, chosen = multi("TopK", scores, constant([experts.chosen], "int64"), names=names)
         weights = op("Softmax", best, axis=-1) if experts.normed else best
         pairs = self.reshape(chosen, [-1])
-        own = op("Unsqueeze", pairs, constant([1], "int64"))
-        marks = op("Equal", own, constant([list(range(experts.count))], "int64"))
+        column = op("Unsqueeze", pairs, constant([1], "int64"))
+        marks = op("Equal", column, constant([list(range(experts.count))], "int64"))
         sizes = op("ReduceSum", self.cast(marks, "int64"), constant([0], "int64"), keepdims=0)
         if self.float != "float32":
             weights = self.cast(weights, self.float)
-        if experts.beside:
+        if experts.parallel_mlp:
             scale = self.weight(f"{module}.router_scale")
             weights = self.multiply(weights, op("Gather", scale, chosen))
         return _Routing(weights, self._ranks(pairs), sizes)
 
     def _ranks(self, values: str) -> str:
         """Return the indices that sort `values` [P]; of a permutation, its inverse."""
-        names = self.graph.fresh("Order", 2)
+        names = self.graph.new_names("Order", 2)
         size = self.graph.op("Shape", values)
         return self.graph.multi("TopK", values, size, names=names, axis=0, largest=0)[1]
 
-    def _each(self, rows: str, sizes: str, experts: Experts, module: str, *parts: str) -> str:
+    def _project_by_expert(
+        self, rows: str, sizes: str, experts: Experts, module: str, *parts: str
+    ) -> str:
         """Project each expert's rows of [P, …] by its own `parts`."""
-        names = self.graph.fresh("Rows", experts.count)
-        own = self.graph.multi("Split", rows, sizes, names=names, axis=0)
-        made = [
-            self.linear(mine, *(f"{module}.experts.{j}.{part}" for part in parts))
-            for j, mine in enumerate(own)
+        names = self.graph.new_names("Rows", experts.count)
+        rows_by_expert = self.graph.multi("Split", rows, sizes, names=names, axis=0)
+        outputs = [
+            self.linear(expert_rows, *(f"{module}.experts.{j}.{part}" for part in parts))
+            for j, expert_rows in enumerate(rows_by_expert)
         ]
-        return self.graph.op("Concat", *made, axis=0)
+        return self.graph.op("Concat", *outputs, axis=0)
 
-    def _gated(self, gate: str, up: str, experts: Experts, module: str) -> str:
+    def _gate(self, gate: str, up: str, experts: Experts, module: str) -> str:
         """Compute activation(gate) · up, or gpt-oss's clamped form of it."""
         op, constant = self.graph.op, self.graph.constant
         if experts.limit is not None:
@@ -98,7 +102,7 @@ class GroupedExperts(Dialect):
         if experts.steepness == 1.0:
             active = self.activation(gate, module)
         else:
-            active = self.multiply(gate, self.sigmoid(self.scaled(gate, experts.steepness)))
+            active = self.multiply(gate, self.sigmoid(self.scale(gate, experts.steepness)))
         if experts.lift:
             up = op("Add", up, constant(experts.lift, self.float))
         return self.multiply(active, up)

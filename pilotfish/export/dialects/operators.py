@@ -49,15 +49,15 @@ class Operators(ABC):
         """Multiply x by y, element by element."""
         return self.graph.op("Mul", x, y)
 
-    def scaled(self, x: str, factor: float) -> str:
+    def scale(self, x: str, factor: float) -> str:
         """Multiply x by a number."""
         return x if factor == 1.0 else self.multiply(x, self.graph.constant(factor, self.float))
 
-    def capped(self, x: str, cap: float | None) -> str:
+    def cap(self, x: str, cap: float | None) -> str:
         """Compute cap · tanh(x / cap); x where there is no cap."""
         if cap is None:
             return x
-        return self.scaled(self.graph.op("Tanh", self.scaled(x, 1 / cap)), cap)
+        return self.scale(self.graph.op("Tanh", self.scale(x, 1 / cap)), cap)
 
     def mean(self, x: str) -> str:
         """Compute the mean over the last axis, which stays as 1."""
@@ -75,7 +75,7 @@ class Operators(ABC):
 
     def split(self, x: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
         """Split into neighbouring parts of these sizes."""
-        names = self.graph.fresh("Split", len(sizes))
+        names = self.graph.new_names("Split", len(sizes))
         count = self.graph.constant(sizes, "int64")
         return self.graph.multi("Split", x, count, names=names, axis=axis)
 

@@ -15,7 +15,7 @@ from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.padded import PaddedAttention
-from pilotfish.export.dialects.pairs import recall_pairs
+from pilotfish.export.dialects.pairs import update_state_by_pairs
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model_config import ModelConfig
@@ -34,15 +34,15 @@ class Opset17(PaddedAttention):
     ) -> None:
         super().__init__(graph, config, source, precision)
         self._angles_of: dict[Rope, tuple[str, str]] = {}
-        self._cells = {config.kv_heads: self._places(config.kv_heads)}
+        self._cells = {config.kv_heads: self._cache_indices(config.kv_heads)}
 
-    def _places(self, kv_heads: int) -> str:
+    def _cache_indices(self, kv_heads: int) -> str:
         """Return where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell."""
-        graph, op, one = self.graph, self.graph.op, self.graph.constant([1], "int64")
+        graph, op, axis = self.graph, self.graph.op, self.graph.constant([1], "int64")
         slots = op("Shape", self.unpack, start=0, end=1)
         size = op("Shape", self.unpack, start=1, end=2)
         heads = graph.constant([kv_heads], "int64")
-        index_shape = op("Concat", slots, heads, size, one, axis=0)
+        index_shape = op("Concat", slots, heads, size, axis, axis=0)
         slot = self.reshape(self._count(slots), [-1, 1, 1, 1])
         head = graph.constant([[[[h]] for h in range(kv_heads)]], "int64")
         offset = self.reshape(self._count(size), [1, 1, -1, 1])
@@ -72,12 +72,12 @@ class Opset17(PaddedAttention):
         """Compute x · Φ(x), or its approximation by tanh."""
         op = self.graph.op
         if tanh:
-            cube = self.scaled(self.multiply(self.multiply(x, x), x), 0.044715)
-            bent = op("Tanh", self.scaled(self.add(x, cube), (2 / np.pi) ** 0.5))
+            cube = self.scale(self.multiply(self.multiply(x, x), x), 0.044715)
+            bent = op("Tanh", self.scale(self.add(x, cube), (2 / np.pi) ** 0.5))
         else:
-            bent = op("Erf", self.scaled(x, 0.5**0.5))
-        one = self.graph.constant(1.0, self.float)
-        return self.multiply(self.scaled(x, 0.5), op("Add", bent, one))
+            bent = op("Erf", self.scale(x, 0.5**0.5))
+        ones = self.graph.constant(1.0, self.float)
+        return self.multiply(self.scale(x, 0.5), op("Add", bent, ones))
 
     def _angles(self, rope: Rope) -> tuple[str, str]:
         """Return cos and sin of this pass's tokens, [B, 1, S, pairs] each; layers share them."""
@@ -95,10 +95,10 @@ class Opset17(PaddedAttention):
         """Apply the rotary embedding to [B, heads, S, width]."""
         pairs, rest = len(rope.frequencies), width - 2 * len(rope.frequencies)
         sizes = [2 * pairs, rest] if rest else [2 * pairs]
-        turning, *still = self.split(x, sizes) if rest else [x]
-        return self.concat(*self._turned(turning, rope), *still)
+        turning, *rest_channels = self.split(x, sizes) if rest else [x]
+        return self.concat(*self._rotate_pairs(turning, rope), *rest_channels)
 
-    def _turned(self, x: str, rope: Rope) -> list[str]:
+    def _rotate_pairs(self, x: str, rope: Rope) -> list[str]:
         """Turn all channels of [B, heads, S, 2 · pairs]; the parts of the result, in order."""
         op, (cos, sin) = self.graph.op, self._angles(rope)
         pairs = len(rope.frequencies)
@@ -120,20 +120,20 @@ class Opset17(PaddedAttention):
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
         if kv_heads not in self._cells:
-            self._cells[kv_heads] = self._places(kv_heads)
+            self._cells[kv_heads] = self._cache_indices(kv_heads)
         self.graph.op("ScatterND", past, self._cells[kv_heads], new, name=present)
 
-    def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
+    def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
         """Write a state space as products over all pairs of tokens.
 
         Raises:
             ExportError: for what only loops could say: the delta rule, selective state spaces.
         """
-        own = self.config.recurrence
-        assert own is not None
-        if own.space is not None and own.space.rank is None:
-            return recall_pairs(self, own, rows, lacking, states)
-        kind = "linear attention" if own.space is None else "selective state space"
+        dims = self.config.recurrence
+        assert dims is not None
+        if dims.space is not None and dims.space.rank is None:
+            return update_state_by_pairs(self, dims, rows, missing, states)
+        kind = "linear attention" if dims.space is None else "selective state space"
         raise ExportError(
             f"opset17 has no {kind}: choose --dialect opset24 or contrib, for ONNX Runtime 1.31"
         )

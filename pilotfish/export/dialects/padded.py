@@ -56,7 +56,7 @@ class PaddedAttention(GroupedExperts):
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
         op, heads = self.graph.op, self.config.heads_of(layer)
         rows = self.reshape(qkv, [-1, heads.dim])  # [T · heads of q, k and v, head_dim]
-        source = self.config.layer(layer).reads
+        source = self.config.layer(layer).kv_source
         if source is None:
             q, key, value = self._append(rows, layer)
         else:
@@ -75,8 +75,8 @@ class PaddedAttention(GroupedExperts):
         tied = self.config.layer(layer).tied_values
         total = first if tied else first + heads.keys
         qk = op("Gather", rows, self._rows_of(0, first, total), axis=0)
-        own = self._rows_of(heads.queries if tied else first, heads.keys, total)
-        v = op("Gather", rows, own, axis=0)  # [B, kv_heads, S, head_dim]
+        value_rows = self._rows_of(heads.queries if tied else first, heads.keys, total)
+        v = op("Gather", rows, value_rows, axis=0)  # [B, kv_heads, S, head_dim]
         q, k = self._prepare(qk, layer)
         past_key, past_value, key, value = self.cache(layer)
         v = self.norm_values(v, heads)
@@ -96,21 +96,21 @@ class PaddedAttention(GroupedExperts):
         config, form, heads = self.config, self.config.form, self.config.heads_of(layer)
         rope, sizes = config.layer(layer).rope, [heads.queries, heads.keys]
 
-        def turned(x: str) -> str:
+        def rotate(x: str) -> str:
             return x if rope is None else self.rotate(x, rope, heads.dim)
 
         if form.qk_norm in {None, "all"}:
-            q, k = self.split(turned(qk), sizes, axis=1)
+            q, k = self.split(rotate(qk), sizes, axis=1)
         else:
             parts = []
             for name, x, count in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True):
                 module = f"model.layers.{layer}.self_attn.{name}_norm"
                 if form.qk_norm_late:
-                    parts.append(self.norm_heads(turned(x), module, count, apart=2))
+                    parts.append(self.norm_heads(rotate(x), module, count, apart=2))
                 else:
-                    parts.append(turned(self.norm_heads(x, module, count, apart=2)))
+                    parts.append(rotate(self.norm_heads(x, module, count, apart=2)))
             q, k = parts
-        return (self.multiply(q, self._growth) if config.query_growth else q), k
+        return (self.multiply(q, self._query_factors) if config.query_growth else q), k
 
     @cached_property
     def _cell_positions(self) -> str:
@@ -119,7 +119,7 @@ class PaddedAttention(GroupedExperts):
         return self.graph.op("Unsqueeze", cells, self.graph.constant([1, 2], "int64"))
 
     @cached_property
-    def _growth(self) -> str:
+    def _query_factors(self) -> str:
         """The factor of the queries, [B, 1, S, 1]."""
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
         return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
@@ -166,7 +166,7 @@ class PaddedAttention(GroupedExperts):
         if window not in self._windows:
             axes = self.graph.constant([1, 3], "int64")
             positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
-            self._windows[window] = self.hidden_beyond(
+            self._windows[window] = self.hide_beyond(
                 window, self.mask, positions, self._cell_positions
             )
         return self._windows[window]

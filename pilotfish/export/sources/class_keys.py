@@ -23,7 +23,7 @@ class ClassKeys:
 
     def class_key(self, key: str) -> str:
         """Return the class's name of one of Llama's keys."""
-        return self.architecture.called.get(key, key)
+        return self.architecture.key_names.get(key, key)
 
     def has(self, key: str) -> bool:
         """Whether the class knows the key."""
@@ -35,7 +35,7 @@ class ClassKeys:
 
     def raw(self, key: str) -> Any:
         """Return what is stated, or the default; None for null."""
-        self.fields.touch(self.class_key(key))
+        self.fields.mark_read(self.class_key(key))
         default = self.default(key)
         return self.fields.values.get(self.class_key(key), None if default is REQUIRED else default)
 

@@ -27,19 +27,19 @@ class CutHead:
         ExportError: unless `kept`, i64 [N], are some, but not all, of its tokens, ascending.
     """
 
-    def __init__(self, whole: WeightSource, kept: NDArray[np.int64]) -> None:
+    def __init__(self, whole: WeightSource, tokens: NDArray[np.int64]) -> None:
         config = whole.config
-        if not 0 < len(kept) < whole.vocab_size:
+        if not 0 < len(tokens) < whole.vocab_size:
             raise ExportError(
                 f"{config.name} has {whole.vocab_size} tokens: a head is cut to fewer, and to one "
-                f"at least, not to {len(kept)}"
+                f"at least, not to {len(tokens)}"
             )
-        if kept[0] < 0 or kept[-1] >= whole.vocab_size or (np.diff(kept) <= 0).any():
+        if tokens[0] < 0 or tokens[-1] >= whole.vocab_size or (np.diff(tokens) <= 0).any():
             raise ExportError("the tokens of a cut head ascend within the vocabulary")
-        self._whole, self._kept = whole, kept
+        self._whole, self._tokens = whole, tokens
         self._head = EMBEDDING if config.tied else HEAD
         self.config: ModelConfig = msgspec.structs.replace(
-            config, tied=False, head_tokens=len(kept)
+            config, tied=False, head_tokens=len(tokens)
         )
         self.tokenizer_json = whole.tokenizer_json
         self.vocab_size = whole.vocab_size
@@ -59,8 +59,8 @@ class CutHead:
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read a weight; of the head, the kept tokens' rows."""
-        found = self._whole.tensor(self._head if name == HEAD else name)
-        return found[self._kept] if name in {HEAD, HEAD_BIAS} else found
+        weight = self._whole.tensor(self._head if name == HEAD else name)
+        return weight[self._tokens] if name in {HEAD, HEAD_BIAS} else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read a weight in parts; the head in one."""
@@ -77,5 +77,5 @@ class CutHead:
         """Read a weight's blocks; of the head, those of the kept tokens' rows."""
         if name != HEAD:
             return self._whole.quantized(name)
-        found = self._whole.quantized(self._head)
-        return None if found is None else found.take(self._kept)
+        blocks = self._whole.quantized(self._head)
+        return None if blocks is None else blocks.take(self._tokens)

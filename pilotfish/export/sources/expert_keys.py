@@ -32,7 +32,7 @@ def read_experts(keys: ClassKeys) -> Experts | None:
         shared_gate=mixture.shared_gate,
         steepness=keys.number("swiglu_alpha", otherwise=1.0),
         lift=mixture.lift,
-        beside=mixture.beside,
+        parallel_mlp=mixture.parallel_mlp,
         limit=keys.optional("swiglu_limit"),
     )
 

@@ -49,11 +49,11 @@ class Fields:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(
-                f"{self.prefix}{key} is {shown(value)}, and must be of type {kind.__name__}"
+                f"{self.prefix}{key} is {format_value(value)}, and must be of type {kind.__name__}"
             )
         return value
 
-    def touch(self, key: str) -> None:
+    def mark_read(self, key: str) -> None:
         """Count a key as read."""
         self._read.add(key)
 
@@ -76,7 +76,7 @@ class Fields:
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{self.prefix}{key} is {shown(value)}, and must be a list")
+            raise self.error(f"{self.prefix}{key} is {format_value(value)}, and must be a list")
         return value
 
     def table(self, key: str) -> Fields:
@@ -84,18 +84,18 @@ class Fields:
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.error(f"{self.prefix}{key} is {shown(value)}, and must be an object")
+            raise self.error(f"{self.prefix}{key} is {format_value(value)}, and must be an object")
         if key not in self._tables:
             self._tables[key] = Fields(value or {}, self.where, f"{self.prefix}{key}.")
         return self._tables[key]
 
-    def passed_over(self) -> Iterator[tuple[str, Any]]:
+    def unread_keys(self) -> Iterator[tuple[str, Any]]:
         """Return full name and value of each key that was not read."""
         for key, value in self.values.items():
             if key not in self._read:
                 yield f"{self.prefix}{key}", value
         for table in self._tables.values():
-            yield from table.passed_over()
+            yield from table.unread_keys()
 
     def refuse_unknown(
         self,
@@ -110,7 +110,7 @@ class Fields:
             neutral: full names of keys without effect at these values.
             ignored: full names of keys that the user chose to ignore.
         """
-        unread = dict(self.passed_over())
+        unread = dict(self.unread_keys())
         for name in ignored:
             if name not in unread:
                 raise self.error(
@@ -122,10 +122,12 @@ class Fields:
                 continue
             if name in neutral:
                 accepted = " or ".join(map(repr, neutral[name]))
-                raise self.error(f"{name} is {shown(value)}, and only {accepted} is supported")
+                raise self.error(
+                    f"{name} is {format_value(value)}, and only {accepted} is supported"
+                )
             unknown.append(name)
         if unknown:
-            some = [shown(name, quoted=False) for name in unknown[:MOST_NAMED]]
+            some = [format_value(name, quoted=False) for name in unknown[:MOST_NAMED]]
             more = f" and {len(unknown) - len(some)} more" if len(unknown) > len(some) else ""
             raise self.error(
                 f"{', '.join(some)}{more}: not known here, so the model might come out as another "
@@ -138,7 +140,7 @@ class Fields:
         return ExportError(f"{self.where}: {problem}")
 
 
-def shown(value: Any, *, quoted: bool = True) -> str:
+def format_value(value: Any, *, quoted: bool = True) -> str:
     """Format what a file states for an error: on one line, and of bounded length."""
     text = repr(value) if quoted or not str(value).isprintable() else str(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
@@ -147,5 +149,6 @@ def shown(value: Any, *, quoted: bool = True) -> str:
 def _is_neutral(value: Any, accepted: Collection[Any]) -> bool:
     """Whether a value equals one of these; False is not 0 here, nor True 1."""
     return any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in accepted
     )

@@ -63,8 +63,8 @@ class FirstLayers:
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
             return np.concatenate(list(self.rows(name)))
-        found = self._whole.tensor(name)
-        return found[: self._inputs] if name == f"{TOKEN_PROJECTION}.weight" else found
+        weight = self._whole.tensor(name)
+        return weight[: self._inputs] if name == f"{TOKEN_PROJECTION}.weight" else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read one of the weights that are left, in parts; of the layers' table, their columns."""
@@ -84,16 +84,16 @@ class FirstLayers:
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
             return None  # its blocks may lie across the border of two layers
-        found = self._whole.quantized(name)
-        if found is None or name != f"{TOKEN_PROJECTION}.weight":
-            return found
-        return found.take(np.arange(self._inputs))
+        blocks = self._whole.quantized(name)
+        if blocks is None or name != f"{TOKEN_PROJECTION}.weight":
+            return blocks
+        return blocks.take(np.arange(self._inputs))
 
     @property
     def _inputs(self) -> int:
         """Rows of what projects an embedding to the inputs of all layers that are left."""
-        own = self.config.token_inputs
-        return 0 if own is None else self._layers * own.width
+        inputs = self.config.token_inputs
+        return 0 if inputs is None else self._layers * inputs.width
 
     def _keeps(self, name: str) -> bool:
         layer = LAYER.search(name)

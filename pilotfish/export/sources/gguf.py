@@ -55,10 +55,10 @@ class GgufSource:
         self._kind: Literal["default", "gguf"] = kind
         self._location = location or path.name
         self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
-        model_type, own = find_class(self._file)
+        model_type, variant = find_class(self._file)
         mixture = ARCHITECTURES[model_type].mixture
-        self._names = gguf_names(own, experts=mixture is not None)
-        self._interleaved = own.interleaved
+        self._names = gguf_names(variant, experts=mixture is not None)
+        self._interleaved = variant.interleaved
         # not rope's tensors, which are no weights
         self._shapes = {
             name: info.shape
@@ -66,15 +66,17 @@ class GgufSource:
             if name not in {DIVISORS, SHORT, LONG}
         }
         self._origins = find_weights(self._names, self._shapes)
-        whole = {name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()}
-        of_model = set(ignored) - {TEMPLATE_KEY}
-        self.config, settings = read_metadata(self._file, model_type, whole, of_model)
-        self._taker = TensorSlicer(self._names, self.config)
-        found = {
-            name: self._taker.shape(name, origin, self._shapes)
+        stored_shapes = {
+            name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()
+        }
+        model_keys = set(ignored) - {TEMPLATE_KEY}
+        self.config, settings = read_metadata(self._file, model_type, stored_shapes, model_keys)
+        self._slicer = TensorSlicer(self._names, self.config)
+        shapes = {
+            name: self._slicer.shape(name, origin, self._shapes)
             for name, origin in self._origins.items()
         }
-        check_weights(self.config, found, settings, str(path), self._called)
+        check_weights(self.config, shapes, settings, str(path), self._stored_name)
         vocabulary = GgufVocabulary(self._file.metadata, path)
         self.tokenizer_json = vocabulary.tokenizer_json
         self.vocab_size = vocabulary.size
@@ -109,15 +111,15 @@ class GgufSource:
         if name not in self._origins:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
-        values = self._taker.take(name, origin, [self._stored(origin)])
+        values = self._slicer.take(name, origin, [self._read_stored(origin)])
         heads = self._interleaved_heads(name)
-        return values if heads is None else _halves_apart(values, heads)
+        return values if heads is None else _deinterleave(values, heads)
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read one weight, in one part: none of these classes has one that is looked up only."""
         yield self.tensor(name)
 
-    def _stored(self, origin: Origin) -> NDArray[np.float32]:
+    def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
         """Read a tensor, or an expert's part; of a fused one, parts follow parts."""
         place = origin.stored[0], origin.expert
         if len(origin.parts) < 2:
@@ -130,9 +132,9 @@ class GgufSource:
     def blocks(self) -> Collection[str]:
         """Name the types of its blocks; refuse those that no kernel can hold."""
         kinds = self._file.kinds() - FLOATS
-        if strange := sorted(kinds - FORMATS.keys()):
+        if unsupported := sorted(kinds - FORMATS.keys()):
             raise ExportError(
-                f"{self._file.path} has tensors of type {', '.join(strange)}, and only "
+                f"{self._file.path} has tensors of type {', '.join(unsupported)}, and only "
                 f"{', '.join(FORMATS)} can be kept: take --precision int8, which dequantises them "
                 "first, or --dialect llamacpp, which runs the file itself"
             )
@@ -143,13 +145,13 @@ class GgufSource:
         if name not in self._origins:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
-        found = self._file.quantized(origin.stored[0], origin.expert)
-        if found is not None and origin.part is not None:
-            found = found.take(self._taker.rows(name, origin, len(found.codes)))
+        blocks = self._file.quantized(origin.stored[0], origin.expert)
+        if blocks is not None and origin.part is not None:
+            blocks = blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
         heads = self._interleaved_heads(name)
-        if found is None or heads is None:
-            return found
-        return found.take(_halves_apart(np.arange(len(found.codes)), heads))
+        if blocks is None or heads is None:
+            return blocks
+        return blocks.take(_deinterleave(np.arange(len(blocks.codes)), heads))
 
     def _interleaved_heads(self, name: str) -> int | None:
         """Return how many heads a weight has whose halves are interleaved; None for others."""
@@ -158,7 +160,7 @@ class GgufSource:
         heads = {".q_proj.": self.config.heads, ".k_proj.": self.config.kv_heads}
         return next((count for part, count in heads.items() if part in name), None)
 
-    def _called(self, name: str) -> str:
+    def _stored_name(self, name: str) -> str:
         """Return the file's name of a weight."""
         origin = self._origins.get(name)
         return stored_name(self._names, name) if origin is None else origin.stored[0]
@@ -169,7 +171,7 @@ def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) ->
     return GgufSource(Path(source), progress, ignored=ignored)
 
 
-def _halves_apart(values: NDArray[T], heads: int) -> NDArray[T]:
+def _deinterleave(values: NDArray[T], heads: int) -> NDArray[T]:
     """Undo GGUF's interleaving of a head's first and second half.
 
     values: [heads * head_dim, …], where rows (2i, 2i + 1) of a head rotate together;

@@ -87,8 +87,8 @@ def _bits(field: Bytes, run: int, width: int) -> Bytes:
     """
     shifts = np.arange(0, 8, width, dtype=np.uint8).reshape(1, 1, -1, 1)
     runs = field.reshape(len(field), -1, 1, run) >> shifts
-    found: Bytes = (runs & np.uint8(2**width - 1)).reshape(len(field), -1)
-    return found
+    codes: Bytes = (runs & np.uint8(2**width - 1)).reshape(len(field), -1)
+    return codes
 
 
 def _q4_0(rows: Bytes) -> _BlockValues:
@@ -101,20 +101,20 @@ def _q4_1(rows: Bytes) -> _BlockValues:
     return _BlockValues(_bits(codes, 16, 4), _half(d), _half(m))
 
 
-def _fifth(high: Bytes) -> Bytes:
+def _fifth_bits(high: Bytes) -> Bytes:
     """The fifth bits of 32 codes, u8 [n, 32] of 0 and 16."""
-    found: Bytes = np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
-    return found
+    bits: Bytes = np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    return bits
 
 
 def _q5_0(rows: Bytes) -> _BlockValues:
     d, high, codes = _split(rows, 2, 4, 16)
-    return _BlockValues(_bits(codes, 16, 4) | _fifth(high), _half(d))
+    return _BlockValues(_bits(codes, 16, 4) | _fifth_bits(high), _half(d))
 
 
 def _q5_1(rows: Bytes) -> _BlockValues:
     d, m, high, codes = _split(rows, 2, 2, 4, 16)
-    return _BlockValues(_bits(codes, 16, 4) | _fifth(high), _half(d), _half(m))
+    return _BlockValues(_bits(codes, 16, 4) | _fifth_bits(high), _half(d), _half(m))
 
 
 def _q8_0(rows: Bytes) -> _BlockValues:

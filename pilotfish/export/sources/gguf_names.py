@@ -51,17 +51,17 @@ DIVISORS, SHORT, LONG = (
 )
 
 
-def gguf_names(own: Gguf, *, experts: bool) -> Names:
+def gguf_names(variant: Gguf, *, experts: bool) -> Names:
     """Return what files of an architecture call their weights; `experts`: whether it has any."""
-    fused = {part for parts in own.fused.values() for part in parts}
-    other = fused | {*own.modules.values()}
+    fused = {part for parts in variant.fused.values() for part in parts}
+    other = fused | {*variant.modules.values()}
     modules = {theirs: ours for theirs, ours in MODULES.items() if ours not in other}
     return Names(
         body="",
         stack="blk",
         outer=OUTER,
-        modules={**modules, **own.modules},
-        fused={"attn_qkv": QKV, **own.fused},
+        modules={**modules, **variant.modules},
+        fused={"attn_qkv": QKV, **variant.fused},
         stacked=STACKED if experts else {},
         tensors={"attn_sinks.weight": "self_attn.sinks"},
     )

@@ -18,7 +18,7 @@ from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT
 
 # Keys of such a table → GGUF's, for errors.
-ROPE_WORDS = {
+ROPE_KEYS = {
     "rope_scaling.rope_type": "rope.scaling.type",
     "rope_scaling.factor": "rope.scaling.factor",
     "rope_scaling.original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -42,7 +42,7 @@ def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[st
         return _longrope(file, fields)
     if kind == "none":
         for key in ("rope.scaling.factor", "rope.scale_linear"):
-            fields.touch(key)
+            fields.mark_read(key)
         return {"rope_type": "default"}
     # The second is what older files call it; 0 is 1.
     older = fields.get("rope.scale_linear", float, 0.0)
@@ -65,9 +65,9 @@ def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any
         "factor": factor,
         "original_max_position_embeddings": fields.count(key, fields.count("context_length")),
     }
-    for stated, own in YARN.items():
+    for stated, ours in YARN.items():
         if f"rope.scaling.{stated}" in fields.values:
-            table[own] = fields.positive(f"rope.scaling.{stated}")
+            table[ours] = fields.positive(f"rope.scaling.{stated}")
     if log := fields.get("rope.scaling.yarn_log_multiplier", float, 0.0):
         table |= {"mscale": 1.0, "mscale_all_dim": log}
     if beta := fields.get("attention.temperature_scale", float, 0.0):
@@ -93,7 +93,7 @@ def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
     return table
 
 
-def turning_part(fields: Fields, width: int, *, partial: bool) -> float | None:
+def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | None:
     """Return how much of a head of this width turns; None in a class that turns whole heads.
 
     Raises:
@@ -123,7 +123,7 @@ def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
         return config
     divisors = file.tensor(DIVISORS).ravel().astype(np.float64)
 
-    def divided(layer: Layer) -> Layer:
+    def divide(layer: Layer) -> Layer:
         rope = layer.rope
         if rope is None:
             return layer
@@ -132,9 +132,11 @@ def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
                 f"{file.path}: {DIVISORS} has {len(divisors)} entries, not "
                 f"{len(rope.frequencies)} above 0"
             )
-        found = tuple((np.array(rope.frequencies) / divisors).tolist())
-        return msgspec.structs.replace(layer, rope=msgspec.structs.replace(rope, frequencies=found))
+        frequencies = tuple((np.array(rope.frequencies) / divisors).tolist())
+        return msgspec.structs.replace(
+            layer, rope=msgspec.structs.replace(rope, frequencies=frequencies)
+        )
 
     if all(layer.rope is None for layer in config.pattern):
         raise ExportError(f"{file.path} has {DIVISORS}, and no layer is rotated")
-    return msgspec.structs.replace(config, pattern=tuple(map(divided, config.pattern)))
+    return msgspec.structs.replace(config, pattern=tuple(map(divide, config.pattern)))

@@ -19,13 +19,13 @@ from pilotfish.export.parts import Recurrence, Streams, TokenInputs
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
-from pilotfish.export.sources.fields import Fields, shown
+from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
 from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.sources.recurrence_keys import (
-    called_recurrence,
     read_factors,
     read_recurrence,
+    recurrence_file_keys,
 )
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import HEAD
@@ -58,28 +58,36 @@ class Description:
     ) -> None:
         fields = Fields(values, where)
         model_type = fields.get("model_type", str, "")
-        own = self.architecture = _find(fields, model_type)
-        fields = Fields(_without_echoes(_renamed(fields, own.also), own.echoes), where)
-        fields.touch("model_type")
-        fields.touch("quantization_config")
-        self.packing = _packing(fields, own)
-        for key in own.must_state:
+        architecture = self.architecture = _find(fields, model_type)
+        fields = Fields(
+            _without_echoes(_rename_keys(fields, architecture.aliases), architecture.echoes), where
+        )
+        fields.mark_read("model_type")
+        fields.mark_read("quantization_config")
+        self.packing = _packing(fields, architecture)
+        for key in architecture.must_state:
             if fields.values.get(key) is None:
                 raise fields.error(f"{key} is missing, and by default it is another architecture's")
-        for key in own.not_null:
+        for key in architecture.not_null:
             if fields.values.get(key, key) is None:
                 raise fields.error(f"{key} is null, and must be of type float")
-        keys = ClassKeys(fields, own)
+        keys = ClassKeys(fields, architecture)
         self.config = _read(keys, model_type, name)
-        self.settings = FileSettings(_called(keys, self.config), _switches(keys))
-        fields.refuse_unknown(INERT | own.inert, {**NEUTRAL, **own.neutral}, ignored)
+        self.settings = FileSettings(_file_keys(keys, self.config), _switches(keys))
+        fields.refuse_unknown(
+            INERT | architecture.inert, {**NEUTRAL, **architecture.neutral}, ignored
+        )
 
 
 def _find(fields: Fields, model_type: str) -> Architecture:
     if model_type in ARCHITECTURES:
-        own = ARCHITECTURES[model_type]
+        architecture = ARCHITECTURES[model_type]
         plain = fields.values.get("num_local_experts") == 0
-        return own if own.with_experts is None or plain else own.with_experts
+        return (
+            architecture
+            if architecture.with_experts is None or plain
+            else architecture.with_experts
+        )
     supported = "see `pilotfish export list --supported`"
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
     if any(stated) if stated else "moe" in model_type:
@@ -89,13 +97,13 @@ def _find(fields: Fields, model_type: str) -> Architecture:
     raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
 
 
-def _renamed(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
+def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
     """Return the values under the class's names for keys that have two."""
-    found = dict(fields.values)
+    values = dict(fields.values)
     for other, key in also.items():
-        if other in found and found.setdefault(key, found[other]) != found.pop(other):
+        if other in values and values.setdefault(key, values[other]) != values.pop(other):
             raise fields.error(f"{other} and {key} are two names of one key, and differ")
-    return found
+    return values
 
 
 def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[str, Any]:
@@ -108,17 +116,17 @@ def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[s
     }
 
 
-def _packing(fields: Fields, own: Architecture) -> Packing | None:
+def _packing(fields: Fields, architecture: Architecture) -> Packing | None:
     """Read how matrices are quantised; None for MXFP4 too, which `export.sources.stored` reads."""
     stated = fields.values.get("quantization_config")
     mxfp4 = isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
-    if mxfp4 and own.names.stacked:
+    if mxfp4 and architecture.names.stacked:
         return None
-    return read_packing(stated, fields.where, gguf=own.gguf is not None)
+    return read_packing(stated, fields.where, gguf=architecture.gguf is not None)
 
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
-    own, hidden = keys.architecture, keys.count("hidden_size")
+    architecture, hidden = keys.architecture, keys.count("hidden_size")
     layers, heads, head_dim = count_layers(keys), 1, 1  # as without attention
     if keys.has("num_attention_heads"):
         heads = keys.count("num_attention_heads")
@@ -143,17 +151,19 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         else UNBOUNDED,
         vocab_size=keys.count("vocab_size"),
         tied=_tied(keys),
-        norm_eps=keys.number("rms_norm_eps", otherwise=own.keys["rms_norm_eps"]),
+        norm_eps=keys.number("rms_norm_eps", otherwise=architecture.keys["rms_norm_eps"]),
         form=_form(keys),
         pattern=pattern,
         experts=read_experts(keys),
         activation=_activation(keys),
         embedding=None if embedding == hidden else embedding,
-        position_offset=own.position_offset,
+        position_offset=architecture.position_offset,
         score_scale=_score_scale(keys, head_dim),
         score_cap=keys.optional("attn_logit_softcapping"),
         logit_cap=keys.optional("final_logit_softcapping"),
-        embed_scale=root if own.embed_root else keys.number("embedding_multiplier", otherwise=1.0),
+        embed_scale=root
+        if architecture.embed_root
+        else keys.number("embedding_multiplier", otherwise=1.0),
         residual_scale=keys.number("residual_multiplier", otherwise=1.0),
         logit_scale=keys.number("logit_scale", otherwise=1.0)
         / keys.number("logits_scaling", otherwise=1.0),
@@ -166,15 +176,15 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
 
 
 def _form(keys: ClassKeys) -> Form:
-    own = keys.architecture
+    architecture = keys.architecture
     try:
-        varied = own.vary(keys.form_value) if own.vary else {}
+        varied = architecture.vary(keys.form_value) if architecture.vary else {}
     except ValueError as error:
         raise keys.fields.error(str(error)) from None
-    form = msgspec.structs.replace(own.form, **varied)
+    form = msgspec.structs.replace(architecture.form, **varied)
     biases = [
         module
-        for key, modules in own.biases.items()
+        for key, modules in architecture.biases.items()
         if key == "" or keys.flag(key)
         for module in modules
         if form.gated or module != "mlp.gate_proj"
@@ -190,12 +200,12 @@ def _kv_heads(keys: ClassKeys, heads: int) -> int:
         shared = 1 if keys.flag("multi_query") else heads
         if not keys.flag("new_decoder_architecture"):
             return shared
-    found = keys.count("num_key_value_heads", null=heads)
-    if heads % found:
+    kv_heads = keys.count("num_key_value_heads", null=heads)
+    if heads % kv_heads:
         raise keys.fields.error(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {found}"
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
         )
-    return found
+    return kv_heads
 
 
 def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
@@ -228,7 +238,7 @@ def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -
         return recurrence.values
     listed = keys.fields.values.get("intermediate_size")
     if keys.has("activation_sparsity_pattern") and isinstance(listed, list) and listed:
-        keys.fields.touch("intermediate_size")
+        keys.fields.mark_read("intermediate_size")
         first = Fields({"intermediate_size": listed[0]}, keys.fields.where)
         return first.count("intermediate_size")
     stated = keys.count("intermediate_size", null=4 * hidden)
@@ -269,18 +279,18 @@ def _streams(keys: ClassKeys) -> Streams | None:
     """Read Gemma 3n's AltUp and Laurel."""
     if not keys.has("altup_num_inputs"):
         return None
-    found = Streams(
+    streams = Streams(
         count=keys.count("altup_num_inputs"),
         active=keys.fields.get("altup_active_idx", int, keys.default("altup_active_idx")),
         scaled=keys.flag("altup_correct_scale"),
         rank=keys.count("laurel_rank"),
     )
-    if not 0 <= found.active < found.count or found.count < 2:
+    if not 0 <= streams.active < streams.count or streams.count < 2:
         raise keys.fields.error(
-            f"altup_active_idx {found.active} must be from 0 to below altup_num_inputs, which is "
-            f"{found.count} and must be at least 2"
+            f"altup_active_idx {streams.active} must be from 0 to below altup_num_inputs, which is "
+            f"{streams.count} and must be at least 2"
         )
-    return found
+    return streams
 
 
 def _activation(keys: ClassKeys) -> Activation:
@@ -290,14 +300,14 @@ def _activation(keys: ClassKeys) -> Activation:
     known = {**ACTIVATIONS, **keys.architecture.activations}
     if name not in known:
         raise keys.fields.error(
-            f"the activation {shown(name)} is not supported; {', '.join(known)} are"
+            f"the activation {format_value(name)} is not supported; {', '.join(known)} are"
         )
     return known[name]
 
 
 def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
-    if keys.architecture.scores is not None:
-        return keys.architecture.scores
+    if keys.architecture.score_scale is not None:
+        return keys.architecture.score_scale
     if keys.has("key_multiplier"):  # Falcon-H1
         factor = keys.number("key_multiplier", otherwise=1.0)
         return None if factor == 1.0 else float(factor * head_dim**-0.5)
@@ -323,10 +333,10 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
 # --- for errors ----------------------------------------------------------------------------------
 
 
-def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
+def _file_keys(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     """Map fields of `config` to their names in the file."""
     names = {field: keys.class_key(key) for field, key in FIELDS.items()}
-    names |= {f"recurrence.{field}": key for field, key in called_recurrence(keys).items()}
+    names |= {f"recurrence.{field}": key for field, key in recurrence_file_keys(keys).items()}
     stated = keys.fields.values
     if config.experts is not None:
         width = (
@@ -343,13 +353,13 @@ def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
 
 def _switches(keys: ClassKeys) -> dict[str, str]:
     """Map parts of weights' names to the setting that decides whether they exist."""
-    found = {HEAD: f"{keys.class_key('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
+    switches = {HEAD: f"{keys.class_key('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
     for key, modules in keys.architecture.biases.items():
         if key:
-            said = f"{key} {keys.flag(key)}"
-            found |= {f"{module}.bias": said for module in modules}
+            setting = f"{key} {keys.flag(key)}"
+            switches |= {f"{module}.bias": setting for module in modules}
     if keys.has("num_experts") and keys.raw("num_experts") is not None:
-        found[".experts."] = f"{keys.class_key('num_experts')} {keys.count('num_experts')}"
+        switches[".experts."] = f"{keys.class_key('num_experts')} {keys.count('num_experts')}"
     if keys.has("do_layer_norm_before"):
-        found["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"
-    return found
+        switches["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"
+    return switches

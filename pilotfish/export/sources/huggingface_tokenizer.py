@@ -77,10 +77,10 @@ def read_tokenizer(path: Path, ignored: Collection[str] = ()) -> tuple[str, list
     for names, read in FORMS:
         if all((path / name).is_file() for name in names):
             with reading_file(lambda problem: _unreadable(f"{path}: the tokenizer", problem)):
-                found = read(path)
-            _expect_agreement(path, found, ignored)
+                text = read(path)
+            _expect_agreement(path, text, ignored)
             used = dict.fromkeys((*names, *(name for name in _ALSO if (path / name).is_file())))
-            return found, [path / name for name in used]
+            return text, [path / name for name in used]
     forms = ", ".join(" and ".join(names) for names, _ in FORMS)
     raise ExportError(f"{path} holds no tokenizer.json, nor another form of it ({forms})")
 
@@ -93,12 +93,12 @@ def read_special_tokens(path: Path, text: str) -> dict[str, str]:
     Raises:
         ExportError: if one of the directory's files is damaged.
     """
-    settings, parsed = read_object(path / "tokenizer_config.json"), _parsed(text)
+    settings, parsed = read_object(path / "tokenizer_config.json"), _parse(text)
     padding = parsed.get("padding")
     named = named_tokens(
         settings,
         read_object(path / "special_tokens_map.json"),
-        _class(path, settings, parsed),
+        _find_class(path, settings, parsed),
         padding.get("pad_token") if isinstance(padding, dict) else None,
     )
     known = token_ids(text)
@@ -107,8 +107,8 @@ def read_special_tokens(path: Path, text: str) -> dict[str, str]:
 
 def read_end_tokens(ids: list[int], special_tokens: Mapping[str, str], text: str) -> list[int]:
     """Return the end tokens, and the tokenizer's own if it is none of them."""
-    own = token_ids(text).get(special_tokens.get("eos_token", ""))
-    return ids if own is None or own in ids else [*ids, own]
+    end = token_ids(text).get(special_tokens.get("eos_token", ""))
+    return ids if end is None or end in ids else [*ids, end]
 
 
 def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
@@ -116,11 +116,11 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
 
     transformers gives a token that is lacking the next free id, which the model does not know.
     """
-    known, parsed = token_ids(text), _parsed(text)
+    known, parsed = token_ids(text), _parse(text)
     settings, roles = (
         read_object(path / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
-    named = named_tokens(settings, roles, _class(path, settings, parsed))
+    named = named_tokens(settings, roles, _find_class(path, settings, parsed))
     special = read_added(path).special
     for token in _unlisted(path, settings, parsed, special):
         if any(token in template for template in templates):
@@ -150,22 +150,22 @@ def _unlisted(
     a special token of the vocabulary keeps its id.
     """
     listed = settings.get("added_tokens_decoder")
-    if not isinstance(listed, dict) or _class(path, settings, parsed) not in CLASSES:
+    if not isinstance(listed, dict) or _find_class(path, settings, parsed) not in CLASSES:
         return set()
     try:
         vocabulary = msgspec.convert(parsed, _Tables)
     except msgspec.ValidationError:
         return set()  # Unigram, which no such class reads here, or damaged
     added = {token.content for token in vocabulary.added_tokens}
-    kept = {word for word in special if word in vocabulary.model.vocab}
-    return added - kept - set(map(content, listed.values()))
+    vocabulary_tokens = {word for word in special if word in vocabulary.model.vocab}
+    return added - vocabulary_tokens - set(map(content, listed.values()))
 
 
 def token_ids(text: str) -> dict[str, int]:
     """Return the ids of a tokenizer.json's tokens by their strings."""
     with wrapping_errors("tokenizer.json is not a tokenizer.json", ExportError):
-        found: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
-    return found
+        ids: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
+    return ids
 
 
 def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
@@ -177,20 +177,20 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
             f"{where}: split_special_tokens makes text of the control tokens that a chat template "
             "writes. Remove it, or let it pass by --ignore-key split_special_tokens"
         )
-    parsed = _parsed(text)
-    _tell_of_spaces(path, settings, parsed, text)
+    parsed = _parse(text)
+    _warn_of_spaces(path, settings, parsed, text)
     stated = settings.get("add_prefix_space")
     if not isinstance(stated, bool) or "add_prefix_space" in ignored:
         return
-    if _class(path, settings, parsed) not in CLASSES and not _is_byte_level(parsed):
+    if _find_class(path, settings, parsed) not in CLASSES and not _is_byte_level(parsed):
         return  # nobody heeds it there
     try:
         tokenizer = Tokenizer.from_json(text)
     except ArtifactError:
         return  # of a kind that is refused for that
-    does = tokenizer.encode("a") != tokenizer.encode_rest("a").ids
-    if does != stated:
-        puts = "puts a space" if does else "puts no space"
+    adds_space = tokenizer.encode("a") != tokenizer.encode_rest("a").ids
+    if adds_space != stated:
+        puts = "puts a space" if adds_space else "puts no space"
         raise ExportError(
             f"{where}: add_prefix_space is {str(stated).lower()}, but tokenizer.json {puts} before "
             "a text, and readers differ in which they follow. Make them agree, or let the file be "
@@ -198,7 +198,7 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
         )
 
 
-def _tell_of_spaces(
+def _warn_of_spaces(
     path: Path, settings: dict[str, Any], parsed: dict[str, Any], text: str
 ) -> None:
     """Warn where transformers 5 puts no space behind a control token, and all others one.
@@ -206,7 +206,7 @@ def _tell_of_spaces(
     It does so by `legacy` in the settings, and does not read what tokenizer.json says of it; older
     releases and llama.cpp put one, as Llama 2's own program does.
     """
-    if settings.get("legacy") is True or _class(path, settings, parsed) != "LlamaTokenizer":
+    if settings.get("legacy") is True or _find_class(path, settings, parsed) != "LlamaTokenizer":
         return
     try:
         tokenizer = Tokenizer.from_json(text)
@@ -215,8 +215,8 @@ def _tell_of_spaces(
     control = next(iter(tokenizer.special_tokens.values()), None)
     if control is None:
         return
-    behind = tokenizer.encode(f"{control.content}a", special=True)[1:]
-    if behind != tokenizer.encode_rest("a").ids:
+    ids = tokenizer.encode(f"{control.content}a", special=True)[1:]
+    if ids != tokenizer.encode_rest("a").ids:
         log.warning(
             "%s: a space is put before a text behind a control token, as tokenizer.json says and "
             "llama.cpp does; transformers 5 puts none there unless tokenizer_config.json says "
@@ -225,7 +225,7 @@ def _tell_of_spaces(
         )
 
 
-def _class(path: Path, settings: dict[str, Any], parsed: dict[str, Any]) -> str:
+def _find_class(path: Path, settings: dict[str, Any], parsed: dict[str, Any]) -> str:
     config = read_object(path / "config.json")
     return tokenizer_class(settings, config, byte_level=_is_byte_level(parsed))
 
@@ -235,14 +235,14 @@ def _is_byte_level(parsed: dict[str, Any]) -> bool:
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
         return {}  # damaged: the tokenizer's own reader says how
 
 
-def within_rows(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[str]]:
+def drop_tokens_beyond(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[str]]:
     """Leave out special tokens that the embedding has no row for; their names are returned, too.
 
     So it is with Gemma 3's `<image_soft_token>`, which stands for what its text models do not read.
@@ -259,12 +259,14 @@ def within_rows(text: str, rows: int, templates: Collection[str]) -> tuple[str, 
         return text, []
     if any(name in template for name in beyond for template in templates):
         return text, []
-    kept: dict[str, Any] = msgspec.json.decode(text)
-    kept["added_tokens"] = [one for one in kept["added_tokens"] if one["content"] not in beyond]
-    kept["model"]["vocab"] = {
-        word: id for word, id in kept["model"]["vocab"].items() if word not in beyond
+    reduced: dict[str, Any] = msgspec.json.decode(text)
+    reduced["added_tokens"] = [
+        token for token in reduced["added_tokens"] if token["content"] not in beyond
+    ]
+    reduced["model"]["vocab"] = {
+        word: id for word, id in reduced["model"]["vocab"].items() if word not in beyond
     }
-    return msgspec.json.encode(kept).decode(), sorted(beyond)
+    return msgspec.json.encode(reduced).decode(), sorted(beyond)
 
 
 def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:
@@ -273,15 +275,15 @@ def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:
     Raises:
         ExportError: if a file that may name templates cannot be read.
     """
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     files = {DEFAULT: path / TEMPLATE}
     files |= {file.stem: file for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
     for name, file in files.items():
         with reading_file(partial(_unreadable, str(file))), suppress(FileNotFoundError):
-            found[name] = read_text(file)
+            templates[name] = read_text(file)
     for name in ("tokenizer_config.json", "chat_template.json"):
-        found = found or templates_in(read_object(path / name).get("chat_template"))
-    return found.pop(DEFAULT, None), found
+        templates = templates or templates_in(read_object(path / name).get("chat_template"))
+    return templates.pop(DEFAULT, None), templates
 
 
 def templates_in(stated: object) -> dict[str, str]:

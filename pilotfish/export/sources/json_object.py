@@ -24,12 +24,12 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         try:
-            return _decoded(read_content(path))
+            return _decode(read_content(path))
         except FileNotFoundError:
             return {}
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
+def _decode(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError:

@@ -11,7 +11,7 @@ from pilotfish.export.model_config import CACHED, Kind, Layer
 from pilotfish.export.parts import Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
-from pilotfish.export.sources.fields import Fields, shown
+from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_sizes import widths_of_heads, with_sizes
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
@@ -34,7 +34,7 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
         return _with_states(keys, layers, head_dim)
     window = _window(keys)
     kinds = _layer_types(keys, layers, window)
-    rotated = _rotated(keys, layers, kinds, window)
+    rotated = _rotated_layers(keys, layers, kinds, window)
     ropes, dims = {}, widths_of_heads(keys, kinds, head_dim)
     if any(rotated):
         ropes = {kind: _rope(keys, kind, dims[kind]) for kind in dict.fromkeys(kinds)}
@@ -49,29 +49,31 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
 
 def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
     """Return the kinds of layers of a class some of which keep a state."""
-    fields, own = keys.fields, keys.architecture
+    fields, architecture = keys.fields, keys.architecture
     types, default = _stated_types(keys), _full_by_default(keys, layers)
     if types is None:
-        types = [FULL if full else next(iter(own.states)) for full in default]
+        types = [FULL if full else next(iter(architecture.states)) for full in default]
     elif len(types) != layers:
         raise fields.error(f"layer_types names {len(types)} layers, num_hidden_layers {layers}")
     for each in types:
-        if not isinstance(each, str) or each not in {*ALSO_FULL, *own.states}:
-            raise fields.error(f"layers of type {shown(each)} are not supported (layer_types)")
-    kinds: list[Kind] = [own.states.get(each, "attention") for each in types]
-    rotated = _rotated(keys, layers, [FULL] * layers, None)
+        if not isinstance(each, str) or each not in {*ALSO_FULL, *architecture.states}:
+            raise fields.error(
+                f"layers of type {format_value(each)} are not supported (layer_types)"
+            )
+    kinds: list[Kind] = [architecture.states.get(each, "attention") for each in types]
+    rotated = _rotated_layers(keys, layers, [FULL] * layers, None)
     rope = None
     if any(rotated):
         rope = _rope(keys, FULL, head_dim)
     else:
         for key in ("rope_parameters", "rope_scaling", "rope_theta"):
-            fields.touch(key)
+            fields.mark_read(key)
     return tuple(
         Layer(
             rope if kind in CACHED else None,
             experts=experts,
             kind=kind,
-            fed=kind == "none" or not own.one_part,
+            has_mlp=kind == "none" or not architecture.one_part,
         )
         for kind, experts in zip(kinds, layers_of_experts(keys, layers), strict=True)
     )
@@ -142,7 +144,9 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
         raise fields.error(f"layer_types names {len(stated)} layers, num_hidden_layers {layers}")
     for kind in stated:
         if not isinstance(kind, str) or kind not in {*ALSO_FULL, SLIDING}:
-            raise fields.error(f"layers of type {shown(kind)} are not supported (layer_types)")
+            raise fields.error(
+                f"layers of type {format_value(kind)} are not supported (layer_types)"
+            )
     kinds = [SLIDING if kind == SLIDING else FULL for kind in stated]
     if keys.architecture.full_last and kinds[-1] != FULL:
         raise fields.error(f"the last layer of this class is of type {FULL} (layer_types)")
@@ -160,36 +164,38 @@ def _pass_over_defaults(keys: ClassKeys) -> None:
     """Count keys as read that say only what layer_types says where it is absent."""
     if keys.has("sliding_window_pattern"):
         for key in PATTERNS:
-            keys.fields.touch(key)
+            keys.fields.mark_read(key)
     if keys.has("max_window_layers"):
-        keys.fields.touch("max_window_layers")
+        keys.fields.mark_read("max_window_layers")
 
 
 def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
     """Return the types that the class gives its layers where none are listed."""
-    own = keys.architecture
-    every = own.full_every
+    architecture = keys.architecture
+    every = architecture.full_every
     if keys.has("sliding_window_pattern"):
         for key in PATTERNS:
-            keys.fields.touch(key)
+            keys.fields.mark_read(key)
             if key in keys.fields.values and window is not None:
                 every = keys.fields.count(key, every, null=every)
-    if own.windows == "switched":
+    if architecture.windows == "switched":
         first = keys.count("max_window_layers")
-        if own.unrotated == "listed":  # SmolLM3: the layers that are not rotated
+        if architecture.unrotated == "listed":  # SmolLM3: the layers that are not rotated
             windowed = [not turns for turns in _listed_rotation(keys, layers)]
         else:
             windowed = [i >= first for i in range(layers)]
     else:
         windowed = [every is None or bool((i + 1) % every) for i in range(layers)]
-        windowed[-1] = windowed[-1] and not own.full_last
+        windowed[-1] = windowed[-1] and not architecture.full_last
     return [SLIDING if each and window is not None else FULL for each in windowed]
 
 
 # --- rotation ------------------------------------------------------------------------------------
 
 
-def _rotated(keys: ClassKeys, layers: int, kinds: list[str], window: int | None) -> list[bool]:
+def _rotated_layers(
+    keys: ClassKeys, layers: int, kinds: list[str], window: int | None
+) -> list[bool]:
     """Return which layers have a rotary embedding."""
     rule = keys.architecture.unrotated
     if rule == "listed":
@@ -225,19 +231,19 @@ def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if keys.architecture.rope_by_type:
         return _rope_by_type(keys, kind, head_dim, new, old)
-    found = [_read(keys, table, head_dim) for table in (new, old) if table.values]
-    if not found:
+    ropes = [_read(keys, table, head_dim) for table in (new, old) if table.values]
+    if not ropes:
         default = keys.architecture.rope_default
         if default is not None and fields.values.get("rope_parameters") is not None:
             raise fields.error("rope_parameters is empty")
         table = new if default is None else Fields(default, new.where, new.prefix)
         return _read(keys, table, head_dim)
-    if found[0] != found[-1]:
+    if ropes[0] != ropes[-1]:
         raise fields.error(
             "rope_parameters and rope_scaling both stand there and say different things: remove "
             "the one that is not meant"
         )
-    return found[0]
+    return ropes[0]
 
 
 def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: Fields) -> Rope:
@@ -280,7 +286,7 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
         raise keys.fields.error("rotary parameters that differ between layers are not supported")
     theta = keys.number(theta_key, otherwise=10000.0)
     proportional = table.values.get("rope_type") == "proportional"
-    width = head_dim if proportional else _turning(keys, table, head_dim)
+    width = head_dim if proportional else _rotated_channels(keys, table, head_dim)
     original = None
     if keys.has("original_max_position_embeddings"):
         original = keys.count("original_max_position_embeddings")
@@ -292,7 +298,7 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
     return rope
 
 
-def _turning(keys: ClassKeys, table: Fields, head_dim: int) -> int:
+def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
     """Return how many channels of each head turn."""
     key, default = "partial_rotary_factor", 1.0
     if keys.has(key):
@@ -311,11 +317,11 @@ def _turning(keys: ClassKeys, table: Fields, head_dim: int) -> int:
 
 def _check_table(keys: ClassKeys, table: Fields) -> None:
     """Refuse a rotary table that the class would not take."""
-    own = keys.architecture
+    architecture = keys.architecture
     kind = table.values.get("rope_type", table.values.get("type", "default"))
-    known = own.rotations is not None or kind != "proportional"
-    if table.values and not (known and kind in (own.rotations or (kind,))):
+    known = architecture.rotations is not None or kind != "proportional"
+    if table.values and not (known and kind in (architecture.rotations or (kind,))):
         raise table.error(f"this class takes no rotary scaling {kind!r}")
-    for key in own.rope_states if table.values else ():
+    for key in architecture.rope_states if table.values else ():
         if table.values.get(key) is None:
             raise table.error(f"{table.prefix}{key} is missing")

@@ -24,14 +24,14 @@ def widths_of_heads(keys: ClassKeys, kinds: Sequence[str], head_dim: int) -> dic
     Raises:
         ExportError: if layers of one type differ.
     """
-    found = {}
+    widths = {}
     for kind, (width, _) in _global_heads(keys, kinds).items():
-        found[kind] = width or head_dim
-        if found[kind] % 2:
+        widths[kind] = width or head_dim
+        if widths[kind] % 2:
             raise keys.fields.error(
-                f"heads of width {found[kind]} cannot be rotated: it must be even"
+                f"heads of width {widths[kind]} cannot be rotated: it must be even"
             )
-    return {kind: found.get(kind, head_dim) for kind in kinds}
+    return {kind: widths.get(kind, head_dim) for kind in kinds}
 
 
 def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> list[Layer]:
@@ -42,54 +42,54 @@ def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> l
             length than the model, or layers whose keys and values none has.
     """
     heads = _global_heads(keys, kinds)
-    reads = _sources(keys, kinds)
+    reads = _kv_sources(keys, kinds)
     widths, sparsities = _inner_widths(keys, reads), _sparsities(keys, len(kinds))
     tied = keys.has("attention_k_eq_v") and keys.flag("attention_k_eq_v")
-    found = []
+    layers = []
     for i, (kind, layer) in enumerate(zip(kinds, pattern, strict=True)):
         head_dim, kv_heads = heads.get(kind, (None, None))
         changes: dict[str, Any] = {
             "head_dim": head_dim,
             "kv_heads": kv_heads,
             "intermediate": widths[i],
-            "reads": reads[i],
+            "kv_source": reads[i],
             "tied_values": tied and kind == FULL and reads[i] is None,
             "sparsity": sparsities[i],
         }
-        found.append(msgspec.structs.replace(layer, **changes))
-    return found
+        layers.append(msgspec.structs.replace(layer, **changes))
+    return layers
 
 
-Own = tuple[int | None, int | None]
+HeadSizes = tuple[int | None, int | None]
 """Width of heads, and how many of keys; None where they are the model's."""
 
 
-def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, Own]:
+def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
     """Return what types of layers have of their own."""
     if not keys.architecture.global_heads:
         return {}
     width: int | None = keys.count("global_head_dim")
     count = None
-    keys.fields.touch("num_global_key_value_heads")
+    keys.fields.mark_read("num_global_key_value_heads")
     if keys.flag("attention_k_eq_v") and keys.raw("num_global_key_value_heads") is not None:
         count = keys.count("num_global_key_value_heads")
-    found = {FULL: (width, count)} if FULL in kinds else {}
+    sizes = {FULL: (width, count)} if FULL in kinds else {}
     if OVERRIDES in keys.fields.values:  # which goes first, even if it is null
-        found = _overrides(keys, kinds)
+        sizes = _overrides(keys, kinds)
     plain, heads = keys.count("head_dim"), keys.count("num_attention_heads")
     usual = keys.count("num_key_value_heads")
-    for _, own in found.values():
-        if own is not None and heads % own:
+    for _, kv_heads in sizes.values():
+        if kv_heads is not None and heads % kv_heads:
             raise keys.fields.error(
-                f"num_attention_heads {heads} is no multiple of {own} key heads"
+                f"num_attention_heads {heads} is no multiple of {kv_heads} key heads"
             )
     return {
-        kind: (None if width == plain else width, None if own == usual else own)
-        for kind, (width, own) in found.items()
+        kind: (None if width == plain else width, None if kv_heads == usual else kv_heads)
+        for kind, (width, kv_heads) in sizes.items()
     }
 
 
-def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, Own]:
+def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
     """Read `per_layer_config`, in which layers of one type must agree."""
     table = keys.fields.table(OVERRIDES)
     plain = keys.count("head_dim"), keys.count("num_key_value_heads")
@@ -97,34 +97,34 @@ def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, Own]:
     for name in table.values:
         if not name.isdecimal() or int(name) >= len(kinds):
             raise keys.fields.error(f"{OVERRIDES} names a layer {name!r} of {len(kinds)}")
-        own = table.table(name)
-        sizes = own.count("head_dim", plain[0]), own.count("num_key_value_heads", plain[1])
+        layer = table.table(name)
+        sizes = layer.count("head_dim", plain[0]), layer.count("num_key_value_heads", plain[1])
         each[int(name)] = sizes
-    found: dict[str, Own] = {}
+    by_kind: dict[str, HeadSizes] = {}
     for kind, sizes in zip(kinds, each, strict=True):
-        if found.setdefault(kind, sizes) != sizes:
+        if by_kind.setdefault(kind, sizes) != sizes:
             raise keys.fields.error(f"{OVERRIDES} differs between layers of type {kind}")
-    return found
+    return by_kind
 
 
-def _sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
+def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
     """Return the layer whose keys and values each layer reads, None for its own.
 
     The last `num_kv_shared_layers` layers read those of the last layer of their type before them.
     """
     none: list[int | None] = [None] * len(kinds)
-    if not keys.architecture.shares:
+    if not keys.architecture.shares_kv:
         return none
     name = "num_kv_shared_layers"
     shared = keys.fields.get(keys.class_key(name), int, keys.default(name))
-    own = kinds[: max(len(kinds) - shared, 0)]
-    if shared < 0 or set(kinds) - set(own):
+    caching = kinds[: max(len(kinds) - shared, 0)]
+    if shared < 0 or set(kinds) - set(caching):
         raise keys.fields.error(
             f"{name} is {shared}: of {len(kinds)} layers, none before these has keys and values "
             "of each type"
         )
-    last = {kind: i for i, kind in enumerate(own)}
-    return [*none[: len(own)], *(last[kind] for kind in kinds[len(own) :])]
+    last = {kind: i for i, kind in enumerate(caching)}
+    return [*none[: len(caching)], *(last[kind] for kind in kinds[len(caching) :])]
 
 
 def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | None]:

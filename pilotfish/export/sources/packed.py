@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.blocks import Quantized, block_of
+from pilotfish.export.blocks import Quantized, largest_block
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor
@@ -54,7 +54,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where codes 0 … 7 stand in an i32
 
 def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
     """Put the weight of each quantised module in the place of its tensors."""
-    found: dict[str, StoredTensor] = dict(plain)
+    tensors: dict[str, StoredTensor] = dict(plain)
     for name, tensor in plain.items():
         module, _, kind = name.rpartition(".")
         if kind not in PARTS or (kind == "weight" and tensor.file.dtype(tensor.name) not in BYTES):
@@ -62,9 +62,9 @@ def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str,
         names = {part: f"{module}.{part}" for part in (kind, *PARTS[kind], *UNUSED)}
         parts = {part: plain[each] for part, each in names.items() if each in plain}
         for part in parts:
-            del found[names[part]]
-        found[f"{module}.weight"] = PackedMatrix(packing, parts)
-    return found
+            del tensors[names[part]]
+        tensors[f"{module}.weight"] = PackedMatrix(packing, parts)
+    return tensors
 
 
 class PackedMatrix:
@@ -102,8 +102,8 @@ class PackedMatrix:
         """
         if index is not None:
             raise ExportError(f"{self._path}: {self._name} is not of experts")
-        found = self.quantized()
-        return self._floats_of_8_bits() if found is None else found.floats()
+        blocks = self.quantized()
+        return self._dequantize_fp8() if blocks is None else blocks.floats()
 
     def quantized(self) -> Quantized | None:
         """Read it in its own blocks; None for fp8. Errors are those of `read`."""
@@ -159,7 +159,7 @@ class PackedMatrix:
         """Spread what all rows share, or each has, to [N, 1]."""
         rows = self._shape("weight")[0]
         if values.size != 1 and values.shape not in ((rows,), (rows, 1)):
-            raise self._damaged()
+            raise self._mismatch()
         return np.broadcast_to(values.reshape(-1, 1), (rows, 1))
 
     def _blocks(
@@ -174,10 +174,10 @@ class PackedMatrix:
         rows, width = codes.shape
         count = scales.shape[-1]
         if bits not in (4, 8) or scales.shape != (rows, count) or not count or width % count:
-            raise self._damaged()
+            raise self._mismatch()
         if zeros is not None and zeros.shape != scales.shape:
-            raise self._damaged()
-        block = block_of(width // count)
+            raise self._mismatch()
+        block = largest_block(width // count)
         if block is None:
             raise ExportError(
                 f"{self._path}: {self._name} has groups of {width // count} columns, and no kernel "
@@ -203,16 +203,16 @@ class PackedMatrix:
             return None
         inside = groups.shape == (width,) and groups.min() >= 0 and groups.max() < count
         if not inside or (np.bincount(groups, minlength=count) != width // count).any():
-            raise self._damaged()
+            raise self._mismatch()
         order = np.argsort(groups, kind="stable")
         return None if (order == np.arange(width)).all() else order
 
-    def _floats_of_8_bits(self) -> NDArray[np.float32]:
+    def _dequantize_fp8(self) -> NDArray[np.float32]:
         """Dequantise fp8."""
         values: NDArray[np.float32] = FLOAT8_VALUES[self._ints("weight")]
         part = next((name for name in PARTS["weight"][:2] if name in self._parts), None)
         if part is None:
-            raise self._damaged()
+            raise self._mismatch()
         scales = self._floats(part)
         high, wide = self._packing.float8_block
         expected = tuple(
@@ -232,26 +232,26 @@ class PackedMatrix:
         [width] = self._shape("g_idx") or (0,)
         bits = packed_rows * 32 // max(width, 1)
         if bits not in (4, 8):
-            raise self._damaged()
+            raise self._mismatch()
         return bits
 
     def _shape(self, part: str) -> tuple[int, ...]:
-        tensor = self._place(part)
+        tensor = self._tensor(part)
         return tensor.file.stored_shape(tensor.name)
 
     def _ints(self, part: str, types: tuple[str, ...] | None = None) -> NDArray[Any]:
-        tensor = self._place(part)
+        tensor = self._tensor(part)
         return tensor.file.integers(tensor.name, TYPES[part] if types is None else types)
 
     def _floats(self, part: str) -> NDArray[np.float32]:
-        return self._place(part).read(None)
+        return self._tensor(part).read(None)
 
-    def _place(self, part: str) -> PlainTensor:
+    def _tensor(self, part: str) -> PlainTensor:
         if part not in self._parts:
-            raise self._damaged()
+            raise self._mismatch()
         return self._parts[part]
 
-    def _damaged(self) -> ExportError:
+    def _mismatch(self) -> ExportError:
         return ExportError(
             f"{self._path}: {self._name} and the tensors beside it do not fit each other: they are "
             f"not what {self._packing.method} writes"
@@ -275,8 +275,8 @@ def _float8_values() -> NDArray[np.float32]:
     small = exponent == 0
     size = np.where(small, fraction, 1 + fraction) * 2.0 ** np.where(small, -6, exponent - 7)
     size[(byte & 127) == 127] = np.nan
-    found: NDArray[np.float32] = np.where(byte < 128, size, -size).astype(np.float32)
-    return found
+    values: NDArray[np.float32] = np.where(byte < 128, size, -size).astype(np.float32)
+    return values
 
 
 FLOAT8_VALUES = _float8_values()

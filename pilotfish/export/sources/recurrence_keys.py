@@ -51,15 +51,15 @@ def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence |
         return Recurrence(_taps(keys, "conv_L_cache"))
     if not keys.has("linear_conv_kernel_dim"):
         return None
-    found = Recurrence(
+    recurrence = Recurrence(
         taps=_taps(keys, "linear_conv_kernel_dim"),
         heads=keys.count("linear_num_value_heads"),
         key_heads=keys.count("linear_num_key_heads"),
         key_dim=keys.count("linear_key_head_dim"),
         value_dim=keys.count("linear_value_head_dim"),
     )
-    _check_heads(keys, found, "linear_num_value_heads", "linear_num_key_heads")
-    return found
+    _check_heads(keys, recurrence, "linear_num_value_heads", "linear_num_key_heads")
+    return recurrence
 
 
 def read_factors(keys: ClassKeys) -> Factors:
@@ -73,11 +73,11 @@ def read_factors(keys: ClassKeys) -> Factors:
         space_in=keys.number("ssm_in_multiplier", otherwise=1.0),
         space_out=keys.number("ssm_out_multiplier", otherwise=1.0),
         gate=gate,
-        fed=fed,
+        mlp_out=fed,
     )
 
 
-def called_recurrence(keys: ClassKeys) -> Mapping[str, str]:
+def recurrence_file_keys(keys: ClassKeys) -> Mapping[str, str]:
     """Map fields of `Recurrence` to what they follow from in the file."""
     if keys.has("conv_L_cache"):
         return {"taps": "conv_L_cache"}
@@ -98,7 +98,7 @@ def called_recurrence(keys: ClassKeys) -> Mapping[str, str]:
 
 def _state_space(keys: ClassKeys) -> Recurrence:
     heads = keys.count("mamba_n_heads")
-    found = Recurrence(
+    recurrence = Recurrence(
         taps=_taps(keys, "mamba_d_conv"),
         heads=heads,
         key_heads=keys.count("mamba_n_groups"),
@@ -106,14 +106,14 @@ def _state_space(keys: ClassKeys) -> Recurrence:
         value_dim=_value_dim(keys, heads),
         space=_space(keys),
     )
-    _check_heads(keys, found, "mamba_n_heads", "mamba_n_groups")
+    _check_heads(keys, recurrence, "mamba_n_heads", "mamba_n_groups")
     key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
     name = keys.fields.get(key, str, keys.default(key))
     if ACTIVATIONS.get(name) != "silu":
         raise keys.fields.error(
             f"state spaces with {key} {name!r} are not supported, with 'silu' they are"
         )
-    return found
+    return recurrence
 
 
 def _selective(keys: ClassKeys) -> Recurrence:
@@ -199,11 +199,11 @@ def _is_number(value: Any) -> bool:
     return whole and not math.isnan(value)
 
 
-def _check_heads(keys: ClassKeys, found: Recurrence, heads: str, groups: str) -> None:
-    if found.heads % found.key_heads:
+def _check_heads(keys: ClassKeys, recurrence: Recurrence, heads: str, groups: str) -> None:
+    if recurrence.heads % recurrence.key_heads:
         raise keys.fields.error(
-            f"{keys.class_key(heads)} {found.heads} is no multiple of {keys.class_key(groups)} "
-            f"{found.key_heads}"
+            f"{keys.class_key(heads)} {recurrence.heads} is no multiple of {keys.class_key(groups)} "
+            f"{recurrence.key_heads}"
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.parts import Rope
-from pilotfish.export.sources.fields import Fields, shown
+from pilotfish.export.sources.fields import Fields, format_value
 
 Frequencies = NDArray[np.float64]
 INERT = ("type", "rope_type", "mrope_section", "mrope_interleaved", "max_position_embeddings")
@@ -35,7 +35,7 @@ class RopeBase(NamedTuple):
         powers: Frequencies = self.theta ** -(np.arange(0, self.dim, 2) / self.dim)
         return powers
 
-    def trained(self, table: Fields) -> int:
+    def original_context(self, table: Fields) -> int:
         """Return the context before scaling; the configuration's own key goes first."""
         key = "original_max_position_embeddings"
         stated = table.count(key, self.original or self.context)
@@ -66,7 +66,7 @@ def _dynamic(table: Fields, base: RopeBase) -> Rope:
 def _llama3(table: Fields, base: RopeBase) -> Rope:
     """Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones stay."""
     low, high = table.positive("low_freq_factor"), table.positive("high_freq_factor")
-    factor, original = table.positive("factor"), base.trained(table)
+    factor, original = table.positive("factor"), base.original_context(table)
     if low >= high:
         prefix = table.prefix
         raise table.error(f"{prefix}low_freq_factor is not below {prefix}high_freq_factor")
@@ -77,7 +77,7 @@ def _llama3(table: Fields, base: RopeBase) -> Rope:
 
 def _yarn(table: Fields, base: RopeBase) -> Rope:
     """YaRN (arXiv 2309.00071): interpolates slow pairs, and scales cos and sin."""
-    original = base.trained(table)
+    original = base.original_context(table)
     if "factor" not in table.values:
         raise table.error(f"{table.prefix}factor is missing")
     factor = table.get("factor", float, null=base.context / original)
@@ -100,15 +100,17 @@ def _yarn(table: Fields, base: RopeBase) -> Rope:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, base.dim - 1)
     width = high - low or 0.001
-    kept = 1 - np.clip((np.arange(base.dim // 2) - low) / width, 0, 1)
+    unscaled = 1 - np.clip((np.arange(base.dim // 2) - low) / width, 0, 1)
     scale = magnitude(mscale[0]) / magnitude(mscale[1]) if all(mscale) else magnitude()
     frequencies = base.frequencies
-    return Rope(_tuple(frequencies / factor * (1 - kept) + frequencies * kept), stated or scale)
+    return Rope(
+        _tuple(frequencies / factor * (1 - unscaled) + frequencies * unscaled), stated or scale
+    )
 
 
 def _longrope(table: Fields, base: RopeBase) -> Rope:
     """LongRoPE (arXiv 2402.13753): divisors per pair, one set up to the original context."""
-    original = base.trained(table)
+    original = base.original_context(table)
     ratio = base.context / original
     factor = table.get("factor", float, ratio, null=ratio)
     stated = table.get("attention_factor", float, 0.0, null=0.0)
@@ -161,22 +163,21 @@ def read_table(table: Fields, base: RopeBase) -> Rope:
     kind = table.get("rope_type", str, table.get("type", str, "default"))  # `type`: older files
     if kind not in SCALINGS:
         known = ", ".join(SCALINGS)
-        raise table.error(f"rotary scaling {shown(kind)} is not supported; {known} are")
+        raise table.error(f"rotary scaling {format_value(kind)} is not supported; {known} are")
     for key in INERT:
-        table.touch(key)
+        table.mark_read(key)
     base = base._replace(theta=table.positive("rope_theta", base.theta))
     try:
         with np.errstate(all="ignore"):
-            found = SCALINGS[kind](table, base)
+            rope = SCALINGS[kind](table, base)
     except (ArithmeticError, ValueError):  # no logarithm, or one of 1 as a divisor
-        found = None
-    if (
-        found is None
-        or not np.isfinite([*found.frequencies, *(found.long or ()), found.scale]).all()
-    ):
+        rope = None
+    if rope is None or not np.isfinite([*rope.frequencies, *(rope.long or ()), rope.scale]).all():
         name = table.prefix.rstrip(".") or "its rotary parameters"
-        raise table.error(f"{name} says a rotation of no finite angles: {shown(table.values)}")
-    return found
+        raise table.error(
+            f"{name} says a rotation of no finite angles: {format_value(table.values)}"
+        )
+    return rope
 
 
 def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:

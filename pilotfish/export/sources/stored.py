@@ -99,8 +99,8 @@ class BlockTensor:
         values[..., 0::2] = VALUES[codes & 15]
         values[..., 1::2] = VALUES[codes >> 4]
         values *= np.ldexp(np.float32(1), exponents)[..., None].astype(np.float32)
-        found: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
-        return found
+        result: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
+        return result
 
 
 def join_blocks(
@@ -112,13 +112,13 @@ def join_blocks(
     """
     if not names.stacked:
         return plain
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, tensor in plain.items():
-        own, blocks = name.removesuffix(BLOCKS), name.removesuffix(SCALES) + BLOCKS
-        if own != name and own + SCALES in plain:
-            found[own] = BlockTensor(tensor, plain[own + SCALES])
+        base, blocks = name.removesuffix(BLOCKS), name.removesuffix(SCALES) + BLOCKS
+        if base != name and base + SCALES in plain:
+            tensors[base] = BlockTensor(tensor, plain[base + SCALES])
         elif not name.endswith(SCALES) or blocks not in plain:
-            found[name] = tensor
-    if len(found) < len(plain):
+            tensors[name] = tensor
+    if len(tensors) < len(plain):
         log.warning("%s: its experts are in MXFP4, and read as the numbers this stands for", where)
-    return found
+    return tensors

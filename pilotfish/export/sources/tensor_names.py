@@ -49,62 +49,64 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
     Raises:
         ExportError: if two of them stand for the same weight.
     """
-    kept = [name for name in stored if not name.endswith(names.dropped)]
-    bare = not any(name.startswith(f"{names.body}.") for name in kept)  # saved without its head
-    found: dict[str, Origin] = {}
+    relevant = [name for name in stored if not name.endswith(names.dropped)]
+    bare = not any(name.startswith(f"{names.body}.") for name in relevant)  # saved without its head
+    origins: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}
 
-    def place(own: str, origin: Origin) -> None:
-        if own in found:
-            both = f"{found[own].stored[0]} and {origin.stored[0]}"
+    def add_origin(ours: str, origin: Origin) -> None:
+        if ours in origins:
+            both = f"{origins[ours].stored[0]} and {origin.stored[0]}"
             raise ExportError(f"{both} stand for the same weight: remove the one that is not meant")
-        found[own] = origin
+        origins[ours] = origin
 
-    for name in kept:
-        body, inner = _inside(names, name, bare=bare)
+    for name in relevant:
+        body, inner = _split_body(names, name, bare=bare)
         match = re.fullmatch(rf"{re.escape(names.stack)}\.(\d+)\.(.+)", inner) if body else None
         if match is None:
-            place(_outer(names, inner, body=body), Origin((name,)))
+            add_origin(_outer(names, inner, body=body), Origin((name,)))
             continue
         prefix, rest = f"model.layers.{match[1]}.", match[2]
         module, _, kind = rest.rpartition(".")
         entry = LISTED.fullmatch(rest)
         if entry and entry[1] in names.listed:
-            own = f"{prefix}{names.listed[entry[1]]}.weight"
-            listed.setdefault(own, {})[int(entry[2])] = name
+            ours = f"{prefix}{names.listed[entry[1]]}.weight"
+            listed.setdefault(ours, {})[int(entry[2])] = name
             continue
         if rest in names.stacked:
             parts = names.stacked[rest]
             for expert in range(stored[name][0] if stored[name] else 0):
                 for i, part in enumerate(parts):
-                    place(prefix + _of(part, expert), Origin((name,), i, parts, expert))
+                    add_origin(
+                        prefix + _with_number(part, expert), Origin((name,), i, parts, expert)
+                    )
             continue
         if rest in names.tensors or not module:
-            place(prefix + names.tensors.get(rest, rest), Origin((name,)))
+            add_origin(prefix + names.tensors.get(rest, rest), Origin((name,)))
             continue
         if module in names.fused:
             parts = names.fused[module]
             for i, part in enumerate(parts):
-                place(f"{prefix}{part}.{kind}", Origin((name,), i, parts))
+                add_origin(f"{prefix}{part}.{kind}", Origin((name,), i, parts))
             continue
-        place(f"{prefix}{_renamed(names.modules, module)}.{kind}", Origin((name,)))
-    for own, members in listed.items():
-        place(own, Origin(tuple(members[i] for i in sorted(members))))
-    return found
+        add_origin(f"{prefix}{_rename_module(names.modules, module)}.{kind}", Origin((name,)))
+    for ours, members in listed.items():
+        add_origin(ours, Origin(tuple(members[i] for i in sorted(members))))
+    return origins
 
 
-def _renamed(modules: Mapping[str, str], module: str) -> str:
+def _rename_module(modules: Mapping[str, str], module: str) -> str:
     """Return what a module of a layer is called; * in the table stands for any number."""
     number = re.search(r"\.(\d+)\.", module)
     other = modules.get(wildcard_name(module), module)
-    return other if number is None else _of(other, int(number[1]))
+    return other if number is None else _with_number(other, int(number[1]))
 
 
-def _of(name: str, expert: int) -> str:
+def _with_number(name: str, expert: int) -> str:
     return name.replace("*", str(expert))
 
 
-def _inside(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
+def _split_body(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
     """Return whether a tensor is in the body, and its name there."""
     prefix = f"{names.body}."
     if names.body and name.startswith(prefix):
@@ -115,8 +117,8 @@ def _inside(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
 def _outer(names: Names, inner: str, *, body: bool) -> str:
     """Return our name of a weight outside the layers."""
     module, _, kind = inner.rpartition(".")
-    own = names.outer.get(module, module)
-    return f"{'model.' if body and own != 'lm_head' else ''}{own}.{kind}"
+    ours = names.outer.get(module, module)
+    return f"{'model.' if body and ours != 'lm_head' else ''}{ours}.{kind}"
 
 
 def stored_name(names: Names, name: str) -> str:
@@ -125,17 +127,19 @@ def stored_name(names: Names, name: str) -> str:
     module, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
     if layer is None:
-        own = module.removeprefix("model.")
-        other = {ours: theirs for theirs, ours in names.outer.items()}.get(own, own)
-        return f"{other}.{kind}" if own == "lm_head" else f"{body}{other}.{kind}"
+        ours = module.removeprefix("model.")
+        other = {our_name: theirs for theirs, our_name in names.outer.items()}.get(ours, ours)
+        return f"{other}.{kind}" if ours == "lm_head" else f"{body}{other}.{kind}"
     prefix = f"{body}{names.stack}.{layer[1]}."
-    stacked = {ours: theirs for theirs, several in names.stacked.items() for ours in several}
-    stacked |= {ours: theirs for theirs, ours in names.tensors.items()}
+    stacked = {
+        our_name: theirs for theirs, several in names.stacked.items() for our_name in several
+    }
+    stacked |= {our_name: theirs for theirs, our_name in names.tensors.items()}
     if wildcard_name(f"{layer[2]}.{kind}") in stacked:
         return prefix + stacked[wildcard_name(f"{layer[2]}.{kind}")]
-    known = {ours: theirs for theirs, several in names.fused.items() for ours in several}
-    known |= {ours: theirs for theirs, ours in names.modules.items()}
-    return f"{prefix}{_renamed(known, layer[2])}.{kind}"
+    known = {our_name: theirs for theirs, several in names.fused.items() for our_name in several}
+    known |= {our_name: theirs for theirs, our_name in names.modules.items()}
+    return f"{prefix}{_rename_module(known, layer[2])}.{kind}"
 
 
 class TensorSlicer:
@@ -169,23 +173,23 @@ class TensorSlicer:
         if origin.part is None:
             return array
         if origin.expert is not None:
-            return self._of_expert(array, origin)
+            return self._take_expert(array, origin)
         if self._names.by_head and origin.parts[0].startswith("linear_attn."):
-            return self._of_key_heads(array, origin)
+            return self._take_key_heads(array, origin)
         if self._names.by_head:
-            return self._of_heads(array, origin.part, len(origin.parts))
-        return self._of_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
+            return self._take_heads(array, origin.part, len(origin.parts))
+        return self._take_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
 
-    def _of_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
+    def _take_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
         """Take a part of an expert's tensor."""
-        part, parts = origin.part or 0, [_of(name, 0) for name in origin.parts]
+        part, parts = origin.part or 0, [_with_number(name, 0) for name in origin.parts]
         if self._names.columns and array.ndim == 2:
             array = array.T
         if self._names.alternating:
             return array[part :: len(parts)]
-        return self._of_rows(array, part, parts)
+        return self._take_rows(array, part, parts)
 
-    def _of_rows(self, array: NDArray[T], part: int, names: Sequence[str]) -> NDArray[T]:
+    def _take_rows(self, array: NDArray[T], part: int, names: Sequence[str]) -> NDArray[T]:
         """Take the rows of one weight, where those of these stand one below the other."""
         sizes = [self._rows[name] for name in names]
         start = sum(sizes[:part])
@@ -197,7 +201,7 @@ class TensorSlicer:
         """Return which of the `count` rows of a stored matrix are the weight's, i64 [N]."""
         return self.take(name, origin, [np.arange(count)[:, None]])[:, 0]
 
-    def _of_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
+    def _take_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
         """Take q, k or v where each key head's rows stand together, or q or gate by head."""
         config = self._config
         if parts == 2:  # a head's queries and its gate
@@ -215,19 +219,19 @@ class TensorSlicer:
             math.prod(chosen.shape) // math.prod(array.shape[1:]), *array.shape[1:]
         )
 
-    def _of_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
+    def _take_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
         """Take a part of linear attention where each key head's rows stand together."""
-        own = self._config.recurrence
-        assert own is not None
-        each = own.heads // own.key_heads
+        dims = self._config.recurrence
+        assert dims is not None
+        each = dims.heads // dims.key_heads
         sizes, firsts = [each, each], 1  # rows of a key head; those of the first part
         if origin.parts[0].endswith("qkv"):
-            values = each * own.value_dim
-            sizes, firsts = [own.key_dim, own.key_dim, values, values], 3
-        if len(array) != own.key_heads * sum(sizes):
+            values = each * dims.value_dim
+            sizes, firsts = [dims.key_dim, dims.key_dim, values, values], 3
+        if len(array) != dims.key_heads * sum(sizes):
             return array  # of a wrong shape, which the check will say
         inner = array.shape[1:]
-        rows = array.reshape(own.key_heads, sum(sizes), *inner)
+        rows = array.reshape(dims.key_heads, sum(sizes), *inner)
         parts = np.split(rows, np.cumsum(sizes[:-1]).tolist(), axis=1)
         wanted = parts[firsts:] if origin.part else parts[:firsts]
         return np.concatenate([part.reshape(-1, *inner) for part in wanted])
@@ -236,8 +240,8 @@ class TensorSlicer:
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]
     ) -> tuple[int, ...]:
         """Return the shape that `take` would: of arrays without memory of their own."""
-        one = slice(None if origin.expert is None else 1, None)
-        empty = [np.broadcast_to(np.float32(0), stored[each][one]) for each in origin.stored]
+        index = slice(None if origin.expert is None else 1, None)
+        empty = [np.broadcast_to(np.float32(0), stored[each][index]) for each in origin.stored]
         return self.take(name, origin, empty).shape
 
 

@@ -27,26 +27,26 @@ class FileSettings(NamedTuple):
     keys: Mapping[str, str]
     switches: Mapping[str, str]
 
-    def say(self, config: ModelConfig, *fields: str) -> str:
+    def describe(self, config: ModelConfig, *fields: str) -> str:
         """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
         return " × ".join(f"{self.keys[name]} {attrgetter(name)(config)}" for name in fields)
 
-    def why(self, config: ModelConfig, name: str) -> str:
+    def find_switch(self, config: ModelConfig, name: str) -> str:
         """Name the setting that decides whether there is such a weight."""
         for part, setting in self.switches.items():
             if part in name:
                 return setting
-        return self.say(config, "model_type")
+        return self.describe(config, "model_type")
 
-    def blame(
-        self, config: ModelConfig, sizes: tuple[WeightSize, ...], found: tuple[int, ...]
+    def find_causes(
+        self, config: ModelConfig, sizes: tuple[WeightSize, ...], shape: tuple[int, ...]
     ) -> str:
         """Name the settings behind the dimensions that differ."""
-        if len(sizes) != len(found):
-            return self.say(config, "model_type")
-        pairs = zip(sizes, found, strict=True)
-        wrong = [size.fields for size, there in pairs if size.value != there]
-        return ", ".join(self.say(config, *fields) for fields in dict.fromkeys(wrong))
+        if len(sizes) != len(shape):
+            return self.describe(config, "model_type")
+        pairs = zip(sizes, shape, strict=True)
+        wrong = [size.fields for size, actual in pairs if size.value != actual]
+        return ", ".join(self.describe(config, *fields) for fields in dict.fromkeys(wrong))
 
 
 def check_weights(
@@ -54,7 +54,7 @@ def check_weights(
     shapes: Mapping[str, tuple[int, ...]],
     settings: FileSettings,
     where: str,
-    called: Callable[[str], str] = str,
+    stored_name: Callable[[str], str] = str,
 ) -> None:
     """Check that a file has the weights that its configuration asks for, and no others.
 
@@ -74,22 +74,26 @@ def check_weights(
         wanted.add(name)
         if name not in shapes:
             absent = not any(_layer(other) == _layer(name) for other in shapes)
-            asking = settings.why(config, name)
+            reason = settings.find_switch(config, name)
             if absent and _layer(name) is not None:
-                asking = settings.say(config, "layers")
-            raise ExportError(f"{where} has no {called(name)}, which {asking} asks for")
+                reason = settings.describe(config, "layers")
+            raise ExportError(f"{where} has no {stored_name(name)}, which {reason} asks for")
         shape = tuple(size.value for size in sizes)
         if shapes[name] != shape:
             raise ExportError(
-                f"{where}: {called(name)} has shape {list(shapes[name])}, but "
-                f"{settings.blame(config, sizes, shapes[name])} asks for {list(shape)}"
+                f"{where}: {stored_name(name)} has shape {list(shapes[name])}, but "
+                f"{settings.find_causes(config, sizes, shapes[name])} asks for {list(shape)}"
             )
     for name in shapes:
         if name not in wanted:
             beyond = (_layer(name) or 0) >= config.layers
-            asking = settings.say(config, "layers") if beyond else settings.why(config, name)
+            reason = (
+                settings.describe(config, "layers")
+                if beyond
+                else settings.find_switch(config, name)
+            )
             raise ExportError(
-                f"{where} holds {called(name)}, for which {asking} has no use: the model might "
+                f"{where} holds {stored_name(name)}, for which {reason} has no use: the model might "
                 "come out as another one"
             )
 

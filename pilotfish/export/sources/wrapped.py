@@ -31,7 +31,7 @@ INSIDE = (
     ("language_model.", ""),
 )
 HEADS = ("lm_head.",)
-OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "quantization_config")
+OUTER_KEYS = ("bos_token_id", "eos_token_id", "quantization_config")
 
 
 def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -43,7 +43,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     inner = values.get("text_config")
     if not isinstance(inner, dict) or values.get("model_type") in ARCHITECTURES:
         return None
-    found = {"model_type": TEXT_TYPES.get(str(values.get("model_type")), ""), **inner}
+    config = {"model_type": TEXT_TYPES.get(str(values.get("model_type")), ""), **inner}
     key = "tie_word_embeddings"
     tied = [each[key] for each in (values, inner) if key in each]
     if len(set(map(str, tied))) > 1:
@@ -52,21 +52,21 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
             "differ in which counts, so make them agree"
         )
     if tied:
-        found[key] = tied[0]
-    outer = {name: values.get(name) for name in OF_THE_WHOLE}
-    return found | {name: value for name, value in outer.items() if value is not None}
+        config[key] = tied[0]
+    outer = {name: values.get(name) for name in OUTER_KEYS}
+    return config | {name: value for name, value in outer.items() if value is not None}
 
 
 def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     """Return the text model's own names → names in the file, and the modules that are left out."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     left: dict[str, None] = {}
     for name in stored:
         inside = next((pair for pair in INSIDE if name.startswith(pair[0])), None)
         if inside is not None:
-            found[inside[1] + name.removeprefix(inside[0])] = name
+            names[inside[1] + name.removeprefix(inside[0])] = name
         elif name.startswith(HEADS):
-            found[name] = name
+            names[name] = name
         else:
             left[name.removeprefix("model.").split(".")[0]] = None
-    return found, list(left)
+    return names, list(left)

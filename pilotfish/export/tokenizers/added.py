@@ -137,10 +137,10 @@ def _add(
     """Add tokens; refuse those that would get other ids than these."""
     tokenizer.add_tokens([token for _, token in in_order])  # at once: each call costs them all
     for id, token in in_order:
-        found = tokenizer.token_to_id(token.content)
-        if found != id:
+        actual = tokenizer.token_to_id(token.content)
+        if actual != id:
             raise ExportError(
-                f"{place}: the added token {token.content!r} would get the id {found}, not {id}: "
+                f"{place}: the added token {token.content!r} would get the id {actual}, not {id}: "
                 f"{advice}"
             )
 

@@ -215,11 +215,11 @@ class GgufVocabulary:
 def gguf_templates(metadata: Mapping[str, object]) -> tuple[str | None, dict[str, str]]:
     """Return the default chat template, if there is one, and all others by their names."""
     names = metadata.get(f"{TEMPLATE}s")
-    found = {
+    entries = {
         name: metadata.get(f"{TEMPLATE}.{name}")
         for name in (names if isinstance(names, list) else ())
     }
     stated = metadata.get(TEMPLATE)
-    named = {name: source for name, source in found.items() if isinstance(source, str)}
+    named = {name: source for name, source in entries.items() if isinstance(source, str)}
     default = stated if isinstance(stated, str) else named.get("default")
     return default, {name: source for name, source in named.items() if name != "default"}

@@ -62,15 +62,15 @@ def _model_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="model.proto", package=_PACKAGE, syntax="proto2")
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
-        for field, (number, kind, said) in fields.items():
-            many = said.endswith("*")
+        for field, (number, kind, default) in fields.items():
+            many = default.endswith("*")
             label = _Field.LABEL_REPEATED if many else _Field.LABEL_OPTIONAL
             added = message.field.add(name=field, number=number, type=kind, label=label)
             if kind == _Field.TYPE_MESSAGE:
-                added.type_name = f".{_PACKAGE}.{said.rstrip('*')}"
+                added.type_name = f".{_PACKAGE}.{default.rstrip('*')}"
             else:
-                added.default_value = said
+                added.default_value = default
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelProto")
-    return message_factory.GetMessageClass(found)
+    descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelProto")
+    return message_factory.GetMessageClass(descriptor)

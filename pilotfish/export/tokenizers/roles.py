@@ -52,7 +52,7 @@ CLASSES: dict[str, dict[str, str]] = {
 # The class of a config.json's model_type, a multimodal model's own included. Those of the general
 # class have it whatever tokenizer_config.json says.
 _GENERAL = ""
-OF_MODEL: dict[str, str] = {
+CLASS_OF_MODEL_TYPE: dict[str, str] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3", "mistral3", "mixtral"), _GENERAL),
     **dict.fromkeys(("phi3", "stablelm", "olmo2", "olmo3", "ernie4_5", "nemotron"), _GENERAL),
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"), _GENERAL),
@@ -80,13 +80,13 @@ def tokenizer_class(
     settings: tokenizer_config.json. byte_level: whether its tokenizer.json is a byte-level BPE.
     """
     model_type = config.get("model_type")
-    of_model = OF_MODEL.get(model_type) if isinstance(model_type, str) else None
+    of_model = CLASS_OF_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
     if of_model == _GENERAL or (of_model is not None and model_type in MISNAMED):
         return of_model
-    own = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if not isinstance(own, str):
+    stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if not isinstance(stated, str):
         return of_model or _GENERAL
-    name = own.removesuffix("Fast")
+    name = stated.removesuffix("Fast")
     return _GENERAL if name == "LlamaTokenizer" and byte_level else name
 
 

@@ -45,7 +45,7 @@ def sentencepiece_tokenizer_json(directory: Path) -> str:
     _expect_known(model, path)
     added = read_added(directory)
     unknown = next((id for id, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None)
-    tokenizer = _joining(model, unknown, path)
+    tokenizer = _build_model(model, unknown, path)
     spell(
         tokenizer,
         _prefix(model, added),
@@ -58,7 +58,7 @@ def sentencepiece_tokenizer_json(directory: Path) -> str:
         if piece.type in (UNKNOWN, CONTROL, USER_DEFINED)
     }
     added.add_to(tokenizer, known, str(directory))
-    _begin(tokenizer, model, added)
+    _add_bos(tokenizer, model, added)
     return tokenizer.to_str()
 
 
@@ -103,7 +103,7 @@ def _expect_known(model: Any, path: Path) -> None:
         raise ExportError(f"{path} {reason}, which is not supported: give it a tokenizer.json")
 
 
-def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenizer:
+def _build_model(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenizer:
     """Build the part that joins characters into tokens."""
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     fallback = model.trainer_spec.byte_fallback
@@ -131,7 +131,7 @@ def _prefix(model: Any, added: AddedTokens) -> Prefix:
     return "once" if any(piece.type == USER_DEFINED for piece in model.pieces) else "always"
 
 
-def _begin(tokenizer: tokenizers.Tokenizer, model: Any, added: AddedTokens) -> None:
+def _add_bos(tokenizer: tokenizers.Tokenizer, model: Any, added: AddedTokens) -> None:
     """Put BOS before a text unless the settings say no, as transformers does."""
     token = added.role("bos_token") or model.trainer_spec.bos_piece
     id = tokenizer.token_to_id(token)
