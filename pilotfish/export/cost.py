@@ -1,8 +1,8 @@
-"""What an artifact's precision costs, along a built-in text: KL(p ‖ q) and α.
+"""Measure the cost of an artifact's precision on a built-in text: KL(p ‖ q) and α.
 
-p are the distributions of the source's own weights in float32 (`export.reference`), q those of the
-artifact, at temperature 1 after each token of the text but the last. KL is in nats a token; α =
-Σ min(p, q) is the share of drafts from q that p accepts.
+p is the distribution of the source's weights in float32 (`export.reference`), q that of the
+artifact, both at temperature 1 at each position of the text. KL is in nats per token. α =
+Σ min(p, q) is the probability that p accepts a draft from q.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pilotfish.export.sources import Progress, WeightSource
 from pilotfish.speculation.theory import beta
 
 log = logging.getLogger("pilotfish.export")
-ROWS = 32  # compared at a time
-LONGEST = 512  # tokens, of a vocabulary that cuts the text into bytes
+ROWS = 32  # positions compared at a time
+LONGEST = 512  # tokens; a vocabulary of bytes cuts the text into more
 MEMORY = Path("/proc/meminfo")
 GIB = float(1 << 30)
 
@@ -33,12 +33,12 @@ GIB = float(1 << 30)
 def measure_cost(
     source: WeightSource, config: ModelConfig, path: Path, progress: Progress | None = None
 ) -> PrecisionCost | None:
-    """Compare the artifact at `path` with its source; None, with a warning, where that fails.
+    """Compare the artifact at `path` with its source; log a warning and return None on failure.
 
     Args:
-        source: where its weights are from.
-        config: its shape, and its context.
-        path: of the artifact; graphs of a layer each are written there and removed again.
+        source: the artifact's source.
+        config: the model's shape, with the artifact's context.
+        path: the artifact's folder; temporary graphs of one layer each are written there.
         progress: called as progress(label, done, total).
     """
     artifact = Artifact.open(path)
@@ -48,24 +48,27 @@ def measure_cost(
             return _measure(source, config, artifact, progress)
         except Exception as error:  # runtimes raise their own classes and plain RuntimeError
             reason = str(error).strip() or type(error).__name__
-    log.warning("%s: what the precision costs was not measured: %s", config.name, reason)
+    log.warning("%s: the cost of the precision was not measured: %s", config.name, reason)
     return None
 
 
 def _shortage(artifact: Artifact, config: ModelConfig) -> str:
-    """Say what is short: a graph of one layer on disk and twice in memory, and the artifact."""
+    """Describe a lack of disk or memory; "" if both suffice.
+
+    Needed: one layer's graph on disk, and in memory twice that graph and twice the artifact.
+    """
     part = largest_part(config)
     if shutil.disk_usage(artifact.path).free < part:
-        return f"it takes {part / GIB:.1f} GiB of disk at a time, which are not free"
+        return f"it needs {part / GIB:.1f} GiB of free disk space"
     size = sum((artifact.path / name).stat().st_size for name in artifact.manifest.files)
     needed, free = 2 * part + 2 * size, _free_memory()
     if free is not None and free < needed:
-        return f"it takes {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} are free"
+        return f"it needs {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} are free"
     return ""
 
 
 def _free_memory() -> int | None:
-    """Return the bytes that the system can still give; None if it does not tell."""
+    """Return the available memory, bytes; None if the system does not report it."""
     try:
         lines = MEMORY.read_text().splitlines()
     except OSError:
@@ -111,7 +114,7 @@ def _measure(
 def _compare(
     exact: NDArray[np.float32], rounded: NDArray[np.float32]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return KL(p ‖ q) in nats and Σ min(p, q) of logits [n, V] each; f64 [n]."""
+    """Return KL(p ‖ q) in nats and Σ min(p, q), f64 [n] each, for logits [n, V]."""
     log_p, log_q = _log_probabilities(exact), _log_probabilities(rounded)
     p = np.exp(log_p)
     divergence: NDArray[np.float64] = (p * (log_p - log_q)).sum(axis=1)
@@ -125,7 +128,7 @@ def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
-# Prose, a dialogue, code and figures.
+# The text on which both are compared: prose, a dialogue, code, figures.
 TEXT = '''\
 The harbour had been quiet since the ferries stopped running, and the old lamp at the end of the \
 pier was only lit on Sundays. Anna walked out to it all the same, most evenings, with the dog \

@@ -1,10 +1,9 @@
-"""Export a folder of ONNX Runtime GenAI's model builder as it is.
+"""Export a folder of ONNX Runtime GenAI's model builder unchanged.
 
 In: a folder with genai_config.json, a graph, its weights and a tokenizer. Out: an artifact with
-those files (hard links where the file system allows) and a manifest like any other's. Nothing is
-computed or rounded. Refused is what could not be run right: states that a rollback cannot take
-back, several graphs, inputs that are not known; a window that the graph does not keep to bounds the
-context.
+these files (hard links where the file system allows) and a manifest. Refused are graphs that could
+not run correctly: states that cannot be rolled back, several graphs, unknown inputs. If the graph
+ignores the configured window, the window limits the context.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ def copy_genai(
 ) -> Artifact:
     """Write an artifact of the dialect genai to `out`, replacing an artifact there.
 
-    ignored: keys of the tokenizer's settings; "chat_template" leaves the chat templates out.
+    ignored: keys of the tokenizer's settings to ignore; "chat_template" omits the chat templates.
 
     Raises:
-        ExportError: if it is no such folder, is damaged, or its model, tokenizer or chat template
-            is of no use here.
+        ExportError: if the folder is not from the builder or damaged, or its model, tokenizer or
+            chat template is unusable.
     """
     report = progress or _silent
     folder = Path(source)
@@ -92,7 +91,7 @@ def copy_genai(
             raise ExportError(f"{folder}: two files of its graph would have one name")
         for name_in_source, target in targets.items():
             link_or_copy(folder / name_in_source, directory / target)
-        # of the artifact's files: the source may be replaced meanwhile
+        # Hash the artifact's files: the source's may change meanwhile.
         digests = hash_files([directory / target for target in targets.values()], report)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(text, encoding="utf-8")
@@ -116,14 +115,14 @@ def copy_genai(
 
 
 def _open_tokenizer(path: Path, graph: GenaiGraph) -> Tokenizer:
-    """Open the tokenizer, and refuse one of more tokens than the graph has logits."""
+    """Open the tokenizer; refuse one with more tokens than the graph has logits."""
     try:
         tokenizer = Tokenizer(path)
     except ArtifactError as error:
         raise ExportError(f"the folder's tokenizer is of no use: {error}") from None
     if tokenizer.vocab_size > graph.form.widths["logits"]:
         raise ExportError(
-            f"the folder's tokenizer knows {tokenizer.vocab_size} tokens, its graph only "
+            f"the folder's tokenizer has {tokenizer.vocab_size} tokens, its graph only "
             f"{graph.form.widths['logits']}"
         )
     return tokenizer
@@ -172,7 +171,7 @@ def _manifest(
             heads=section.num_attention_heads,
             kv_heads=section.num_key_value_heads,
             head_dim=section.head_size,
-            intermediate=section.hidden_size,  # the folder does not say it, and nothing needs it
+            intermediate=section.hidden_size,  # unknown and unused
             context=graph.context,
         ),
         vocab_size=size,
@@ -202,4 +201,4 @@ def _end_ids(folder: Path, config: GenaiConfig, size: int) -> list[int]:
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
-    """Show no progress."""
+    """Report no progress."""

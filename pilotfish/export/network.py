@@ -1,8 +1,8 @@
-"""The network of every architecture: what its configuration says it has, it has.
+"""Write the network of any architecture, as its `ModelConfig` describes it.
 
-The order of the operations is Llama's; `Form` and the numbers of `ModelConfig` say what is added,
-left out or scaled. How an operation is written is the dialect's business. Between layers stands the
-residual stream, [T, hidden], or several of them, [T, streams, hidden].
+The order of operations is Llama's; `Form` and the numbers of `ModelConfig` add, omit or scale
+parts. The dialect decides how an operation is written, and how experts are computed. The value
+between layers is the residual stream, [T, hidden], or several streams, [T, streams, hidden].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pilotfish.export.weights import EMBEDDING, HEAD, absent_projections
 
 
 def write_network(net: Dialect, config: ModelConfig) -> None:
-    """Write the network; its outputs are declared by `net.finish`."""
+    """Write the whole network; `net.finish` declares its outputs."""
     x = write_embedding(net, config)
     layer_inputs = write_token_inputs(net, config, x)
     x = open_streams(net, config, x)
@@ -32,7 +32,7 @@ def write_network(net: Dialect, config: ModelConfig) -> None:
 
 
 def write_embedding(net: Dialect, config: ModelConfig) -> str:
-    """Write what makes of tokens the first layer's input, [T, hidden]."""
+    """Write the embedding of the tokens; return the first layer's input, [T, hidden]."""
     x = net.scale(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
     if config.embedding:
         x = net.linear(x, "model.project_in")
@@ -44,7 +44,7 @@ def write_embedding(net: Dialect, config: ModelConfig) -> str:
 
 
 def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
-    """Write what makes of the last layer's answer the outputs."""
+    """Write the final norm and the head, from the last layer's output x."""
     x = join_streams(net, config, x)
     if config.form.final_norm:
         x = net.norm(x, "model.norm")
@@ -56,7 +56,7 @@ def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
 def write_layer(
     net: Dialect, config: ModelConfig, i: int, x: str, layer_inputs: str | None = None
 ) -> str:
-    """Write layer i, which leaves the shape of x; `told` is its own input, [T, width]."""
+    """Write layer i, which keeps the shape of x; `layer_inputs` [T, width] belong to the layer."""
     if config.streams is not None:
         return write_streams(
             net,
@@ -76,11 +76,11 @@ def write_layer(
 
 
 def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
-    """Write attention and feed-forward part of a layer, [T, hidden] → [T, hidden]."""
+    """Write a layer's attention and feed-forward part, [T, hidden] → [T, hidden]."""
     form, layer = config.form, f"model.layers.{i}"
 
     def norm(value: str, name: str, *, summed: bool = False) -> str:
-        """Norm, where this layer has one of this name at this place."""
+        """Apply the norm `name` if the layer has it at this place."""
         here = name in form.norms and summed == form.sum_norms
         return net.norm(value, f"{layer}.{name}") if here else value
 
@@ -131,7 +131,7 @@ def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
 
 
 def _attention_and_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Sum attention and a state space of the same input."""
+    """Sum the outputs of attention and of a state space on the same input (Falcon-H1)."""
     factors = config.factors
     space_out = write_state_space(net, config, i, net.scale(h, factors.space_in))
     attention_out = _attention(net, config, i, net.scale(h, factors.attention_in))
@@ -168,8 +168,10 @@ def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
 
 
 def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
-    """Write the mixture; h [T, hidden] → [T, hidden]. `module` is the layer's feed-forward part."""
-    # The router stays unrounded: a rounding error there is another expert.
+    """Write a mixture of experts; h [T, hidden] → [T, hidden]. `module` is the feed-forward part.
+
+    The router is not quantised: a rounding error there selects another expert.
+    """
     scores = net.linear(h, f"{module}.router", rounded=False)
     mixed = net.experts(h, scores, module)
     if experts.shared is None:
@@ -183,13 +185,13 @@ def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
 
 
 def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, mlp_out: str) -> str:
-    """Write a mixture beside a feed-forward part of the layer's own (Gemma 4).
+    """Write a mixture of experts parallel to a dense feed-forward part (Gemma 4).
 
     Args:
-        x: the residual stream before the part, [T, hidden], which router and experts read.
-        own: what the layer's own part has made, [T, hidden].
+        x: residual stream before the feed-forward part, [T, hidden]; router and experts read it.
+        mlp_out: output of the dense part, [T, hidden].
     """
-    # Root mean square 1 / √hidden, so that scores do not grow with the width.
+    # The router's input has root mean square 1 / √hidden: scores do not grow with the width.
     router_input = net.scale(net.norm(x, f"{module}.router_norm"), net.config.hidden**-0.5)
     scores = net.linear(router_input, f"{module}.router", rounded=False)
     mixed = net.experts(net.norm(x, f"{module}.experts_norm"), scores, module)
@@ -200,10 +202,7 @@ def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, mlp_
 def write_gated(
     net: Dialect, module: str, width: int, h: str, *, factor: float = 1.0, sparsity: float = 0.0
 ) -> str:
-    """Write activation(factor · gate) · up; h [T, hidden] → [T, width].
-
-    `sparsity` is `Layer`'s.
-    """
+    """Write activation(factor · gate) · up; h [T, hidden] → [T, width]. `sparsity`: see `Layer`."""
     gate_up = net.linear(h, f"{module}.gate_proj", f"{module}.up_proj")
     gate, up = net.split(gate_up, [width] * 2)
     gate = net.scale(gate, factor)
@@ -213,7 +212,7 @@ def write_gated(
 
 
 def _sparsify(net: Dialect, gate: str, sparsity: float) -> str:
-    """Compute max(gate − cutoff, 0), the cutoff as if the channels of a token were normal."""
+    """Compute max(gate − cutoff, 0); if a token's channels were normal, `sparsity` would become 0."""
     op = net.graph.op
     mean = net.mean(gate)
     centred = op("Sub", gate, mean)

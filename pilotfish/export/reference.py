@@ -1,7 +1,7 @@
-"""A model's own predictions in float32, computed a layer at a time.
+"""Compute a model's predictions in float32, one layer at a time.
 
-In: a source of weights and a text. Out: logits. One layer's weights are in a graph on disk and in
-memory at a time, so that a model is read whole on a machine that could not hold it so.
+In: a source of weights and a text. Out: logits. Only one layer's weights are on disk and in memory
+at a time, so the model may be larger than the machine's memory.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from pilotfish.export.weights import weights
 
 CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"
-LAYER_INPUTS = "token_inputs"  # what each layer is told of the tokens, [T, width]
+LAYER_INPUTS = "token_inputs"  # per-layer embeddings of the tokens, [T, width]
 
 Floats = NDArray[np.float32]
 
 
 class Reference:
-    """A model of float32 weights, read from its source as often as it is asked.
+    """Runs a model in float32, reading its weights from the source for each text.
 
     Args:
-        source: its weights.
-        config: its shape, with the context of the artifact that it is compared with.
-        folder: where graphs are written, and removed again.
+        source: the model's weights.
+        config: the model's shape, with the context of the artifact to compare.
+        folder: folder for temporary graphs.
     """
 
     def __init__(self, source: WeightSource, config: ModelConfig, folder: Path) -> None:
@@ -52,11 +52,14 @@ class Reference:
 
     @property
     def parts(self) -> int:
-        """How many graphs `states` runs."""
+        """Number of graphs that `states` runs."""
         return self._config.layers + 1
 
     def states(self, tokens: NDArray[np.int64], done: Callable[[], None]) -> Floats:
-        """Return the last layer's answers to a text [T], f32 [T, hidden]; calls `done` by part."""
+        """Return the last layer's outputs for a text [T], f32 [T, hidden].
+
+        Calls `done` after each graph.
+        """
         config = _with_context(self._config, len(tokens))
 
         def embedding(net: Dialect) -> str:
@@ -76,7 +79,7 @@ class Reference:
 
             return write
 
-        values: dict[str, Floats] = {}  # what later layers read
+        values: dict[str, Floats] = {}  # inputs of later layers
         for write in (embedding, *map(layer, range(config.layers))):
             with self._session(config, write) as session:
                 names = [item.name for item in session.get_outputs()]
@@ -111,7 +114,7 @@ class Reference:
     def _session(
         self, config: ModelConfig, write: Callable[[Dialect], str | None]
     ) -> Iterator[Any]:
-        """Run the graph that `write` writes, whose answer is what it returns, if anything."""
+        """Yield a session of the graph that `write` writes; its return value becomes an output."""
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             path = Path(name) / "part.onnx"
             with path.with_suffix(".data").open("wb") as data:
@@ -125,7 +128,7 @@ class Reference:
 
 
 def largest_part(config: ModelConfig) -> int:
-    """Return the bytes of the largest graph that a `Reference` writes."""
+    """Return the size of the largest graph that a `Reference` writes, bytes."""
     sizes: dict[str, int] = {}
     for name, shape in weights(config):
         layer = LAYER.search(name)
@@ -149,7 +152,7 @@ def _layer_inputs_shape(config: ModelConfig) -> list[Dim]:
 
 
 def _is_read(config: ModelConfig, output: str) -> bool:
-    """Whether a graph's output is one that later layers read: what they are told, or a cache."""
+    """Whether later layers read this output: a per-layer input, or the cache of another layer."""
     if output.startswith(LAYER_INPUTS):
         return True
     sources = {config.layer(i).kv_source for i in range(config.layers)}
@@ -157,7 +160,7 @@ def _is_read(config: ModelConfig, output: str) -> bool:
 
 
 def _with_context(config: ModelConfig, length: int) -> ModelConfig:
-    """Return the same model with tables for a text of this length, of the same rotary factors."""
+    """Return the configuration for a text of this length, with the same rotary factors."""
     beyond = config.short_context is not None and config.context > config.short_context
     least = (config.short_context or 0) + 1 if beyond else 0
     return msgspec.structs.replace(config, context=max(length, least))
@@ -166,7 +169,7 @@ def _with_context(config: ModelConfig, length: int) -> ModelConfig:
 def _feeds(
     session: Any, config: ModelConfig, tokens: NDArray[np.int64], values: Mapping[str, Floats]
 ) -> dict[str, Any]:
-    """Return the inputs of one pass over a text in an empty cache, as far as a graph has them."""
+    """Return the graph's inputs for one pass over a text with an empty cache."""
     length = len(tokens)
     order = np.arange(length)
     hidden = np.triu(np.full((length, length), HIDDEN_FROM_VIEW, np.float32), 1)
@@ -187,7 +190,7 @@ def _feeds(
     for wanted in session.get_inputs():
         if wanted.name in known:
             feeds[wanted.name] = known[wanted.name]
-        else:  # keys, values or states, of no tokens
+        else:  # empty keys, values or states
             shape = [sizes.get(size, size) for size in wanted.shape]
             feeds[wanted.name] = np.zeros(shape, np.float32)
     return feeds

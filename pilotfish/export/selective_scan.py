@@ -1,10 +1,10 @@
-"""Selective state spaces (Mamba): a state of each channel, each number of which forgets for itself.
+"""Selective state spaces (Mamba): each channel has a state whose elements decay independently.
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(low · W + bias)
 
-x passes a convolution; Δ (by way of few channels, `low`), B and C are projected from its answer. In
-terms of linear attention, channels are heads of one value, C is the query, B the key, of one head
-for all. Inputs and states are those that `export.recurrent` describes.
+x passes a convolution; Δ (through a low-rank projection, `low`), B and C are projected from its
+output. In terms of linear attention, each channel is a head with one value, C is the query and B
+the key, shared by all heads. `export.recurrent` describes inputs and states.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def _project(net: Dialect, dims: Recurrence, module: str, x: str) -> list[str]:
     parts = net.split(all_three, [rank, dims.key_dim, dims.key_dim])
     if epsilon is not None:
         parts = [_rms_norm(net, part, epsilon) for part in parts]
-    # unrounded: it is small, and decides how long a state lasts
+    # Not quantised: the weight is small, and it sets the decay of the state.
     steps = net.linear(from_float32(net, parts[0]), f"{module}.dt_proj", rounded=False)
     return [net.graph.op("Softplus", to_float32(net, steps)), *parts[1:]]
 
 
 def _rms_norm(net: Dialect, x: str, epsilon: float) -> str:
-    """Divide x by its root mean square, f32."""
+    """Divide x by its root mean square, in f32."""
     op, constant = net.graph.op, net.graph.constant
     squares = op("ReduceSum", op("Mul", x, x), constant([1], "int64"), keepdims=1)
     width = net.cast(op("Shape", x, start=1, end=2), "float32")

@@ -1,10 +1,10 @@
-"""State spaces (Mamba-2): a state that forgets by head, at a rate that each token sets.
+"""State spaces (Mamba-2): each head's state decays at a rate that the token sets.
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(projected + bias), clipped
 
-x, B and C pass a convolution. Each head has its A and D, each group of heads its B and C. In terms
-of linear attention, C is the query, B the key and Δ·x the value. Inputs and states are those that
-`export.recurrent` describes.
+x, B and C pass a convolution. A and D are per head, B and C per group of heads. In terms of linear
+attention, C is the query, B the key and Δ·x the value. `export.recurrent` describes inputs and
+states.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_state_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
 
 
 def _scale_projection(net: Dialect, dims: Recurrence, projected: str) -> str:
-    """Multiply gate, x, B, C and Δ by a number each."""
+    """Multiply gate, x, B, C and Δ by their factors."""
     scales = _space(dims).scales
     if set(scales) == {1.0}:
         return projected
@@ -62,7 +62,7 @@ def _scale_projection(net: Dialect, dims: Recurrence, projected: str) -> str:
 
 
 def _steps(net: Dialect, space: StateSpace, module: str, steps: str) -> tuple[str, str]:
-    """Return Δ, and the logarithm of what is kept, [c + T, heads] each."""
+    """Return Δ and the log decay, [c + T, heads] each."""
     op, graph = net.graph.op, net.graph
     bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
     step = op("Softplus", op("Add", steps, bias))
@@ -82,7 +82,7 @@ def _scale_heads(net: Dialect, dims: Recurrence, x: str, factors: str) -> str:
 
 
 def _gate_and_norm(net: Dialect, dims: Recurrence, module: str, x: str, gate: str) -> str:
-    """Gate an answer [T, values] and norm it, in the order of the configuration, in f32."""
+    """Gate and norm an output [T, values] in f32, in the order that the configuration states."""
     op, order = net.graph.op, _space(dims).norm
     if order != "before":
         x = op("Mul", x, gate)
@@ -92,7 +92,7 @@ def _gate_and_norm(net: Dialect, dims: Recurrence, module: str, x: str, gate: st
 
 
 def _group_norm(net: Dialect, dims: Recurrence, name: str, x: str) -> str:
-    """Divide each group of x [T, values] by its root mean square, and weight it."""
+    """Divide each group of x [T, values] by its root mean square; multiply by the weight."""
     op, constant = net.graph.op, net.graph.constant
     width = dims.values // dims.key_heads
     groups = net.reshape(x, [-1, dims.key_heads, width])

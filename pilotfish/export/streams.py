@@ -1,7 +1,7 @@
-"""Several residual streams: AltUp (arXiv 2301.13310), with Laurel's low-rank path (Gemma 3n).
+"""Parallel residual streams: AltUp (arXiv 2301.13310), with Laurel's low-rank path (Gemma 3n).
 
-x [T, n, hidden] holds n streams. A layer predicts each as a mix of all, computes the active one,
-and corrects all by how far its prediction was off. Coefficients are a token's own.
+x [T, n, hidden] holds n streams. A layer predicts each stream as a mix of all, computes the active
+one, and corrects all by the error of its prediction. Coefficients depend on the token.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pilotfish.export.token_inputs import add_layer_inputs
 
 Part = Callable[[str], str]
 """Writes a part of a layer, [T, hidden] → [T, hidden]."""
-MIN_MEAN_SQUARE = 1e-5  # of a mean square that is divided by
+MIN_MEAN_SQUARE = 1e-5  # lower bound of a divisor
 
 
 def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:
-    """Write all streams from the embeddings x [T, hidden]; x itself where there is one."""
+    """Expand the embeddings x [T, hidden] to all streams; return x if there is one stream."""
     if config.streams is None:
         return x
     magnitude = _magnitude(net, x)
@@ -33,7 +33,7 @@ def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:
 
 
 def join_streams(net: Dialect, config: ModelConfig, x: str) -> str:
-    """Write one stream [T, hidden] of all, their mean once they are as large as the first."""
+    """Return the mean of all streams, [T, hidden], scaled to the magnitude of the first."""
     if config.streams is None:
         return x
     streams = [_stream(net, x, i) for i in range(config.streams.count)]
@@ -53,7 +53,7 @@ def write_streams(
     attend: Part,
     feed: Part,
 ) -> str:
-    """Write layer i, [T, n, hidden] → [T, n, hidden]; `told` is its own input, [T, width]."""
+    """Write layer i, [T, n, hidden] → [T, n, hidden]; `layer_inputs` [T, width] are the layer's."""
     layer, streams = f"model.layers.{i}", config.streams
     assert streams is not None
     predicted = _predict(net, streams, layer, x)
@@ -76,7 +76,7 @@ def write_streams(
 
 
 def _add_inputs(net: Dialect, streams: Streams, layer: str, x: str, layer_inputs: str) -> str:
-    """Tell all streams but the first what the layer's own input makes of the active one."""
+    """Add the per-layer input, gated by the active stream, to all streams except the first."""
     active = _stream(net, x, streams.active)
     if streams.scaled:
         active = net.multiply(active, net.weight(f"{layer}.altup.correct_output_scale"))
@@ -88,7 +88,7 @@ def _add_inputs(net: Dialect, streams: Streams, layer: str, x: str, layer_inputs
 
 
 def _predict(net: Dialect, streams: Streams, layer: str, x: str) -> str:
-    """Predict each stream as itself and a mix of all."""
+    """Predict each stream as itself plus a mix of all."""
     modalities = _modalities(net, layer, _stream(net, x, streams.active))
     mix = net.linear(modalities, f"{layer}.altup.prediction_coefs", rounded=False)
     mixed = net.graph.op("MatMul", net.reshape(mix, [-1, streams.count, streams.count]), x)
@@ -96,7 +96,7 @@ def _predict(net: Dialect, streams: Streams, layer: str, x: str) -> str:
 
 
 def _correct(net: Dialect, streams: Streams, layer: str, predicted: str, active: str) -> str:
-    """Add to each stream its share of what the active one's prediction lacked."""
+    """Add to each stream its share of the active stream's prediction error."""
     op, axis = net.graph.op, net.graph.constant([1], "int64")
     modalities = _modalities(net, layer, active)
     shares = net.linear(modalities, f"{layer}.altup.correction_coefs", rounded=False)
@@ -107,7 +107,7 @@ def _correct(net: Dialect, streams: Streams, layer: str, predicted: str, active:
 
 
 def _modalities(net: Dialect, layer: str, x: str) -> str:
-    """Say of what kind a token is, [T, n]; streams are mixed by that."""
+    """Compute the modality of each token, [T, n], which sets the mixing coefficients."""
     normed = net.scale(net.norm(x, f"{layer}.altup.router_norm"), 1 / net.config.hidden)
     return net.graph.op("Tanh", net.linear(normed, f"{layer}.altup.modality_router", rounded=False))
 
@@ -121,7 +121,7 @@ def _magnitude(net: Dialect, x: str) -> str:
 
 
 def _match_magnitude(net: Dialect, x: str, magnitude: str) -> str:
-    """Scale x, token by token, to this root mean square."""
+    """Scale each token of x to the root mean square `magnitude`."""
     op = net.graph.op
     squares = op(
         "Clip", net.mean(net.multiply(x, x)), net.graph.constant(MIN_MEAN_SQUARE, net.float)

@@ -18,9 +18,9 @@ from pilotfish.engines.manifest import Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.dialects import DIALECTS
-from pilotfish.export.experts import write_experts
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model_config import Form, ModelConfig
+from pilotfish.export.network import write_experts
 from pilotfish.export.parts import Experts
 from pilotfish.export.quantize import BLOCK, quantize
 from tests.support.runnable import needs

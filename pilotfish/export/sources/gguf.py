@@ -1,8 +1,7 @@
-"""A GGUF file as a source: of the architectures whose entry has a `Gguf`.
+"""A GGUF file as a source, for architectures whose entry has a `Gguf`.
 
-In: a path. Out: a `WeightSource` in Hugging Face's names and rotary convention: of some
-architectures GGUF stores q and k with the two halves of each head interleaved, and they are put
-back here.
+In: a path. Out: a `WeightSource` with Hugging Face's names and rotary convention. For some
+architectures GGUF interleaves the two halves of each head of q and k; this is undone here.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class GgufSource:
         mixture = ARCHITECTURES[model_type].mixture
         self._names = gguf_names(variant, experts=mixture is not None)
         self._interleaved = variant.interleaved
-        # not rope's tensors, which are no weights
+        # The rotary factors are not weights.
         self._shapes = {
             name: info.shape
             for name, info in self._file.tensors.items()
@@ -82,7 +81,7 @@ class GgufSource:
         self.vocab_size = vocabulary.size
         if self.vocab_size > self.config.vocab_size:
             raise ExportError(
-                f"{path}: the tokenizer knows {self.vocab_size} tokens, token_embd.weight only "
+                f"{path}: the tokenizer has {self.vocab_size} tokens, token_embd.weight only "
                 f"{self.config.vocab_size}"
             )
         self.bos_id = vocabulary.bos_id
@@ -103,7 +102,7 @@ class GgufSource:
         )
 
     def names(self) -> Collection[str]:
-        """Return the weights' names, as Hugging Face's modules have them."""
+        """Return the weights' names, by Hugging Face's modules."""
         return self._origins.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -116,11 +115,11 @@ class GgufSource:
         return values if heads is None else _deinterleave(values, heads)
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight, in one part: none of these classes has one that is looked up only."""
+        """Read one weight as a single part: no GGUF class here has a table for look-ups only."""
         yield self.tensor(name)
 
     def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
-        """Read a tensor, or an expert's part; of a fused one, parts follow parts."""
+        """Read a tensor or an expert's part; a fused one is cached for its next part."""
         place = origin.stored[0], origin.expert
         if len(origin.parts) < 2:
             self._last = None
@@ -130,18 +129,18 @@ class GgufSource:
         return self._last[1]
 
     def blocks(self) -> Collection[str]:
-        """Name the types of its blocks; refuse those that no kernel can hold."""
+        """Return the block types; refuse types without a kernel."""
         kinds = self._file.kinds() - FLOATS
         if unsupported := sorted(kinds - FORMATS.keys()):
             raise ExportError(
                 f"{self._file.path} has tensors of type {', '.join(unsupported)}, and only "
-                f"{', '.join(FORMATS)} can be kept: take --precision int8, which dequantises them "
+                f"{', '.join(FORMATS)} can be kept: use --precision int8, which dequantises them "
                 "first, or --dialect llamacpp, which runs the file itself"
             )
         return sorted(kinds)
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its own blocks, in Hugging Face's layout."""
+        """Read one weight in its stored blocks, in Hugging Face's layout."""
         if name not in self._origins:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
@@ -154,14 +153,14 @@ class GgufSource:
         return blocks.take(_deinterleave(np.arange(len(blocks.codes)), heads))
 
     def _interleaved_heads(self, name: str) -> int | None:
-        """Return how many heads a weight has whose halves are interleaved; None for others."""
+        """Return the number of heads of a weight with interleaved halves; None for others."""
         if not self._interleaved:
             return None
         heads = {".q_proj.": self.config.heads, ".k_proj.": self.config.kv_heads}
         return next((count for part, count in heads.items() if part in name), None)
 
     def _stored_name(self, name: str) -> str:
-        """Return the file's name of a weight."""
+        """Return the name of a weight in the file."""
         origin = self._origins.get(name)
         return stored_name(self._names, name) if origin is None else origin.stored[0]
 
@@ -172,10 +171,10 @@ def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) ->
 
 
 def _deinterleave(values: NDArray[T], heads: int) -> NDArray[T]:
-    """Undo GGUF's interleaving of a head's first and second half.
+    """Undo GGUF's interleaving of the two halves of each head.
 
-    values: [heads * head_dim, …], where rows (2i, 2i + 1) of a head rotate together;
-    returns the same shape, where rows (i, i + head_dim / 2) do.
+    values: [heads * head_dim, …], in which rows 2i and 2i + 1 of a head rotate together. Returns
+    the same shape, in which rows i and i + head_dim / 2 do.
     """
     # [heads, head_dim / 2, 2, …]
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])

@@ -1,9 +1,9 @@
 """Read the metadata of a GGUF file into a `ModelConfig`, through the keys of its class.
 
-The file's keys are translated into those of the class's config.json (`export.sources.gguf_names`,
-`Architecture.gguf`), and then read as these are: windows, ropes and scales of a class are described
-once. llama.cpp is the reference for the meaning of keys, and for the defaults of absent ones.
-Unread keys of the architecture's own namespace ("llama.…") are refused by name.
+The file's keys are translated to the keys of the class's config.json (`export.sources.gguf_names`,
+`Architecture.gguf`), which the reader of config.json then reads. So windows, ropes and scales of a
+class are described once. llama.cpp is the reference for the meaning of keys and for defaults.
+Unread keys of the architecture's namespace ("llama.…") are refused by name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pilotfish.export.sources.layer_pattern import FULL, SLIDING
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import EMBEDDING, HEAD
 
-# What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
+# Suffixes that file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
 PRECISION_SUFFIX = re.compile(
     r"[-._](?:i?q\d\w*|tq\d\w*|b?f16|f32|fp16|fp32|mxfp4)$", re.IGNORECASE
 )
@@ -48,10 +48,10 @@ FIRST_LAYER = "model.layers.0."
 
 
 def find_class(file: GgufFile) -> tuple[str, Gguf]:
-    """Return the class of a file, and how its files differ.
+    """Return the class of a file, and the class's GGUF properties.
 
     Raises:
-        ExportError: if the file is one part of several, or its class is not read.
+        ExportError: if the file is one part of several, or its class is not supported.
     """
     path, metadata = file.path, file.metadata
     name = metadata.get("general.architecture")
@@ -62,7 +62,7 @@ def find_class(file: GgufFile) -> tuple[str, Gguf]:
     if not candidates:
         every = ", ".join(dict.fromkeys(variant.name for _, variant in known))
         raise ExportError(
-            f"{path}: no graph is written of GGUF's architecture {name!r}, only of {every}: take "
+            f"{path}: GGUF's architecture {name!r} cannot be exported as a graph, only {every}: use "
             "--dialect llamacpp, which runs any, or the original weights"
         )
     if metadata.get("split.count", 1) not in (0, 1):
@@ -78,36 +78,36 @@ def read_metadata(
     weights: Mapping[str, tuple[int, ...]],
     ignored: Collection[str] = (),
 ) -> tuple[ModelConfig, FileSettings]:
-    """Read the model that a GGUF file describes, and what the file calls its settings.
+    """Read the model that a GGUF file describes, and the file's names of its settings.
 
     Args:
         file: the opened file.
-        model_type: its class.
-        weights: our names of the weights that it holds → their shapes.
-        ignored: unknown keys to be ignored.
+        model_type: the model's class.
+        weights: our names of the file's weights → their shapes.
+        ignored: unknown keys to ignore.
 
     Raises:
-        ExportError: naming what is missing, damaged, not supported or not known.
+        ExportError: if something is missing, damaged, not supported or unknown; the text names it.
     """
     return _Translation(file, model_type, weights).read(ignored)
 
 
 class _Translation:
-    """A file's keys as those of its class."""
+    """Translates a file's keys to those of its class."""
 
     def __init__(
         self, file: GgufFile, model_type: str, weights: Mapping[str, tuple[int, ...]]
     ) -> None:
         self._file, self._model_type, self._weights = file, model_type, weights
         self._architecture: Architecture = ARCHITECTURES[model_type]
-        assert self._architecture.gguf is not None  # as `find_class` has found
+        assert self._architecture.gguf is not None  # checked by `find_class`
         self._variant = self._architecture.gguf
         prefix = f"{self._variant.name}."
         stated = {
             k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)
         }
         self._fields = Fields(stated, str(file.path), prefix)
-        # Llama's keys → values; the class's keys → the file's, for errors
+        # Llama's keys → values.
         self._values: dict[str, Any] = {}
         self._file_keys = {ours: f"{prefix}{key}" for ours, key in ROPE_KEYS.items()}
         self._file_keys |= {
@@ -117,7 +117,7 @@ class _Translation:
         self._file_keys["model_type"] = "general.architecture"
 
     def read(self, ignored: Collection[str]) -> tuple[ModelConfig, FileSettings]:
-        """Translate, and read the outcome; see `read_metadata`."""
+        """Translate the keys and read the result; see `read_metadata`."""
         fields = self._fields
         self._translate()
         called = self._architecture.key_names
@@ -141,7 +141,7 @@ class _Translation:
     # --- keys ------------------------------------------------------------------------------------
 
     def _translate(self) -> None:
-        """Find the value of each key of the class that the file has, or llama.cpp's default."""
+        """Set each key of the class to the file's value or llama.cpp's default."""
         fields = self._fields
         if EMBEDDING not in self._weights:
             raise ExportError(
@@ -168,7 +168,7 @@ class _Translation:
         keys = {**KEYS, **dict.fromkeys(EPSILON.values(), "rms_norm_eps"), **self._variant.keys}
         for key, meaning in keys.items():
             if key in EPSILON.values() and key != epsilon:
-                fields.mark_read(key)  # some converters write both
+                fields.mark_read(key)  # some converters write the epsilons of both norms
                 continue
             self._put_key(key, meaning, defaults)
         self._set_rotation(width)
@@ -201,7 +201,7 @@ class _Translation:
         return width
 
     def _put_key(self, key: str, meaning: str, defaults: Mapping[str, Any]) -> None:
-        """Take one key; refuse one that the class has not got, unless it says what is so."""
+        """Set one key; if the class lacks it, refuse any value but the class's."""
         stated = self._fields.values.get(key)
         if key in OPTIONAL and not stated:
             stated = None
@@ -224,18 +224,18 @@ class _Translation:
                 )
 
     def _has_key(self, key: str) -> bool:
-        """Whether the class has one of Llama's keys."""
+        """Whether the class has the key, one of Llama's."""
         if key == "sliding_window" and self._architecture.windows == "switched":
-            return False  # llama.cpp knows no windows of Qwen's
+            return False  # llama.cpp does not implement Qwen's windows
         return key in self._architecture.keys and self._architecture.key_names.get(key, key) != ""
 
     def _full_key(self, key: str) -> str:
         return f"{self._fields.prefix}{key}"
 
-    # --- what is said otherwise ------------------------------------------------------------------
+    # --- settings that GGUF states differently ----------------------------------------------------
 
     def _set_rotation(self, width: int) -> None:
-        """Say how much of a head turns, and how fast."""
+        """Set the rotary parameters."""
         fields = self._fields
         part = rotary_fraction(fields, width, partial=self._has_key("partial_rotary_factor"))
         if part is not None:
@@ -244,13 +244,13 @@ class _Translation:
             return
         theta = self._values["rope_theta"]
         if self._values.get("sliding_window") is None:
-            self._values.pop("rope_local_base_freq", None)  # of windows
+            self._values.pop("rope_local_base_freq", None)  # applies to windows only
         if not self._has_key("rope_local_base_freq"):
             local = fields.get("rope.freq_base_swa", float, theta) or theta
             if local != theta:
                 raise fields.error(
-                    f"{self._full_key('rope.freq_base_swa')} is {local}, and this class turns all "
-                    f"layers alike, by {theta}"
+                    f"{self._full_key('rope.freq_base_swa')} is {local}, but all layers of this "
+                    f"class have the same θ, {theta}"
                 )
         table = rope_table(
             self._file, fields, (self._architecture.rope_default or {}).get("truncate")
@@ -266,7 +266,7 @@ class _Translation:
                 "rope.scaling.original_context_length", self._values["max_position_embeddings"]
             )
         if self._architecture.rope_by_type and not self._has_key("rope_local_base_freq"):
-            # a scaling is of the full layers alone, their θ of all
+            # Only full layers are scaled; θ is the same in all layers.
             plain = {"rope_type": "default", "rope_theta": theta}
             self._values["rope_parameters"] = {
                 FULL: table | {"rope_theta": theta},
@@ -276,12 +276,12 @@ class _Translation:
             self._values["rope_scaling"] = {**table, "rope_theta": theta}
 
     def _set_windows(self) -> None:
-        """Say which layers have a window: as listed, or each so many-th layer without."""
+        """Set the layers with a window: as listed, or all but every n-th."""
         fields, key = self._fields, "attention.sliding_window_pattern"
         stated = fields.values.get(key)
         if self._values.get("sliding_window") is None or stated is None:
             if self._architecture.windows != "none":
-                fields.mark_read(key)  # of no effect
+                fields.mark_read(key)  # no effect without a window
             return
         if isinstance(stated, list) and self._has_key("layer_types"):
             fields.mark_read(key)
@@ -293,7 +293,7 @@ class _Translation:
             self._values["layer_types"] = kinds
 
     def _set_by_tensors(self) -> None:
-        """Say what the file says by having a tensor, or not."""
+        """Set the keys that the presence of a tensor implies."""
         for key, name in {**self._variant.tensors, "tie_word_embeddings": HEAD}.items():
             there = FIRST_LAYER + name in self._weights or name in self._weights
             self._values[key] = there != (name == HEAD)
@@ -306,7 +306,7 @@ class _Translation:
         return FIRST_LAYER + name in self._weights or name in self._weights
 
     def _with_biases(self, config: ModelConfig) -> ModelConfig:
-        """Leave of the biases that a key switches those that the file has."""
+        """Remove optional biases that the file does not have."""
         always = self._architecture.biases.get("", ())
         biases = tuple(
             module for module in config.form.biases if module in always or self._has_bias(module)
@@ -316,7 +316,7 @@ class _Translation:
         )
 
     def _with_file_keys(self, text: str) -> str:
-        """Put the file's keys in the place of the class's, in an error."""
+        """Replace the class's keys by the file's in an error text."""
         where = self._fields.where
         start = where if text.startswith(where) else ""
         known = sorted(map(re.escape, self._file_keys), key=len, reverse=True)

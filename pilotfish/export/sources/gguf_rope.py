@@ -1,6 +1,6 @@
-"""The rotary embedding of a GGUF file, as Hugging Face's keys and tables say it.
+"""Translate the rotary embedding of a GGUF file to Hugging Face's parameters.
 
-In: keys, and the tensors of divisors. Out: a table for `export.sources.rotary`.
+In: keys and the tensors of divisors. Out: a table for `export.sources.rotary`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT
 
-# Keys of such a table → GGUF's, for errors.
+# Keys of that table → GGUF's keys, for errors.
 ROPE_KEYS = {
     "rope_scaling.rope_type": "rope.scaling.type",
     "rope_scaling.factor": "rope.scaling.factor",
@@ -32,19 +32,19 @@ YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
 def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[str, Any]:
-    """Translate the scaling; `truncate` is what the class says of YaRN's bounds, if anything.
+    """Translate the scaling; `truncate` is the class's YaRN parameter, None if it has none.
 
     Raises:
-        ExportError: if a scaling is not known, or its numbers are missing.
+        ExportError: if the scaling is unknown, or a number is missing.
     """
-    kind = fields.get("rope.scaling.type", str, "linear")  # so says llama.cpp of none
+    kind = fields.get("rope.scaling.type", str, "linear")  # llama.cpp's default
     if {SHORT, LONG} & file.tensors.keys():
         return _longrope(file, fields)
     if kind == "none":
         for key in ("rope.scaling.factor", "rope.scale_linear"):
             fields.mark_read(key)
         return {"rope_type": "default"}
-    # The second is what older files call it; 0 is 1.
+    # Older files use the key rope.scale_linear; 0 means 1.
     older = fields.get("rope.scale_linear", float, 0.0)
     factor = fields.get("rope.scaling.factor", float, older) or 1.0
     if kind == "linear" and factor == 1.0:
@@ -53,7 +53,9 @@ def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[st
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         return _yarn(fields, factor, truncate)
-    raise fields.error(f"rotary scaling {kind!r} ({fields.prefix}rope.scaling.type) is not read")
+    raise fields.error(
+        f"rotary scaling {kind!r} ({fields.prefix}rope.scaling.type) is not supported"
+    )
 
 
 def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any
 
 
 def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
-    """Phi 3's: two sets of divisors are tensors, and cos and sin have a factor."""
+    """Translate Phi 3's scaling: two tensors of divisors, and a factor of cos and sin."""
     key = "rope.scaling.original_context_length"
     for name in (SHORT, LONG):
         if name not in file.tensors:
@@ -94,10 +96,10 @@ def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
 
 
 def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | None:
-    """Return how much of a head of this width turns; None in a class that turns whole heads.
+    """Return the rotated fraction of a head; None in a class that rotates whole heads.
 
     Raises:
-        ExportError: if it is no part of the head, or a part although the class is not `partial`.
+        ExportError: if it exceeds the head, or is below 1 although the class is not `partial`.
     """
     turning, key = fields.count("rope.dimension_count", width), "rope.dimension_count"
     if turning > width or turning % 2:
@@ -109,15 +111,15 @@ def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | Non
         )
     if not partial:
         return None
-    part = turning / width  # so that part · width is the number again, and not a hair less
+    part = turning / width  # rounded up if part · width would be less than the number
     return part if int(part * width) == turning else math.nextafter(part, 2.0)
 
 
 def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Divide all frequencies by the file's tensor: so the converter says Llama 3's scaling.
+    """Divide all frequencies by the file's tensor, the converter's form of Llama 3's scaling.
 
     Raises:
-        ExportError: if they are no divisors of the model's.
+        ExportError: if the tensor does not fit the model.
     """
     if DIVISORS not in file.tensors:
         return config
@@ -138,5 +140,5 @@ def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
         )
 
     if all(layer.rope is None for layer in config.pattern):
-        raise ExportError(f"{file.path} has {DIVISORS}, and no layer is rotated")
+        raise ExportError(f"{file.path} has {DIVISORS}, but no layer is rotated")
     return msgspec.structs.replace(config, pattern=tuple(map(divide, config.pattern)))
