@@ -1,7 +1,7 @@
-"""Mixtures of experts: one entry each.
+"""Classes with mixtures of experts.
 
-Of a class that has `num_experts` in its keys, each layer has them, or those that
-`decoder_sparse_step` and `mlp_only_layers` leave.
+If a class has the key `num_experts`, all layers have experts, except those that
+`decoder_sparse_step` and `mlp_only_layers` exclude.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pilotfish.export.model_config import Form
 
 NORMED = Mixture(normed=True)
 TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
-# No windows: use_sliding_window must be false, at which these have no effect.
+# Without effect because use_sliding_window must be false.
 UNSWITCHED = TRAINING | {"sliding_window", "max_window_layers"}
 GATE = {"mlp.gate": "mlp.router"}
 PARTS = ("gate_proj", "up_proj", "down_proj")

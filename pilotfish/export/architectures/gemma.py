@@ -1,8 +1,8 @@
-"""Gemma 1 to 4: scaled embeddings; from 2 on, norms on both sides.
+"""Gemma 1 to 4: scaled embeddings; from 2 on, norms before and after each part.
 
-Up to 3, norms multiply by 1 + weight. 3n and 4 add embeddings for each layer, norms of values, and
-layers that read the keys and values of earlier ones; 3n has several residual streams, and 4 heads
-of another width in the layers that see everything.
+Up to 3, norms multiply by 1 + weight. 3n and 4 add per-layer embeddings, norms of values, and layers
+that read the keys and values of earlier ones. 3n has parallel residual streams; 4 has heads of
+another width in layers without a window.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "ml
 
 
 def _scale_of(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Scale scores as llama.cpp does, which knows the 27B model by its number of layers."""
+    """Derive the score scale as llama.cpp does, which detects the 27B model by its layer count."""
 
     def given(values: Mapping[str, Any]) -> Mapping[str, Any]:
         of_heads = values["hidden_size"] // values["num_attention_heads"]
@@ -53,7 +53,7 @@ GEMMA = Architecture(
         "attention_bias": False,
     },
     biases={"attention_bias": ATTENTION},
-    activations={"gelu": "gelu_tanh"},  # in files of its first days
+    activations={"gelu": "gelu_tanh"},  # in its first files
     neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
     echoes={"hidden_activation": "hidden_act"},
     embed_root=True,
@@ -100,7 +100,7 @@ GEMMA3 = replace(
     },
     neutral={
         **GEMMA2.neutral,
-        # What is made of them differs between its text model and its multimodal one.
+        # The text model and the multimodal one use them differently.
         "final_logit_softcapping": (None,),
         "attn_logit_softcapping": (None,),
     },
@@ -147,7 +147,7 @@ GEMMA4 = Architecture(
     },
     key_names={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     neutral={
-        "use_bidirectional_attention": (None, "vision"),  # of images alone
+        "use_bidirectional_attention": (None, "vision"),  # "vision" affects images only
         "top_k_experts": (None,),
         "moe_intermediate_size": (None,),
     },
@@ -215,7 +215,7 @@ GEMMA3N = replace(
         "activation_sparsity_pattern": None,
     },
     key_names={"hidden_act": "hidden_activation"},
-    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # of training
+    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # training only
     neutral={},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True),
     not_null=("final_logit_softcapping",),

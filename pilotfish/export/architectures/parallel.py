@@ -1,5 +1,6 @@
-"""Classes whose norms are layer norms, or whose attention and feed-forward part may stand side by
-side: Phi, Cohere, GLM, StableLM, Nemotron, StarCoder 2.
+"""Classes with layer norms, or with attention and feed-forward part in parallel.
+
+Phi, Cohere, GLM, StableLM, Nemotron, StarCoder 2.
 """
 
 from __future__ import annotations

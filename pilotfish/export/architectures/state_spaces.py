@@ -1,4 +1,4 @@
-"""Classes with state spaces: Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2; Mamba's own."""
+"""Classes with state spaces: Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2, Mamba."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ SPACE: Mapping[str, Any] = {
     "mamba_proj_bias": False,
     "time_step_limit": None,
 }
-"""Keys of state spaces as Granite, Bamba and Falcon-H1 call them; limits are none by default."""
+"""Keys of state spaces in Granite, Bamba and Falcon-H1; steps are unlimited by default."""
 LINEAR: Mapping[str, Kind] = {"linear_attention": "space", "mamba": "space"}
 UNREAD = frozenset({"mamba_chunk_size", "num_logits_to_keep"})
-# Of the initialisation; a norm's and a residual's type count in half precision alone.
+# Keys for initialisation, and the residual's type, which only matters in half precision.
 INITIAL = frozenset({
     "chunk_size", "expand", "residual_in_fp32", "time_step_floor",
     "time_step_max", "time_step_min", "time_step_rank",
 })  # fmt: skip
-# True is of the initialisation, too, but transformers then changes weights that it loads.
+# Also for initialisation, but with True transformers changes loaded weights.
 UNSCALED = {"rescale_prenorm_residual": (False,)}
 BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     f"mixer.{part}": f"mamba.{part}"
@@ -258,7 +258,7 @@ STATE_SPACES: dict[str, Architecture] = {
                 **{f"mixer.{name[10:]}": name for name in ATTENTION},
                 **{f"mixer.{name[4:]}": name for name in MLP[1:]},
             },
-            aside=("mtp.",),  # predicts several tokens
+            aside=("mtp.",),  # the multi-token-prediction head
         ),
     ),
     "mamba": MAMBA,

@@ -1,13 +1,13 @@
 """ONNX Runtime's own operators (com.microsoft), where they are faster: one slot per pass.
 
-GroupQueryAttention rotates, appends and attends at once, and its cost follows the tokens in the
-cache, not the capacity. It takes several slots only if each has one new token, so passes are not
-batched. A layer that reads another one's keys and values has its attention written out.
+GroupQueryAttention rotates, appends and attends in one operator; its cost depends on the tokens in
+the cache, not on the capacity. It supports several slots only with one new token each, so passes are
+not batched. If a layer reads another layer's keys and values, its attention is written out.
 
     seqlens_k [1] i32: tokens in the cache after this pass, minus one
-    total_sequence_length [1] i32: that number itself
+    total_sequence_length [1] i32: tokens in the cache after this pass
     attention_bias [1, 1, T, total]: 0 where a token is visible, else a large negative number
-    cell_positions [1, total] i64, where there are windows: the position of each cell's token
+    cell_positions [1, total] i64, only with windows: the position of each cell's token
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
 
-HEAD_STEP = 8  # GroupQueryAttention takes heads of multiples of so many channels
-PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs
+HEAD_STEP = 8  # GroupQueryAttention needs head widths that are multiples of this
+PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of this number of pairs
 
 
 class Contrib(FusedExperts):
@@ -44,7 +44,7 @@ class Contrib(FusedExperts):
         if config.head_dim % HEAD_STEP and len(config.recurrent) < config.layers:
             raise ExportError(
                 f"{config.name} has heads of {config.head_dim} channels, and {self.name}'s "
-                f"attention takes multiples of {HEAD_STEP}: choose --dialect opset24"
+                f"attention needs a multiple of {HEAD_STEP}: choose --dialect opset24"
             )
         super().__init__(graph, config, source, precision)
         self._sum = ""
@@ -55,7 +55,7 @@ class Contrib(FusedExperts):
         self._stacked: dict[tuple[int | None, int], str] = {}
 
     def rms_norm(self, x: str, weight: str) -> str:
-        """Compute x / rms(x) · weight over the last axis, fused with the sum before it."""
+        """Compute x / rms(x) · weight over the last axis, fused with the preceding sum."""
         epsilon = self.config.norm_eps
         if x == self._sum:
             self._sum = ""
@@ -73,12 +73,12 @@ class Contrib(FusedExperts):
         return self.graph.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=epsilon)
 
     def add(self, x: str, y: str) -> str:
-        """Add a residual; the next norm takes the sum in."""
+        """Add a residual; the next norm is fused with this sum."""
         self._sum = super().add(x, y)
         return self._sum
 
     def gelu(self, x: str, *, tanh: bool) -> str:
-        """Compute x · Φ(x), or its approximation by tanh."""
+        """Compute x · Φ(x), or its tanh approximation."""
         return self.graph.op("FastGelu" if tanh else "Gelu", x, domain=MICROSOFT)
 
     def attention(self, layer: int, qkv: str) -> str:
@@ -116,14 +116,14 @@ class Contrib(FusedExperts):
         return self.reshape(attended, [-1, heads.queries * heads.dim])
 
     def _read(self, layer: int, q: str) -> str:
-        """Attend over another layer's keys and values; [T, q] → [T, q]."""
+        """Attend to another layer's keys and values; [T, q] → [T, q]."""
         op, kind, heads = self.graph.op, self.config.layer(layer), self.config.heads_of(layer)
         q = self._prepare(q, f"model.layers.{layer}.self_attn.q_norm", heads, kind.rope)
         by_head = op(
             "Transpose", self.reshape(q, [1, -1, heads.queries, heads.dim]), perm=[0, 2, 1, 3]
         )
         key, value = self.cache_of(kind.kv_source or 0)
-        # The heads that share a key head stand one below the other, as in PaddedAttention.
+        # Stack the queries that share a key head, as in PaddedAttention.
         stacked = self.reshape(by_head, [1, heads.keys, -1, heads.dim])
         bias = self._stacked_bias(kind.window, heads.group)
         scores = op("Add", self.scores(stacked, key, heads), bias)
@@ -133,7 +133,7 @@ class Contrib(FusedExperts):
         return self.reshape(by_token, [-1, heads.queries * heads.dim])
 
     def _operands(self, layer: int, qkv: str) -> list[str]:
-        """Return q, k and v, [1, T, width] each; fused ones as the first, if nothing is between."""
+        """Return q, k and v, [1, T, width] each; or qkv and two "" if nothing precedes attention."""
         form, kind, heads = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
         widths = [count * heads.dim for count in (heads.queries, *[heads.keys] * 2)]
         growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}
@@ -153,17 +153,17 @@ class Contrib(FusedExperts):
         return [self.reshape(part, [1, -1, width]) for part, width in parts]
 
     def _rotates_before(self, rope: Rope) -> bool:
-        """Whether q and k are rotated before the operator: for its limits, or a late norm."""
+        """Whether q and k are rotated before the operator, for its limits or a late norm."""
         return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
 
     def _prepare_values(self, v: str, heads: AttentionHeads) -> str:
-        """Norm each head of v [T, kv_heads · head_dim], if they are."""
+        """Norm each head of v [T, kv_heads · head_dim] if the form has such norms."""
         if not self.config.form.value_norm:
             return v
         return self.norm_values(self.reshape(v, [-1, heads.keys, heads.dim]), heads)
 
     def _prepare(self, x: str, norm: str, heads: AttentionHeads, rope: Rope | None) -> str:
-        """Norm each head of x [T, heads · head_dim] and rotate it, in the form's order."""
+        """Norm and rotate each head of x [T, heads · head_dim], in the form's order."""
         form = self.config.form
         if form.qk_norm_late and rope is not None:
             x = self._rotate(x, heads, rope)
@@ -188,7 +188,7 @@ class Contrib(FusedExperts):
         )
 
     def _bias(self, window: int | None) -> str:
-        """Return the bias of the scores for this window; layers share it."""
+        """Return the bias of the scores for a window; layers share it."""
         if window is not None and window not in self._biases:
             positions = self.reshape(self.positions, [-1, 1])
             self._biases[window] = self.hide_beyond(
@@ -209,14 +209,14 @@ class Contrib(FusedExperts):
 
     @cached_property
     def _slot_positions(self) -> str:
-        """[1, T]"""
+        """Positions of the tokens, [1, T]."""
         return self.graph.op("Unsqueeze", self.positions, self.graph.constant([0], "int64"))
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K]."""
         rows, width = weight.codes.shape
         zeros = []
-        if weight.zeros is not None:  # rows of 4-bit ones end on a byte
+        if weight.zeros is not None:  # pad rows of 4-bit zeros to whole bytes
             padded = np.pad(weight.zeros, ((0, 0), (0, weight.zeros.shape[1] % 2)))
             packed = pack_nibbles(padded).reshape(rows, -1) if weight.bits == 4 else weight.zeros
             zeros = [self.graph.weight(f"{name}.zeros", packed)]

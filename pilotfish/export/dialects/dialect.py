@@ -1,13 +1,13 @@
 """The layers that every dialect offers to the network (`export.network`).
 
-A dialect turns layers (linear, norm, attention) into ONNX operators. Tokens of all slots stand
-packed in one row of T, without padding, except inside attention, where a slot is a batch entry:
+A dialect writes layers (linear, norm, attention) as ONNX operators. The tokens of all slots are
+packed in one axis of length T, without padding, except in attention, where a slot is a batch entry:
 
-    input_ids, position_ids [T] i64     logit_rows [N] i64: the rows of T that are asked for
+    input_ids, position_ids [T] i64     logit_rows [N] i64: the rows of T to output
     past.{i}.key/value [B, kv_heads, C, head_dim], bound to the memory of present.{i}.key/value
     hidden_states [N, width] f32 (after the final norm), logits [N, vocabulary] f32
 
-Subclasses say which operators, and add the inputs that their attention needs.
+Subclasses choose the operators, and add the inputs that their attention needs.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ MICROSOFT = "com.microsoft"
 
 
 class WeightReader(Protocol):
-    """What a dialect needs of a source of weights (`export.sources.source`)."""
+    """The part of a source of weights that a dialect uses (`export.sources.source`)."""
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read one weight, dequantised."""
         ...
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight as the blocks that it is stored in; None if it is stored in none."""
+        """Read one weight in its stored blocks; None without blocks."""
         ...
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight in parts, neighbouring rows each, few enough to be held."""
+        """Read one weight in parts of a few consecutive rows."""
         ...
 
 
 class Dialect(AttentionInputs):
-    """Writes layers of one model into one graph, in the operators of one dialect."""
+    """Writes the layers of one model to one graph, with the operators of one dialect."""
 
     name: ClassVar[DialectName]
     contrib: ClassVar[bool] = False
@@ -72,26 +72,26 @@ class Dialect(AttentionInputs):
 
     @abstractmethod
     def rms_norm(self, x: str, weight: str) -> str:
-        """Compute x / rms(x) · weight over the last axis; `weight` has been written."""
+        """Compute x / rms(x) · weight over the last axis; `weight` is a value's name."""
 
     @abstractmethod
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q].
 
-        Which norms there are by head, and where, `config.form` says; rotation, window and widths
-        are those of `config.layer(layer)`. Of a layer that reads another one's keys and values,
-        `qkv` is q alone; where values are the keys before their norm, it has no v.
+        `config.form` defines the norms per head, `config.layer(layer)` rotation, window and widths.
+        If the layer reads another layer's keys and values, `qkv` is only q; if values are the keys
+        before their norm, it has no v.
         """
 
     @abstractmethod
     def gelu(self, x: str, *, tanh: bool) -> str:
-        """Compute x · Φ(x), or its approximation by tanh."""
+        """Compute x · Φ(x), or its tanh approximation."""
 
     @abstractmethod
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden].
+        """Return the weighted sum of the chosen experts' outputs for x [T, hidden]; → [T, hidden].
 
-        `scores` [T, experts] are the router's; `config.experts` says the rest.
+        `scores` [T, experts] are the router's; `config.experts` holds the sizes.
         """
 
     # --- layers ----------------------------------------------------------------------------
@@ -99,9 +99,9 @@ class Dialect(AttentionInputs):
     def linear(self, x: str, *names: str, rounded: bool = True) -> str:
         """Project x [T, K] → [T, ΣN]: one product for several projections of the same x.
 
-        `names` are modules: `name.weight` [N, K] and, where `config.form` has it, `name.bias` [N].
-        Of several, those without a bias get zeros if another has one. Unless they may be
-        `rounded`, the weights stay as they are whatever the precision.
+        `names` are modules with `name.weight` [N, K] and, if `config.form` says so, `name.bias`
+        [N]. If some of them have a bias, the others get zeros. Unless `rounded`, the weights are
+        not quantised.
         """
         stored = [self.blocks(f"{name}.weight") for name in names]
         weights = [
@@ -126,7 +126,7 @@ class Dialect(AttentionInputs):
         return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
 
     def blocks(self, name: str) -> Quantized | None:
-        """Read a weight's blocks if they are to be kept; None if not, or if it has none."""
+        """Read a weight's stored blocks; None without blocks, or unless precision is "stored"."""
         return self._source.quantized(name) if self.keeps_blocks else None
 
     def embed(self, name: str) -> str:
@@ -144,10 +144,10 @@ class Dialect(AttentionInputs):
         return self.graph.op("Mul", self.cast(row, self.float), scale)
 
     def embed_for_layers(self, name: str) -> str:
-        """Look up the packed tokens' rows of a table that holds a part for each layer, [T, width].
+        """Look up the packed tokens' rows of a table with a part per layer, [T, layers · width].
 
-        The table is written as it is read, some rows at a time; with quantised weights in int8,
-        each layer's part of a row with a scale.
+        The table is read and written a few rows at a time. With quantised weights it is int8, with
+        a scale for each row and layer.
         """
         inputs = self.config.token_inputs
         assert inputs is not None
@@ -188,7 +188,7 @@ class Dialect(AttentionInputs):
         return self.graph.op("Gather", self.weight(name), rows)
 
     def norm(self, x: str, name: str) -> str:
-        """Norm x over the last axis, as `config.form` says; `name` is a module."""
+        """Norm x over the last axis, by the type in `config.form`; `name` is a module."""
         form = self.config.form
         weight = self._norm_weight(name)
         if form.norm == "rms":
@@ -199,13 +199,13 @@ class Dialect(AttentionInputs):
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
 
     def norm_values(self, x: str, heads: AttentionHeads) -> str:
-        """Norm each head of v, the last axis of x, without weights; x where they are not normed."""
+        """Norm each head of v over the last axis of x, without weights, if the form says so."""
         return self.rms_norm(x, self._ones(heads.dim)) if self.config.form.value_norm else x
 
     def norm_heads(self, x: str, name: str, heads: int, *, apart: int = 1) -> str:
-        """Norm each head of q or k, the last axis of x; `name` is a module.
+        """Norm each head of q or k over the last axis of x; `name` is a module.
 
-        With a weight for each head, that axis of heads stands `apart` axes before the last.
+        The axis of heads is `apart` axes before the last; this matters with a weight per head.
         """
         if self.config.form.qk_norm != "heads":
             return self.norm(x, name)
@@ -220,7 +220,7 @@ class Dialect(AttentionInputs):
         return self.multiply(normed, weight)
 
     def activation(self, x: str, module: str) -> str:
-        """Apply the configuration's pointwise function; xielu has numbers of the `module`."""
+        """Apply the configuration's activation; xielu reads parameters of `module`."""
         op, kind = self.graph.op, self.config.activation
         if kind == "silu":
             return self.silu(x)
@@ -232,14 +232,14 @@ class Dialect(AttentionInputs):
         return positive if kind == "relu" else self.multiply(positive, positive)
 
     def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
-        """Take tokens into a layer's state; return the answers of this pass's, f32 [1, T, values].
+        """Update a layer's state by tokens; return this pass's outputs, f32 [1, T, values].
 
         Args:
-            rows: q, k, v, the logarithm of what is kept and, under the delta rule, the rate of
-                writing; f32 [c + T, …] each.
-            lacking: c, i64 [1].
-            states: names of the state c tokens before this pass, and of what it makes of it: just
-                before the pass, and behind it; f32 [1, heads, key_dim, value_dim] each.
+            rows: q, k, v, the log decay and, under the delta rule, the write rate; f32 [c + T, …]
+                each.
+            missing: c, the number of tokens to replay, i64 [1].
+            states: names of three states, f32 [1, heads, key_dim, value_dim] each: the input c
+                tokens before this pass, and the outputs immediately before and after the pass.
         """
         graph = self.graph
         sizes = graph.op("Concat", missing, graph.op("Shape", self.tokens), axis=0)
@@ -251,7 +251,7 @@ class Dialect(AttentionInputs):
         return self._linear_attention([part[1] for part in parts], settled, present)
 
     def _linear_attention(self, rows: Sequence[str], past: str, present: str) -> str:
-        """Take all of `rows` into the state `past`, which makes `present`; return the answers."""
+        """Update the state `past` by all of `rows` to `present`; return the outputs."""
         dims = self.config.recurrence
         assert dims is not None
         axis = self.graph.constant([0], "int64")
@@ -304,7 +304,7 @@ class Dialect(AttentionInputs):
         return self.graph.op("Gemm", *operands, transB=1)
 
     def has_bias(self, name: str) -> bool:
-        """Whether a module has one; `name` may be of a layer."""
+        """Whether a module has a bias; `name` may be within a layer."""
         layer = LAYER.search(name)
         inner = name if layer is None else name[layer.end() :]
         return wildcard_name(inner) in self.config.form.biases
@@ -315,7 +315,7 @@ class Dialect(AttentionInputs):
         return self._ones(self.config.head_dim if name.endswith(HEAD_NORMS) else self.config.hidden)
 
     def _ones(self, width: int) -> str:
-        """Write the weight of a norm that has none."""
+        """Write ones, for a norm without weights."""
         return self.weight(f"ones.{width}", np.ones(width, np.float32))
 
     def _xielu(self, x: str, name: str) -> str:

@@ -1,12 +1,11 @@
 """Experts in standard operators: tokens are sorted by expert, and each expert computes its own.
 
-All T · chosen pairs of a token and an expert stand in one row, sorted by expert; the row is cut at
-the experts' borders, wherever these lie in this pass. An expert of no token gets no rows, and a
-product without rows reads no weights, so a pass costs what its experts cost. Two products an expert
-are all that is written once for each.
+All T · chosen pairs of a token and an expert are sorted by expert, then split into the rows of each
+expert. An expert without tokens gets no rows, and a product without rows reads no weights, so a
+pass only costs the experts that it uses. Only two products per expert are written for each expert.
 
-Measured against computing all experts, and against gathering the chosen ones' weights: both take
-three times as long for one token of 8 experts, and more from there (docs/engines.md).
+Computing all experts, or gathering the chosen experts' weights, takes three times as long for one
+token of 8 experts, and more with further tokens (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pilotfish.export.parts import Experts
 
 
 class _Routing(NamedTuple):
-    """Which expert computes what; P = T · chosen pairs of a token and one of its experts.
+    """Assignment of P = T · chosen pairs (token, expert) to experts; names of values.
 
     Attributes:
-        weights: of each token's experts, [T, chosen].
-        order: the pairs sorted by expert, [P].
-        sizes: pairs of each expert, [experts].
+        weights: weights of each token's experts, [T, chosen].
+        order: indices of the pairs, sorted by expert, [P].
+        sizes: number of pairs of each expert, [experts].
     """
 
     weights: str
@@ -35,7 +34,7 @@ class GroupedExperts(Dialect):
     """A dialect with experts in standard operators."""
 
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden]."""
+        """Return the weighted sum of the chosen experts' outputs for x [T, hidden]; → [T, hidden]."""
         op, experts = self.graph.op, self.config.experts
         if experts is None:
             raise ValueError(f"{module} has no experts")
@@ -55,7 +54,7 @@ class GroupedExperts(Dialect):
         return op("ReduceSum", weighted, self.graph.constant([1], "int64"), keepdims=0)
 
     def _route(self, scores: str, experts: Experts, module: str) -> _Routing:
-        """Choose the experts of each token, from scores [T, experts]."""
+        """Choose the experts of each token by scores [T, experts]."""
         op, multi, constant = self.graph.op, self.graph.multi, self.graph.constant
         if self.float != "float32":
             scores = self.cast(scores, "float32")
@@ -76,7 +75,7 @@ class GroupedExperts(Dialect):
         return _Routing(weights, self._ranks(pairs), sizes)
 
     def _ranks(self, values: str) -> str:
-        """Return the indices that sort `values` [P]; of a permutation, its inverse."""
+        """Return the indices that sort `values` [P]; for a permutation, its inverse."""
         names = self.graph.new_names("Order", 2)
         size = self.graph.op("Shape", values)
         return self.graph.multi("TopK", values, size, names=names, axis=0, largest=0)[1]
@@ -84,7 +83,7 @@ class GroupedExperts(Dialect):
     def _project_by_expert(
         self, rows: str, sizes: str, experts: Experts, module: str, *parts: str
     ) -> str:
-        """Project each expert's rows of [P, …] by its own `parts`."""
+        """Project each expert's rows of [P, …] by that expert's modules `parts`."""
         names = self.graph.new_names("Rows", experts.count)
         rows_by_expert = self.graph.multi("Split", rows, sizes, names=names, axis=0)
         outputs = [
@@ -94,7 +93,7 @@ class GroupedExperts(Dialect):
         return self.graph.op("Concat", *outputs, axis=0)
 
     def _gate(self, gate: str, up: str, experts: Experts, module: str) -> str:
-        """Compute activation(gate) · up, or gpt-oss's clamped form of it."""
+        """Compute activation(gate) · up, or gpt-oss's clamped variant."""
         op, constant = self.graph.op, self.graph.constant
         if experts.limit is not None:
             most, least = (constant(sign * experts.limit, self.float) for sign in (1, -1))

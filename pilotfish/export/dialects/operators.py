@@ -1,4 +1,4 @@
-"""The arithmetic that layers are written in, and their weights, once each."""
+"""Arithmetic operators, and weights, each written once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import ModelConfig
 
-AXES_ARE_INPUTS = 18  # opset from which reductions take their axes so
+AXES_ARE_INPUTS = 18  # first opset in which the axes of reductions are inputs
 
 
 class Operators(ABC):
-    """Writes operators into a graph. `float` is its floating-point type, as numpy calls it."""
+    """Writes operators to a graph. `float` is numpy's name of its floating-point type."""
 
     opset: ClassVar[int]
 
@@ -54,13 +54,13 @@ class Operators(ABC):
         return x if factor == 1.0 else self.multiply(x, self.graph.constant(factor, self.float))
 
     def cap(self, x: str, cap: float | None) -> str:
-        """Compute cap · tanh(x / cap); x where there is no cap."""
+        """Compute cap · tanh(x / cap); return x if there is no cap."""
         if cap is None:
             return x
         return self.scale(self.graph.op("Tanh", self.scale(x, 1 / cap)), cap)
 
     def mean(self, x: str) -> str:
-        """Compute the mean over the last axis, which stays as 1."""
+        """Compute the mean over the last axis, which becomes 1."""
         if self.opset < AXES_ARE_INPUTS:
             return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
         return self.graph.op("ReduceMean", x, self.graph.constant([-1], "int64"), keepdims=1)
@@ -74,7 +74,7 @@ class Operators(ABC):
         return self.multiply(x, self.sigmoid(x))
 
     def split(self, x: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
-        """Split into neighbouring parts of these sizes."""
+        """Split an axis into consecutive parts of these sizes."""
         names = self.graph.new_names("Split", len(sizes))
         count = self.graph.constant(sizes, "int64")
         return self.graph.multi("Split", x, count, names=names, axis=axis)
@@ -84,7 +84,7 @@ class Operators(ABC):
         return self.graph.op("Concat", *parts, axis=-1)
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
-        """Reshape to constants; 0 keeps a dimension, −1 is inferred."""
+        """Reshape to a constant shape; 0 keeps a dimension, −1 is inferred."""
         return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
 
     def cast(self, x: str, dtype: str) -> str:

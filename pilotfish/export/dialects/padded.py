@@ -1,16 +1,16 @@
 """Attention over slots of different lengths, shared by the standard dialects.
 
-Packed tokens [T] are laid out as [B, S]: `unpack` names the token at slot b, offset s; padding
-repeats some token. Each slot appends its S entries to its cache at write_indices[b], the mask says
-which tokens see which, and `pack` [T] picks the answers out of the B·S cells. Padding writes behind
-a slot's end, where nothing is read and the next pass overwrites.
+Packed tokens [T] are gathered to [B, S]: `unpack` is the index of the token at slot b, offset s;
+padding repeats some token. Each slot writes its S entries to its cache at write_indices[b], the mask
+defines which cells a token sees, and `pack` [T] selects the outputs from the B·S cells. Padding is
+written after a slot's end, where it is never read, and overwritten by the next pass.
 
-Attention is written out in primitives, and the queries that share a key head are stacked, so that
-keys are read once: a third faster than opset 24's operator on the CPU at 1,500 tokens.
+Attention is written in primitives, with the queries that share a key head stacked, so keys are read
+once: a third faster than opset 24's operator on the CPU at 1,500 tokens.
 
     unpack [B, S] i64    pack [T] i64    write_indices [B] i64
     attention_mask [B, 1, S, C]: 0 where a token is visible, else a large negative number
-    cell_positions [B, C] i64, where there are windows: the position of each cell's token
+    cell_positions [B, C] i64, only with windows: the position of each cell's token
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PaddedAttention(GroupedExperts):
         self.pack = graph.input("pack", "int64", ["T"])
         self.write_indices = graph.input("write_indices", "int64", ["B"])
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
-        # Positions [B, S] of the tokens as they are laid out.
+        # Positions of the unpacked tokens, [B, S].
         self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
         self._windows: dict[int | None, str] = {}
         self._masks: dict[tuple[int | None, int], str] = {}
@@ -50,7 +50,7 @@ class PaddedAttention(GroupedExperts):
 
     @abstractmethod
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
-        """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
+        """Write `new` [B, kv_heads, S, head_dim] into `past`; the result is `present`."""
 
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
@@ -62,14 +62,14 @@ class PaddedAttention(GroupedExperts):
         else:
             q = op("Gather", rows, self._rows_of(0, heads.queries, heads.queries), axis=0)
             q, (key, value) = self._prepare_query(q, layer), self.cache_of(source)
-        # The heads that share a key head stand one below the other: keys are read once.
+        # Stack the queries that share a key head, so that keys are read once.
         stacked = self.reshape(q, [0, heads.keys, -1, heads.dim])
         attended = self._attend(stacked, key, value, layer)
         answers = op("Gather", self.reshape(attended, [-1, heads.dim]), self._answer_rows, axis=0)
         return self.reshape(answers, [-1, heads.queries * heads.dim])  # from [T, heads, head_dim]
 
     def _append(self, rows: str, layer: int) -> tuple[str, str, str]:
-        """Append a layer's keys and values; return q, and the cache's keys and values."""
+        """Append a layer's keys and values; return q and the cache's keys and values."""
         op, heads = self.graph.op, self.config.heads_of(layer)
         first = heads.queries + heads.keys  # rows of a token before its values
         tied = self.config.layer(layer).tied_values
@@ -85,14 +85,14 @@ class PaddedAttention(GroupedExperts):
         return q, key, value
 
     def _prepare_query(self, q: str, layer: int) -> str:
-        """Norm and rotate q [B, heads, S, head_dim] of a layer that has no k."""
+        """Norm and rotate q [B, heads, S, head_dim] of a layer without k."""
         rope, heads = self.config.layer(layer).rope, self.config.heads_of(layer)
         if self.config.form.qk_norm is not None:
             q = self.norm_heads(q, f"model.layers.{layer}.self_attn.q_norm", heads.queries, apart=2)
         return q if rope is None else self.rotate(q, rope, heads.dim)
 
     def _prepare(self, qk: str, layer: int) -> tuple[str, str]:
-        """Norm and rotate q and k: [B, heads + kv_heads, S, head_dim] → two of theirs."""
+        """Norm and rotate q and k, [B, heads + kv_heads, S, head_dim]; return both."""
         config, form, heads = self.config, self.config.form, self.config.heads_of(layer)
         rope, sizes = config.layer(layer).rope, [heads.queries, heads.keys]
 
@@ -120,7 +120,7 @@ class PaddedAttention(GroupedExperts):
 
     @cached_property
     def _query_factors(self) -> str:
-        """The factor of the queries, [B, 1, S, 1]."""
+        """Factor of each token's queries, [B, 1, S, 1]."""
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
         return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
 
@@ -136,7 +136,7 @@ class PaddedAttention(GroupedExperts):
         return op("MatMul", op("Slice", weights, *bounds), value)
 
     def _sinks(self, layer: int) -> str:
-        """Return the scores of no token, for the stacked queries: [B, kv_heads, group · S, 1]."""
+        """Return the sink scores for the stacked queries, [B, kv_heads, group · S, 1]."""
         heads, name = self.config.heads_of(layer), f"model.layers.{layer}.self_attn.sinks"
         shape = [1, heads.keys, heads.group, 1]
         sinks = self.weight(name, self.read(name).reshape(shape))
@@ -145,7 +145,7 @@ class PaddedAttention(GroupedExperts):
         )
 
     def _sink_shape(self, heads: AttentionHeads) -> str:
-        """Return [B, kv_heads, group, S]; layers of as many heads share it."""
+        """Return the shape [B, kv_heads, group, S]; layers with the same key heads share it."""
         if heads.keys not in self._sink_shapes:
             slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))
             sizes = self.graph.constant([heads.keys, heads.group], "int64")
@@ -172,9 +172,9 @@ class PaddedAttention(GroupedExperts):
         return self._windows[window]
 
     def _rows_of(self, first: int, count: int, total: int) -> str:
-        """Return the row of [T · total] for each of [B, count, S], from a token's row `first` on.
+        """Return row indices into [T · total], [B, count, S]: rows first … first + count of tokens.
 
-        Layers of as many heads share it.
+        Layers with the same numbers of heads share it.
         """
         if (first, count, total) not in self._rows:
             graph = self.graph
@@ -186,7 +186,7 @@ class PaddedAttention(GroupedExperts):
 
     @cached_property
     def _answer_rows(self) -> str:
-        """The row of [B · heads · S] for each of [T, heads]; `pack` numbers the cells of [B, S]."""
+        """Row indices into [B · heads · S], [T, heads]; `pack` holds indices into [B · S]."""
         graph, op = self.graph, self.graph.op
         size = op("Shape", self.unpack, start=1, end=2)
         slot = op("Div", self.pack, size)

@@ -1,8 +1,8 @@
 """A state space in primitive operators: products over all pairs of a run's tokens.
 
-Token t's answer sums over each s ≤ t what is kept from s to t · (q_t · k_s) · v_s, and what is kept
-of the earlier state. So a run of n tokens takes heads · n² numbers at a time. Logarithms of what is
-kept are summed in f64, since differences of their sums count.
+The output of token t is the sum over s ≤ t of decay(s → t) · (q_t · k_s) · v_s, plus the decayed
+earlier state. A run of n tokens needs heads · n² numbers at a time. Log decays are summed in f64,
+because differences of these sums are used.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ALL = np.iinfo(np.int64).max
 def update_state_by_pairs(
     net: Operators, dims: Recurrence, rows: Sequence[str], missing: str, states: Sequence[str]
 ) -> str:
-    """Do what `Dialect.update_state` says, n = c + T."""
+    """Write `Dialect.update_state` for a state space; n = c + T."""
     op, constant = net.graph.op, net.graph.constant
     keys, values = [-1, dims.key_heads, dims.key_dim], [-1, dims.heads, dims.value_dim]
     q, k = (op("Transpose", net.reshape(row, keys), perm=[1, 0, 2]) for row in rows[:2])
     v = op("Transpose", net.reshape(rows[2], values), perm=[1, 0, 2])  # [heads, n, value_dim]
     zero = constant(np.zeros((dims.heads, 1)), "float64")
     logs = net.cast(op("Transpose", rows[3], perm=[1, 0]), "float64")
-    after = op("CumSum", logs, constant(1, "int64"))  # [heads, n], of each token and those before
-    sums = op("Concat", zero, after, axis=1)  # before the first token, too
+    after = op("CumSum", logs, constant(1, "int64"))  # [heads, n], cumulative log decay
+    sums = op("Concat", zero, after, axis=1)  # [heads, n + 1], from before the first token
     before = net.reshape(states[0], [dims.heads, dims.key_dim, dims.value_dim])
 
     decay = op("Trilu", _decay_between(net, after, after, axes=(2, 1)), upper=0)  # [heads, n, n]
@@ -57,7 +57,7 @@ def update_state_by_pairs(
 
 
 def _decay_between(net: Operators, ends: str, starts: str, axes: tuple[int, int]) -> str:
-    """Return what is kept between sums of logarithms, f32; 1 where the end is before the start."""
+    """Return the decay between cumulative log decays, f32; 1 if the end is before the start."""
     op = net.graph.op
     end, start = (
         op("Unsqueeze", sums, net.graph.constant([axis], "int64"))
@@ -68,7 +68,7 @@ def _decay_between(net: Operators, ends: str, starts: str, axes: tuple[int, int]
 
 
 def _repeat_for_heads(net: Operators, dims: Recurrence, x: str, factor: str = "") -> str:
-    """Repeat x [key_heads, …, m] for each head, times a factor [heads, …, m]; [heads, n, m]."""
+    """Repeat x [key_heads, …, m] for its heads, multiply by `factor` [heads, …, m]; [heads, n, m]."""
     op, each = net.graph.op, dims.heads // dims.key_heads
     if each > 1:
         x = op("Unsqueeze", x, net.graph.constant([1], "int64"))
@@ -88,7 +88,7 @@ def _repeat_for_heads(net: Operators, dims: Recurrence, x: str, factor: str = ""
 
 
 def _is_before(net: Operators, count: str, end: str) -> str:
-    """Say of 0 … n − 1 which are below `end` [1], bool [n]; `count` [1] is n."""
+    """Return which of 0 … n − 1 are below `end` [1], bool [n]; `count` [1] is n."""
     constant = net.graph.constant
     number = net.graph.op("Squeeze", count, constant([0], "int64"))
     indices = net.graph.op("Range", constant(0, "int64"), number, constant(1, "int64"))

@@ -1,8 +1,8 @@
-"""Products with weights in blocks of codes, and rows looked up in them; for every dialect.
+"""Products with quantised weights, and look-ups of their rows, for every dialect.
 
-In: `Quantized` weights, as a checkpoint has them or as `export.quantize` rounds them. What a kernel
-does not take is written beside it: a product of x's block sums with the offsets, the columns of x
-in the codes' order.
+In: `Quantized` weights, from a checkpoint or from `export.quantize`. Two parts that kernels do not
+support are separate operators: the product of x's block sums with the offsets, and the reordering
+of x's columns.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Weight = Quantized | NDArray[np.float32]
 
 
 def rows_of(weight: Weight) -> int:
-    """Count the rows of a weight."""
+    """Return the number of rows of a weight."""
     return len(weight.codes if isinstance(weight, Quantized) else weight)
 
 
 def projection(net: Operators, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
-    """Multiply x [T, K] by transposed weights [N, K] each, one product for those that fit."""
+    """Multiply x [T, K] by the transposed weights [N, K]; those that fit share one product."""
     products: list[str] = []
     start = 0
     for end in range(1, len(weights) + 1):
@@ -60,10 +60,10 @@ def product(net: Operators, x: str, name: str, weight: Quantized) -> str:
 
 
 def _add_offsets(net: Operators, result: str, x: str, name: str, weight: Quantized) -> str:
-    """Add the contribution of offsets [N, K / block]: their product with x's block sums.
+    """Add the product of the offsets [N, K / block] with x's block sums.
 
-    A 32nd of a product in float32, where zero points of floats within the kernel take 50 times as
-    long.
+    It costs a 32nd of the product in float32; float zero points in the kernel would take 50 times
+    as long.
     """
     graph = net.graph
     blocks = net.reshape(x, [-1, weight.scales.shape[1], weight.block])

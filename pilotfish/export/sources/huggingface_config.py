@@ -1,8 +1,8 @@
-"""Read Hugging Face's config.json into a `ModelConfig`, as the table of architectures says.
+"""Read Hugging Face's config.json into a `ModelConfig`, by the table of architectures.
 
-What the exporter cannot write is refused by name, and so is an unread key
-(`export.sources.config_keys`). Absent keys take the defaults of transformers' configuration
-classes, which differ: absent key heads are 8 in Mistral and 32 in Qwen2.
+Unsupported settings and unread keys are refused by name (`export.sources.config_keys`). Absent keys
+take the defaults of transformers' configuration classes, which differ: without
+num_key_value_heads, Mistral has 8 and Qwen2 32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pilotfish.export.sources.recurrence_keys import (
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import HEAD
 
-UNBOUNDED = 2**18  # positions of a model whose size does not follow from their number
+UNBOUNDED = 2**18  # context of a model without a maximum number of positions
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -39,18 +39,19 @@ class Description:
 
     Args:
         values: the decoded JSON object.
-        name: what to call the model.
+        name: the model's name.
         where: path of the file, for errors.
-        ignored: unknown keys to be ignored.
+        ignored: unknown keys to ignore.
 
     Attributes:
         architecture: the entry of its `model_type`.
-        packing: how its matrices are quantised; None where they are not.
+        packing: quantisation of its matrices; None without one.
         config: the model's shape.
-        settings: what the file calls its settings, for errors about weights.
+        settings: the file's names of settings, for errors about weights.
 
     Raises:
-        ExportError: naming what is missing, malformed, not supported or not known.
+        ExportError: if something is missing, malformed, not supported or unknown; the text names
+            it.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Description:
         self.packing = _packing(fields, architecture)
         for key in architecture.must_state:
             if fields.values.get(key) is None:
-                raise fields.error(f"{key} is missing, and by default it is another architecture's")
+                raise fields.error(
+                    f"{key} is missing, and its default belongs to another architecture"
+                )
         for key in architecture.not_null:
             if fields.values.get(key, key) is None:
                 raise fields.error(f"{key} is null, and must be of type float")
@@ -98,7 +101,7 @@ def _find(fields: Fields, model_type: str) -> Architecture:
 
 
 def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values under the class's names for keys that have two."""
+    """Return the values, with aliases of keys replaced by the class's names."""
     values = dict(fields.values)
     for other, key in also.items():
         if other in values and values.setdefault(key, values[other]) != values.pop(other):
@@ -107,7 +110,7 @@ def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values without keys that repeat what another says."""
+    """Return the values without keys that repeat another key's value."""
     absent = object()
     return {
         key: value
@@ -117,7 +120,7 @@ def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[s
 
 
 def _packing(fields: Fields, architecture: Architecture) -> Packing | None:
-    """Read how matrices are quantised; None for MXFP4 too, which `export.sources.stored` reads."""
+    """Read the quantisation of matrices; None also for MXFP4, which `export.sources.stored` reads."""
     stated = fields.values.get("quantization_config")
     mxfp4 = isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
     if mxfp4 and architecture.names.stacked:
@@ -127,7 +130,7 @@ def _packing(fields: Fields, architecture: Architecture) -> Packing | None:
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
     architecture, hidden = keys.architecture, keys.count("hidden_size")
-    layers, heads, head_dim = count_layers(keys), 1, 1  # as without attention
+    layers, heads, head_dim = count_layers(keys), 1, 1  # heads: defaults without attention
     if keys.has("num_attention_heads"):
         heads = keys.count("num_attention_heads")
         head_dim = _head_dim(keys, hidden, heads)
@@ -227,10 +230,10 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
 
 
 def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -> int:
-    """Return the width of the feed-forward part; LFM2 computes it of what is stated.
+    """Return the width of the feed-forward part; LFM2 derives it from the stated one.
 
-    Without a plain one it is that of an expert, or of the state spaces; Gemma 3n may list one for
-    each layer (`export.sources.layer_sizes`).
+    Without a dense part it is the width of an expert or of the state spaces. Gemma 3n may list a
+    width per layer (`export.sources.layer_sizes`).
     """
     if not keys.has("intermediate_size"):
         if recurrence is None or keys.has("moe_intermediate_size"):
@@ -255,7 +258,7 @@ def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -
 
 
 def _tied(keys: ClassKeys) -> bool:
-    """Whether the head is the embedding; LFM2's older key counts before the newer one."""
+    """Whether the head is the embedding; LFM2's older key overrides the newer one."""
     tied = keys.flag("tie_word_embeddings")
     if keys.has("tie_embedding") and keys.raw("tie_embedding") is not None:
         return keys.flag("tie_embedding")
@@ -263,7 +266,7 @@ def _tied(keys: ClassKeys) -> bool:
 
 
 def _token_inputs(keys: ClassKeys) -> TokenInputs | None:
-    """Read the embeddings for each layer; a width of 0 or null stands for none."""
+    """Read the sizes of the per-layer embeddings; a width of 0 or null means none."""
     if not keys.has("hidden_size_per_layer_input"):
         return None
     if keys.raw("hidden_size_per_layer_input") in (0, None) and not keys.has("altup_num_inputs"):
@@ -319,7 +322,7 @@ def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
 
 
 def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
-    """Read Ministral 3's: β stands among the rotary parameters."""
+    """Read Ministral 3's query growth; β is among the rotary parameters."""
     if not keys.architecture.grown_queries:
         return None
     stated = [keys.fields.table(key) for key in ("rope_parameters", "rope_scaling")]
@@ -352,7 +355,7 @@ def _file_keys(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
 
 
 def _switches(keys: ClassKeys) -> dict[str, str]:
-    """Map parts of weights' names to the setting that decides whether they exist."""
+    """Map parts of weight names to the setting that decides whether such weights exist."""
     switches = {HEAD: f"{keys.class_key('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
     for key, modules in keys.architecture.biases.items():
         if key:

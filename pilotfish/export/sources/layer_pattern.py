@@ -1,4 +1,4 @@
-"""Read which layers have a window, which are rotated, and how."""
+"""Read which layers have a window or a state, which are rotated, and their rotary embeddings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ALSO_FULL = {FULL, "attention"}
-# Letters of Nemotron-H's pattern.
+# Letter of Nemotron-H's pattern → type of layer.
 BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": "moe"}
-# Keys that count where layer_types is absent.
+# Keys that apply if layer_types is absent.
 PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 
 
 def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
-    """Return the kinds of layers, one where all are alike.
+    """Return the properties of each layer; a single entry if all layers are equal.
 
     Raises:
-        ExportError: for a kind that is not supported, or lists of another length.
+        ExportError: if a type of layer is not supported, or a list has the wrong length.
     """
     layers = min(layers, MOST_LAYERS)
     if keys.architecture.states:
@@ -48,7 +48,7 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
 
 
 def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
-    """Return the kinds of layers of a class some of which keep a state."""
+    """Return the properties of each layer, for a class with recurrent layers."""
     fields, architecture = keys.fields, keys.architecture
     types, default = _stated_types(keys), _full_by_default(keys, layers)
     if types is None:
@@ -80,17 +80,17 @@ def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
 
 
 def count_layers(keys: ClassKeys) -> int:
-    """Return the number of layers; that of their types where a class counts these (Nemotron-H)."""
+    """Return the number of layers; for Nemotron-H the number of listed types."""
     if not keys.has("layers_block_type"):
         return keys.count("num_hidden_layers")
     types = _stated_types(keys)
     if not types:
-        raise keys.fields.error("layers_block_type is missing, and names the layers")
+        raise keys.fields.error("layers_block_type, which lists the layers, is missing")
     return len(types)
 
 
 def _stated_types(keys: ClassKeys) -> list[Any] | None:
-    """Return the types of layers that the file lists, if it does."""
+    """Return the types of layers that the file lists; None without a list."""
     fields = keys.fields
     if keys.has("layer_types"):
         return fields.items("layer_types")
@@ -104,14 +104,14 @@ def _stated_types(keys: ClassKeys) -> list[Any] | None:
     types = spelt if listed is None else listed
     if "moe" in types:
         raise fields.error(
-            "its mixtures of experts are not supported (layers_block_type moe); models of this "
-            "class without any are"
+            "mixtures of experts are not supported in this class (layers_block_type moe); models "
+            "without any are"
         )
     return types
 
 
 def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
-    """Return which layers have attention where layer_types does not say it."""
+    """Return for each layer whether it has attention if layer_types is absent."""
     if keys.has("full_attention_interval"):
         every = keys.count("full_attention_interval")
         return [not (i + 1) % every for i in range(layers)]
@@ -126,7 +126,7 @@ def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
 
 
 def _window(keys: ClassKeys) -> int | None:
-    """Return the sliding window, if it is in effect."""
+    """Return the sliding window; None if none is in effect."""
     rule = keys.architecture.windows
     if rule == "none" or keys.raw("sliding_window") is None:
         return None
@@ -156,12 +156,12 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
         _pass_over_defaults(keys)
         return kinds
     if kinds != _default_types(keys, layers, window):
-        raise fields.error("layer_types says otherwise than this class, which does not read it")
+        raise fields.error("layer_types contradicts this class, which ignores the key")
     return kinds
 
 
 def _pass_over_defaults(keys: ClassKeys) -> None:
-    """Count keys as read that say only what layer_types says where it is absent."""
+    """Mark keys as read that layer_types overrides."""
     if keys.has("sliding_window_pattern"):
         for key in PATTERNS:
             keys.fields.mark_read(key)
@@ -170,7 +170,7 @@ def _pass_over_defaults(keys: ClassKeys) -> None:
 
 
 def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
-    """Return the types that the class gives its layers where none are listed."""
+    """Return the types of layers if none are listed, by the class's rule."""
     architecture = keys.architecture
     every = architecture.full_every
     if keys.has("sliding_window_pattern"):
@@ -180,7 +180,7 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
                 every = keys.fields.count(key, every, null=every)
     if architecture.windows == "switched":
         first = keys.count("max_window_layers")
-        if architecture.unrotated == "listed":  # SmolLM3: the layers that are not rotated
+        if architecture.unrotated == "listed":  # SmolLM3: layers without rotation have the window
             windowed = [not turns for turns in _listed_rotation(keys, layers)]
         else:
             windowed = [i >= first for i in range(layers)]
@@ -196,7 +196,7 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
 def _rotated_layers(
     keys: ClassKeys, layers: int, kinds: list[str], window: int | None
 ) -> list[bool]:
-    """Return which layers have a rotary embedding."""
+    """Return for each layer whether it has a rotary embedding."""
     rule = keys.architecture.unrotated
     if rule == "listed":
         return _listed_rotation(keys, layers)
@@ -222,10 +222,9 @@ def _listed_rotation(keys: ClassKeys, layers: int) -> list[bool]:
 
 
 def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
-    """Read the rotary embedding of a type of layers, in either form that it is written in.
+    """Read the rotary embedding of a type of layers, from rope_parameters or rope_scaling.
 
-    Where `rope_parameters` and `rope_scaling` differ, readers disagree on which counts, so that is
-    refused.
+    If these differ, the model is refused, because readers disagree on which one counts.
     """
     fields = keys.fields
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
@@ -240,14 +239,14 @@ def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
         return _read(keys, table, head_dim)
     if ropes[0] != ropes[-1]:
         raise fields.error(
-            "rope_parameters and rope_scaling both stand there and say different things: remove "
-            "the one that is not meant"
+            "rope_parameters and rope_scaling are both present and contradict each other: remove "
+            "the wrong one"
         )
     return ropes[0]
 
 
 def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: Fields) -> Rope:
-    """Read Gemma 3's and OLMo 3's: a table a type, or before, a scaling of the full layers."""
+    """Read Gemma 3's and OLMo 3's form: a table per type; in older files a scaling of full layers."""
     local = kind == SLIDING and keys.has("rope_local_base_freq")
     theta_key = "rope_local_base_freq" if local else "rope_theta"
     default = keys.architecture.rope_default
@@ -260,7 +259,7 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
         scaling = old if kind == FULL else Fields({}, old.where, old.prefix)
         return _read(keys, scaling, head_dim, theta_key)
     if old.values:
-        raise keys.fields.error("rope_parameters and rope_scaling both stand there: remove one")
+        raise keys.fields.error("rope_parameters and rope_scaling are both present: remove one")
     if set(new.values) - {FULL, SLIDING}:
         raise keys.fields.error(f"rope_parameters must have a table for {FULL} and for {SLIDING}")
     if default is not None and not new.table(kind).values:
@@ -269,19 +268,19 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
 
 
 def _check_old_form(keys: ClassKeys, old: Fields) -> None:
-    """Refuse what transformers 4 and 5 read differently, where windows have tables of their own."""
+    """Refuse settings that transformers 4 and 5 read differently, if windows have own tables."""
     if "type" in old.values and "rope_type" not in old.values:
-        raise old.error(f"{old.prefix}type is not read in this class: call it rope_type")
+        raise old.error(f"{old.prefix}type is not read in this class: rename it to rope_type")
     theta, usual = keys.number("rope_theta", otherwise=10000.0), keys.default("rope_theta")
     if not keys.has("rope_local_base_freq") and theta != usual:
         raise keys.fields.error(
-            f"rope_theta is {theta}, and readers differ in what that makes of layers with windows: "
-            f"give rope_parameters, a table for {FULL} and one for {SLIDING}"
+            f"rope_theta is {theta}, and readers differ in its effect on layers with windows: give "
+            f"rope_parameters with a table for {FULL} and one for {SLIDING}"
         )
 
 
 def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_theta") -> Rope:
-    """Read one table."""
+    """Read one table of rotary parameters."""
     if any(isinstance(value, dict) for value in table.values.values()):
         raise keys.fields.error("rotary parameters that differ between layers are not supported")
     theta = keys.number(theta_key, otherwise=10000.0)
@@ -299,29 +298,29 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
 
 
 def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
-    """Return how many channels of each head turn."""
+    """Return the number of rotated channels per head."""
     key, default = "partial_rotary_factor", 1.0
     if keys.has(key):
         default = keys.default(key)
     stated = keys.fields.get(keys.class_key(key), float, default, null=default)
     part = table.get(key, float, stated, null=stated)
     if part != 1.0 and not keys.has(key):
-        raise keys.fields.error("this class does not rotate a part of the head, as is stated")
+        raise keys.fields.error("this class does not support a partial_rotary_factor below 1")
     width = int(head_dim * part)
     if not 0 < width <= head_dim or width % 2:
         raise keys.fields.error(
-            f"{keys.class_key(key)} {part} would turn {width} of {head_dim} channels"
+            f"{keys.class_key(key)} {part} would rotate {width} of {head_dim} channels"
         )
     return width
 
 
 def _check_table(keys: ClassKeys, table: Fields) -> None:
-    """Refuse a rotary table that the class would not take."""
+    """Refuse a rotary table that the class does not support."""
     architecture = keys.architecture
     kind = table.values.get("rope_type", table.values.get("type", "default"))
     known = architecture.rotations is not None or kind != "proportional"
     if table.values and not (known and kind in (architecture.rotations or (kind,))):
-        raise table.error(f"this class takes no rotary scaling {kind!r}")
+        raise table.error(f"this class does not support rotary scaling {kind!r}")
     for key in architecture.rope_states if table.values else ():
         if table.values.get(key) is None:
             raise table.error(f"{table.prefix}{key} is missing")

@@ -1,7 +1,7 @@
-"""Read what differs in size between layers, and which layers read keys and values of others.
+"""Read sizes that differ between layers, and which layers read the keys and values of others.
 
-Gemma 4 states its full layers' heads in keys of their own (`global_head_dim`), or as transformers
-saves them, layer by layer (`per_layer_config`); Gemma 3n lists the feed-forward parts' widths.
+Gemma 4 states the heads of full layers in separate keys (`global_head_dim`) or, as transformers
+saves them, by layer (`per_layer_config`). Gemma 3n lists the widths of feed-forward parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OVERRIDES = "per_layer_config"
 
 
 def widths_of_heads(keys: ClassKeys, kinds: Sequence[str], head_dim: int) -> dict[str, int]:
-    """Return the width of a head in each type of layers.
+    """Return the head width of each type of layers.
 
     Raises:
         ExportError: if layers of one type differ.
@@ -35,11 +35,11 @@ def widths_of_heads(keys: ClassKeys, kinds: Sequence[str], head_dim: int) -> dic
 
 
 def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> list[Layer]:
-    """Return the layers with their own sizes, and with what they read of others.
+    """Return the layers with their sizes and the sources of their keys and values.
 
     Raises:
-        ExportError: for a number of heads that does not divide the queries', lists of another
-            length than the model, or layers whose keys and values none has.
+        ExportError: if a number of key heads does not divide the query heads, a list has the wrong
+            length, or no layer has the keys and values that another one should read.
     """
     heads = _global_heads(keys, kinds)
     reads = _kv_sources(keys, kinds)
@@ -61,11 +61,11 @@ def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> l
 
 
 HeadSizes = tuple[int | None, int | None]
-"""Width of heads, and how many of keys; None where they are the model's."""
+"""Width of heads and number of key heads; None = the model's."""
 
 
 def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
-    """Return what types of layers have of their own."""
+    """Return the head sizes of types of layers that differ from the model's."""
     if not keys.architecture.global_heads:
         return {}
     width: int | None = keys.count("global_head_dim")
@@ -74,7 +74,7 @@ def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]
     if keys.flag("attention_k_eq_v") and keys.raw("num_global_key_value_heads") is not None:
         count = keys.count("num_global_key_value_heads")
     sizes = {FULL: (width, count)} if FULL in kinds else {}
-    if OVERRIDES in keys.fields.values:  # which goes first, even if it is null
+    if OVERRIDES in keys.fields.values:  # it overrides the other keys, even if it is null
         sizes = _overrides(keys, kinds)
     plain, heads = keys.count("head_dim"), keys.count("num_attention_heads")
     usual = keys.count("num_key_value_heads")
@@ -90,7 +90,7 @@ def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]
 
 
 def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
-    """Read `per_layer_config`, in which layers of one type must agree."""
+    """Read `per_layer_config`; layers of one type must agree."""
     table = keys.fields.table(OVERRIDES)
     plain = keys.count("head_dim"), keys.count("num_key_value_heads")
     each: list[tuple[int, int]] = [plain] * len(kinds)
@@ -108,9 +108,9 @@ def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
 
 
 def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
-    """Return the layer whose keys and values each layer reads, None for its own.
+    """Return, for each layer, the layer whose keys and values it reads; None for its own.
 
-    The last `num_kv_shared_layers` layers read those of the last layer of their type before them.
+    The last `num_kv_shared_layers` layers read from the last earlier layer of their type.
     """
     none: list[int | None] = [None] * len(kinds)
     if not keys.architecture.shares_kv:
@@ -120,15 +120,15 @@ def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
     caching = kinds[: max(len(kinds) - shared, 0)]
     if shared < 0 or set(kinds) - set(caching):
         raise keys.fields.error(
-            f"{name} is {shared}: of {len(kinds)} layers, none before these has keys and values "
-            "of each type"
+            f"{name} is {shared}: of {len(kinds)} layers, the others do not include every type "
+            "of layer"
         )
     last = {kind: i for i, kind in enumerate(caching)}
     return [*none[: len(caching)], *(last[kind] for kind in kinds[len(caching) :])]
 
 
 def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | None]:
-    """Return the widths of feed-forward parts, None for the model's."""
+    """Return the width of each layer's feed-forward part; None = the model's."""
     listed = keys.fields.values.get(keys.class_key("intermediate_size"))
     if "activation_sparsity_pattern" in keys.architecture.keys and isinstance(listed, list):
         if len(listed) != len(reads) or not all(_is_count(each) for each in listed):
@@ -147,7 +147,7 @@ def _is_count(value: object) -> bool:
 
 
 def _sparsities(keys: ClassKeys, layers: int) -> list[float]:
-    """Return the share of the gate's channels that each layer leaves out (Gemma 3n)."""
+    """Return the fraction of gate channels that each layer sets to 0 (Gemma 3n)."""
     name = "activation_sparsity_pattern"
     if not keys.has(name):
         return [0.0] * layers
@@ -164,4 +164,4 @@ def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # where a Gemma 3n does not say it
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # Gemma 3n's defaults

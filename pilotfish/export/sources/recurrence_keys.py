@@ -1,4 +1,4 @@
-"""Read the layers that keep a state: convolutions, linear attention, state spaces."""
+"""Read the sizes of recurrent layers: convolutions, linear attention, state spaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pilotfish.export.sources.class_keys import ClassKeys
 MOST_TAPS = 16
 SPACES = {"space", "both"}
 LIMITS = "time_step_limit"
-# What sizes follow from, for errors: fields of `Recurrence` → Llama's or Granite's keys.
+# Fields of `Recurrence` → Llama's or Granite's keys that determine them, for errors.
 LINEAR = {
     "taps": "linear_conv_kernel_dim",
     "heads": "linear_num_value_heads",
@@ -35,10 +35,10 @@ SELECTIVE = {
 
 
 def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
-    """Read the sizes of layers that keep a state; None where no layer does.
+    """Read the sizes of recurrent layers; None without any.
 
     Raises:
-        ExportError: if they contradict each other, or are not supported.
+        ExportError: if they contradict each other or are not supported.
     """
     if keys.has("mamba_n_heads"):
         for key in keys.architecture.keys:
@@ -63,7 +63,7 @@ def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence |
 
 
 def read_factors(keys: ClassKeys) -> Factors:
-    """Read what goes into and comes out of parts of a layer is multiplied by (Falcon-H1)."""
+    """Read the factors of inputs and outputs of a layer's parts (Falcon-H1)."""
     if not keys.has("mlp_multipliers"):
         return Factors()
     gate, fed = _numbers(keys, "mlp_multipliers", 2)
@@ -78,7 +78,7 @@ def read_factors(keys: ClassKeys) -> Factors:
 
 
 def recurrence_file_keys(keys: ClassKeys) -> Mapping[str, str]:
-    """Map fields of `Recurrence` to what they follow from in the file."""
+    """Map fields of `Recurrence` to the keys in the file that determine them."""
     if keys.has("conv_L_cache"):
         return {"taps": "conv_L_cache"}
     if keys.has("time_step_rank"):
@@ -111,7 +111,7 @@ def _state_space(keys: ClassKeys) -> Recurrence:
     name = keys.fields.get(key, str, keys.default(key))
     if ACTIVATIONS.get(name) != "silu":
         raise keys.fields.error(
-            f"state spaces with {key} {name!r} are not supported, with 'silu' they are"
+            f"state spaces with {key} {name!r} are not supported, only with 'silu'"
         )
     return recurrence
 
@@ -136,7 +136,7 @@ def _selective(keys: ClassKeys) -> Recurrence:
 
 
 def _value_dim(keys: ClassKeys, heads: int) -> int:
-    """Return the width of a head, which some classes state twice."""
+    """Return the width of a value head; some classes state it twice."""
     inner = None
     if keys.has("mamba_expand"):
         inner = keys.count("mamba_expand") * keys.count("hidden_size")
@@ -149,8 +149,8 @@ def _value_dim(keys: ClassKeys, heads: int) -> int:
         width = keys.fields.count(key, keys.default("mamba_d_head"))
     if inner is not None and heads * width != inner:
         raise keys.fields.error(
-            f"{keys.class_key('mamba_n_heads')} {heads} × {key} {width} is not the width {inner} that "
-            "the state spaces should have"
+            f"{keys.class_key('mamba_n_heads')} {heads} × {key} {width} differs from the width "
+            f"{inner} of the state spaces"
         )
     return width
 
@@ -162,7 +162,7 @@ def _space(keys: ClassKeys) -> StateSpace:
     elif keys.has("time_step_min"):
         shortest = keys.fields.get("time_step_min", float, keys.default("time_step_min"))
     if not (shortest <= longest and longest > 0 and shortest < math.inf):
-        raise keys.fields.error(f"steps of {shortest} to {longest} are none ({LIMITS})")
+        raise keys.fields.error(f"steps from {shortest} to {longest} are impossible ({LIMITS})")
     scales = _numbers(keys, "ssm_multipliers", 5) if keys.has("ssm_multipliers") else (1.0,) * 5
     norm: Literal["behind", "before"] | None = "behind"
     if keys.has("mamba_rms_norm"):
@@ -172,7 +172,7 @@ def _space(keys: ClassKeys) -> StateSpace:
 
 
 def _limits(keys: ClassKeys) -> tuple[float, float]:
-    """Read the bounds of a step; infinity is written as {"__float__": "Infinity"}, or bare."""
+    """Read the bounds of a step; files write infinity bare or as {"__float__": "Infinity"}."""
     stated = keys.fields.values.get(LIMITS, [0.0, math.inf])
     infinite = {"__float__": "Infinity"}
     numbers = [
@@ -185,7 +185,7 @@ def _limits(keys: ClassKeys) -> tuple[float, float]:
 
 
 def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
-    """Read a list of so many numbers; ones where it is null."""
+    """Read a list of `count` numbers; ones if it is null."""
     stated = keys.fields.items(key)
     if stated is None:
         return (1.0,) * count
@@ -208,7 +208,7 @@ def _check_heads(keys: ClassKeys, recurrence: Recurrence, heads: str, groups: st
 
 
 def _taps(keys: ClassKeys, key: str) -> int:
-    """Read how many tokens a convolution sees."""
+    """Read the width of a convolution in tokens."""
     taps = keys.count(key)
     if not 2 <= taps <= MOST_TAPS:
         raise keys.fields.error(f"{keys.class_key(key)} is {taps}: 2 to {MOST_TAPS} are supported")

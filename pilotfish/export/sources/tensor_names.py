@@ -1,7 +1,7 @@
-"""Find our weights among a checkpoint's: renamed, fused, stacked, listed or transposed tensors.
+"""Find our weights in a checkpoint, which may rename, fuse, stack, list or transpose tensors.
 
-In: names and shapes that a checkpoint has, and what its architecture calls them. Out: for each of
-our names (`export.weights`) where it comes from, and how it is taken from there, as views only.
+In: names and shapes in a checkpoint, and the naming of its architecture. Out: the origin of each of
+our weights (`export.weights`), and views that extract it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LISTED = re.compile(r"(.*)\.(\d+)\.weight")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one of our weights comes from.
+    """The origin of one of our weights.
 
     Attributes:
-        stored: names in the checkpoint; several are stacked.
-        part: which of `parts` modules are wanted of a fused one; None = the whole.
-        parts: our modules that are fused there, or our weights of each expert.
-        expert: its number, if the stored tensor holds those of all experts.
+        stored: tensor names in the checkpoint; several are stacked.
+        part: index in `parts` of this weight within a fused tensor; None = the whole tensor.
+        parts: our modules that the tensor fuses, or our weights of each expert.
+        expert: the expert's number if the tensor holds all experts.
     """
 
     stored: tuple[str, ...]
@@ -44,20 +44,22 @@ class Origin:
 
 
 def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[str, Origin]:
-    """Return the origin of each weight; a name that is not known stands for itself.
+    """Return the origin of each weight; unknown names stay as they are.
 
     Raises:
-        ExportError: if two of them stand for the same weight.
+        ExportError: if two tensors stand for the same weight.
     """
     relevant = [name for name in stored if not name.endswith(names.dropped)]
-    bare = not any(name.startswith(f"{names.body}.") for name in relevant)  # saved without its head
+    bare = not any(
+        name.startswith(f"{names.body}.") for name in relevant
+    )  # saved without the body's prefix
     origins: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}
 
     def add_origin(ours: str, origin: Origin) -> None:
         if ours in origins:
             both = f"{origins[ours].stored[0]} and {origin.stored[0]}"
-            raise ExportError(f"{both} stand for the same weight: remove the one that is not meant")
+            raise ExportError(f"{both} stand for the same weight: remove the wrong one")
         origins[ours] = origin
 
     for name in relevant:
@@ -96,7 +98,7 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
 
 
 def _rename_module(modules: Mapping[str, str], module: str) -> str:
-    """Return what a module of a layer is called; * in the table stands for any number."""
+    """Return the new name of a layer's module; * in the table stands for any number."""
     number = re.search(r"\.(\d+)\.", module)
     other = modules.get(wildcard_name(module), module)
     return other if number is None else _with_number(other, int(number[1]))
@@ -107,7 +109,7 @@ def _with_number(name: str, expert: int) -> str:
 
 
 def _split_body(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
-    """Return whether a tensor is in the body, and its name there."""
+    """Return whether a tensor is in the body, and its name within it."""
     prefix = f"{names.body}."
     if names.body and name.startswith(prefix):
         return True, name.removeprefix(prefix)
@@ -115,14 +117,14 @@ def _split_body(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
 
 
 def _outer(names: Names, inner: str, *, body: bool) -> str:
-    """Return our name of a weight outside the layers."""
+    """Return our name for a weight outside the layers."""
     module, _, kind = inner.rpartition(".")
     ours = names.outer.get(module, module)
     return f"{'model.' if body and ours != 'lm_head' else ''}{ours}.{kind}"
 
 
 def stored_name(names: Names, name: str) -> str:
-    """Return what a checkpoint would call one of our weights, for errors."""
+    """Return the checkpoint's name for one of our weights, for errors."""
     body = f"{names.body}." if names.body else ""
     module, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
@@ -143,11 +145,11 @@ def stored_name(names: Names, name: str) -> str:
 
 
 class TensorSlicer:
-    """Takes our weights from stored ones.
+    """Extracts our weights from stored tensors.
 
     Args:
-        names: how the checkpoint names and lays out its weights.
-        config: the model's shape, which says how many rows of a fused tensor are whose.
+        names: the checkpoint's naming and layout of weights.
+        config: the model's shape, which determines the rows of each weight in a fused tensor.
     """
 
     def __init__(self, names: Names, config: ModelConfig) -> None:
@@ -159,9 +161,9 @@ class TensorSlicer:
         }
 
     def take(self, name: str, origin: Origin, stored: list[NDArray[T]]) -> NDArray[T]:
-        """Return the weight `name` of its stored arrays: a view, but for those of several places.
+        """Return the weight `name` from its stored arrays: a view, or a copy if there are several.
 
-        Of a tensor of all experts, the array is that of the origin's expert.
+        For a tensor of all experts, `stored` holds the array of the origin's expert.
         """
         if len({array.shape for array in stored}) > 1:
             raise ExportError(f"{', '.join(origin.stored)} have different shapes")
@@ -169,7 +171,7 @@ class TensorSlicer:
         if self._names.transposed and array.ndim == 2 and ".layers." in name:
             array = array.T
         if ".act_fn." in name:
-            return array.reshape(-1)  # some are stored without a dimension
+            return array.reshape(-1)  # some checkpoints store scalars
         if origin.part is None:
             return array
         if origin.expert is not None:
@@ -181,7 +183,7 @@ class TensorSlicer:
         return self._take_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
 
     def _take_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
-        """Take a part of an expert's tensor."""
+        """Return a part of an expert's tensor."""
         part, parts = origin.part or 0, [_with_number(name, 0) for name in origin.parts]
         if self._names.columns and array.ndim == 2:
             array = array.T
@@ -190,19 +192,19 @@ class TensorSlicer:
         return self._take_rows(array, part, parts)
 
     def _take_rows(self, array: NDArray[T], part: int, names: Sequence[str]) -> NDArray[T]:
-        """Take the rows of one weight, where those of these stand one below the other."""
+        """Return the rows of weight `part` from a tensor that concatenates the weights `names`."""
         sizes = [self._rows[name] for name in names]
         start = sum(sizes[:part])
         if part == len(sizes) - 1:
-            return array[start:]  # so that rows left over show in its shape
+            return array[start:]  # with surplus rows, which the check of shapes reports
         return array[start : start + sizes[part]]
 
     def rows(self, name: str, origin: Origin, count: int) -> NDArray[np.int64]:
-        """Return which of the `count` rows of a stored matrix are the weight's, i64 [N]."""
+        """Return the row indices of this weight in a stored matrix of `count` rows, i64 [N]."""
         return self.take(name, origin, [np.arange(count)[:, None]])[:, 0]
 
     def _take_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
-        """Take q, k or v where each key head's rows stand together, or q or gate by head."""
+        """Return q, k or v from rows grouped by key head, or q or gate from rows grouped by head."""
         config = self._config
         if parts == 2:  # a head's queries and its gate
             if len(array) != 2 * config.heads * config.head_dim:
@@ -220,11 +222,11 @@ class TensorSlicer:
         )
 
     def _take_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
-        """Take a part of linear attention where each key head's rows stand together."""
+        """Return a part of linear attention from rows grouped by key head."""
         dims = self._config.recurrence
         assert dims is not None
         each = dims.heads // dims.key_heads
-        sizes, firsts = [each, each], 1  # rows of a key head; those of the first part
+        sizes, firsts = [each, each], 1  # rows per key head; number of entries in the first part
         if origin.parts[0].endswith("qkv"):
             values = each * dims.value_dim
             sizes, firsts = [dims.key_dim, dims.key_dim, values, values], 3
@@ -239,12 +241,12 @@ class TensorSlicer:
     def shape(
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]
     ) -> tuple[int, ...]:
-        """Return the shape that `take` would: of arrays without memory of their own."""
+        """Return the shape of the array that `take` returns, without reading it."""
         index = slice(None if origin.expert is None else 1, None)
         empty = [np.broadcast_to(np.float32(0), stored[each][index]) for each in origin.stored]
         return self.take(name, origin, empty).shape
 
 
 def one_layer(config: ModelConfig, kind: Layer) -> ModelConfig:
-    """Return the same model with one layer, of this kind."""
+    """Return the same model with one layer of this kind."""
     return msgspec.structs.replace(config, layers=1, pattern=(kind,))

@@ -1,7 +1,7 @@
-"""Whether a file has the weights that its configuration asks for, and no others.
+"""Check that a file has exactly the weights that its configuration implies.
 
-In: a `ModelConfig`, and the shapes that a file states. Out: nothing, or an ExportError that names
-the tensor and the setting that contradict each other.
+In: a `ModelConfig` and the shapes in a file. Out: an ExportError that names a tensor and the setting
+that it contradicts, if any does.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pilotfish.export.weights import weights
 
 
 class FileSettings(NamedTuple):
-    """What a file calls the settings of its model, for errors.
+    """A file's names of its model's settings, for errors.
 
     Attributes:
-        keys: field of `ModelConfig`, or "experts." and one of `Experts` → the file's key.
+        keys: field of `ModelConfig`, or "experts." and a field of `Experts` → the file's key.
         switches: part of a weight's name → the setting that decides whether it exists.
     """
 
@@ -32,7 +32,7 @@ class FileSettings(NamedTuple):
         return " × ".join(f"{self.keys[name]} {attrgetter(name)(config)}" for name in fields)
 
     def find_switch(self, config: ModelConfig, name: str) -> str:
-        """Name the setting that decides whether there is such a weight."""
+        """Return the setting that decides whether the weight exists."""
         for part, setting in self.switches.items():
             if part in name:
                 return setting
@@ -41,7 +41,7 @@ class FileSettings(NamedTuple):
     def find_causes(
         self, config: ModelConfig, sizes: tuple[WeightSize, ...], shape: tuple[int, ...]
     ) -> str:
-        """Name the settings behind the dimensions that differ."""
+        """Return the settings of the dimensions that differ."""
         if len(sizes) != len(shape):
             return self.describe(config, "model_type")
         pairs = zip(sizes, shape, strict=True)
@@ -56,18 +56,18 @@ def check_weights(
     where: str,
     stored_name: Callable[[str], str] = str,
 ) -> None:
-    """Check that a file has the weights that its configuration asks for, and no others.
+    """Check that a file has exactly the weights that its configuration implies.
 
     Args:
         config: the model's configuration.
-        found: the shape of each weight there is.
-        settings: what the file calls its settings.
+        shapes: name → shape of each weight in the file.
+        settings: the file's names of its settings.
         where: path of the file, for errors.
-        called: a weight's name → the file's, for errors.
+        stored_name: function from our name of a weight to the file's, for errors.
 
     Raises:
-        ExportError: naming the first weight that is missing, left over or of another shape, and
-            the setting that it contradicts.
+        ExportError: if a weight is missing, superfluous or has another shape; the text names the
+            first one and the setting that it contradicts.
     """
     wanted = set()
     for name, sizes in weights(config):

@@ -1,4 +1,4 @@
-"""The text model of a multimodal checkpoint: its part of config.json, and of the weights."""
+"""Select the text model of a multimodal checkpoint: its configuration and its weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.export_errors import ExportError
 
-# Of a wrapper whose text_config states no model_type, the class's default.
+# model_type of a wrapper → default model_type of its text_config.
 TEXT_TYPES = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",
@@ -35,7 +35,7 @@ OUTER_KEYS = ("bos_token_id", "eos_token_id", "quantization_config")
 
 
 def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the text model's configuration; None if `values` is one itself.
+    """Return the text model's configuration; None if `values` itself is a text model's.
 
     Raises:
         ExportError: if wrapper and text model contradict each other.
@@ -49,7 +49,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if len(set(map(str, tied))) > 1:
         raise ExportError(
             f"{where}: {key} is {tied[0]} for the whole and {tied[1]} in text_config: readers "
-            "differ in which counts, so make them agree"
+            "differ in which they use, so make them agree"
         )
     if tied:
         config[key] = tied[0]
@@ -58,7 +58,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the text model's own names → names in the file, and the modules that are left out."""
+    """Return the text model's weight names → names in the file, and the omitted modules."""
     names: dict[str, str] = {}
     left: dict[str, None] = {}
     for name in stored:

@@ -1,7 +1,7 @@
-"""SentencePiece's file format: a protocol buffer, of which the fields that matter are named here.
+"""SentencePiece's file format, a protocol buffer, with the fields that are used here.
 
-As in sentencepiece_model.proto of github.com/google/sentencepiece, whose numbers and defaults these
-are; other fields are skipped.
+Numbers and defaults are those of sentencepiece_model.proto (github.com/google/sentencepiece); other
+fields are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # SentencePi
 
 _PACKAGE = "pilotfish.sentencepiece"
 _Field = descriptor_pb2.FieldDescriptorProto
-# message → field → number, type, and default or, of a message, its name; "*": many of them
+# message → field → number, type, and default or message name; "*" marks a repeated field.
 _SCHEMA: dict[str, dict[str, tuple[int, int, str]]] = {
     "SentencePiece": {
         "piece": (1, _Field.TYPE_STRING, ""),
@@ -47,14 +47,14 @@ _SCHEMA: dict[str, dict[str, tuple[int, int, str]]] = {
 
 
 def parse_model(data: bytes) -> Any:
-    """Read a `ModelProto`; raises `ValueError` for bytes that are none."""
+    """Parse a `ModelProto`; raise `ValueError` if the bytes are none."""
     try:
         model = _model_class().FromString(data)
         if all(piece.piece for piece in model.pieces) and model.pieces:
             return model
     except (DecodeError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
-    raise ValueError("it has no tokens, or one without a text")
+    raise ValueError("it has no tokens, or an empty one")
 
 
 @cache
