@@ -127,8 +127,8 @@ def _context(
         if not followed and sliding.window_size < context:
             context = max(sliding.window_size, 2)
             reason = (
-                f"genai_config.json states a window of {sliding.window_size} tokens, which the graph "
-                "does not implement"
+                f"genai_config.json states a window of {sliding.window_size} tokens, which the "
+                "graph does not implement"
             )
     for node in _nodes(graph):
         if node.op_type in {"Loop", "Scan"}:

@@ -5,7 +5,7 @@ id, because byte-pair encodings give low ids to frequent tokens (FR-Spec, Zhao e
 VocabTrim, Goel et al. 2025). End tokens, and the control tokens of the chat template, are always
 included.
 
-Texts are read in pieces, so their size does not matter. From a line of JSON, only the answers count,
+Texts are read in pieces, so their size does not matter. In a line of JSON only the answers count,
 found by the usual key names of data sets and chats; without any, all strings count.
 """
 

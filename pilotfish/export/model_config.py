@@ -1,7 +1,7 @@
 """A model's shape, in one format for all architectures and sources.
 
 In: Hugging Face's config.json or GGUF metadata (read by `export.sources`). Out: `ModelConfig`, from
-which the graph is written. `Form` lists the parts of a layer; the other fields are sizes and factors.
+which the graph is written. `Form` lists the parts of a layer; other fields are sizes and factors.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         qk_norm_late: whether that norm follows the rotation instead of preceding it.
         value_norm: whether values are normed per head, without weights.
         gated_attention: whether the attention output is multiplied by sigmoid(gate) of the input.
-        sub_norms: whether a norm precedes the output projections of attention and feed-forward part.
+        sub_norms: whether a norm precedes the output projection of attention and feed-forward part.
         sinks: whether the softmax has one more learned score per head, for no token (gpt-oss).
         sum_norms: whether norms follow the residual sum (opt-350m).
         final_norm: whether a norm follows the last layer.

@@ -212,7 +212,7 @@ def write_gated(
 
 
 def _sparsify(net: Dialect, gate: str, sparsity: float) -> str:
-    """Compute max(gate − cutoff, 0); if a token's channels were normal, `sparsity` would become 0."""
+    """Compute max(gate − cutoff, 0); the cutoff is the `sparsity` quantile of a normal gate."""
     op = net.graph.op
     mean = net.mean(gate)
     centred = op("Sub", gate, mean)

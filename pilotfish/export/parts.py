@@ -1,4 +1,4 @@
-"""Sizes of the parts that some models have: rotation, experts, states, per-layer inputs, streams."""
+"""Sizes of the parts that some models have: rotation, experts, states, inputs and streams."""
 
 from __future__ import annotations
 

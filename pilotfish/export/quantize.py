@@ -84,7 +84,7 @@ def quantize(
 
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
-    """Round blocks [n, BLOCK], exactly if some step count of the grid allows it, else to nearest."""
+    """Round blocks [n, BLOCK], exactly if a step count of the grid allows it, else to nearest."""
     rounded = grid.method(blocks, half, grid.most)
     for count in grid.others:
         inexact = np.flatnonzero(~rounded.equal(blocks, half))

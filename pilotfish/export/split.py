@@ -82,8 +82,8 @@ def split_artifact(
         )
     if artifact.manifest.dialect == "contrib":
         raise ExportError(
-            f"{path} has dialect contrib, which fuses norms with residual sums across layers: export "
-            "the model again with --dialect opset24 (or opset17)"
+            f"{path} has dialect contrib, which fuses norms with residual sums across layers: "
+            "export the model again with --dialect opset24 (or opset17)"
         )
     with replacing(Path(out), _are_stages, open_stages) as folder:
         report("checking the artifact", 0, None)

@@ -175,7 +175,7 @@ def test_readers_that_differ_in_spaces_are_told_of(
         read_tokenizer(tmp_path)
     said = [record.getMessage() for record in caplog.records]
     assert bool(said) == told
-    assert all("behind a control token" in sentence for sentence in said)
+    assert all("between a control token" in sentence for sentence in said)
 
 
 @pytest.mark.parametrize("outer", [None, 258])

@@ -63,14 +63,14 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """What a class of experts has, besides the numbers that its keys state.
+    """Properties of a class's mixtures of experts that its keys do not state.
 
     Attributes:
-        normed: the softmax is over the chosen scores; None = `norm_topk_prob` says it.
-        shared_gate: the part that all tokens use is weighted.
-        lift: what is added to the up projection (`Experts.lift`).
-        switch: the key that says whether there are any; None = there are.
-        beside: layers have a feed-forward part of their own, too (`Experts.parallel_mlp`).
+        normed: whether the softmax is over the chosen scores; None = by the key `norm_topk_prob`.
+        shared_gate: whether the shared expert is weighted.
+        lift: number added to the up projection (`Experts.lift`).
+        switch: key that states whether there are experts; None = there always are.
+        parallel_mlp: whether layers also have a dense feed-forward part (`Experts.parallel_mlp`).
     """
 
     normed: bool | None = None
@@ -145,8 +145,8 @@ class Architecture:
         activations: names of activations with another meaning in this class → that activation.
         rotations: supported kinds of rotary scaling; None = all.
         rope_states: keys that a table of rotary parameters must have.
-        rope_default: rotary parameters if a file states none; with `rope_by_type`, a table per type.
-            None = no scaling.
+        rope_default: rotary parameters if a file states none; with `rope_by_type`, a table per
+            type. None = no scaling.
         mixture: properties of its mixtures of experts; None without any.
         grown_queries: whether queries grow with their position (Ministral 3).
         interleaved: whether rotated pairs of channels are neighbours.

@@ -1,8 +1,8 @@
 """Gemma 1 to 4: scaled embeddings; from 2 on, norms before and after each part.
 
-Up to 3, norms multiply by 1 + weight. 3n and 4 add per-layer embeddings, norms of values, and layers
-that read the keys and values of earlier ones. 3n has parallel residual streams; 4 has heads of
-another width in layers without a window.
+Up to 3, norms multiply by 1 + weight. 3n and 4 add per-layer embeddings, norms of values, and
+layers that read the keys and values of earlier ones. 3n has parallel residual streams; 4 has heads
+of another width in layers without a window.
 """
 
 from __future__ import annotations

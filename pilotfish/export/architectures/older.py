@@ -25,7 +25,7 @@ TABLE = Form(norm="layer", norm_bias=True, gated=False, learned_positions=True)
 
 
 def _falcon(stated: Stated) -> Mapping[str, Any]:
-    """Return the form of Falcon's three generations; 40B: new_decoder_architecture, 7B: parallel_attn."""
+    """Return the form of a generation: 40B has new_decoder_architecture, 7B parallel_attn."""
     new, parallel = stated("new_decoder_architecture"), stated("parallel_attn")
     norms = stated("num_ln_in_parallel_attn") or (2 if new else 1)
     if (new and not parallel) or norms not in {1, 2}:

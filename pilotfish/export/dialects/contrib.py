@@ -1,8 +1,8 @@
 """ONNX Runtime's own operators (com.microsoft), where they are faster: one slot per pass.
 
 GroupQueryAttention rotates, appends and attends in one operator; its cost depends on the tokens in
-the cache, not on the capacity. It supports several slots only with one new token each, so passes are
-not batched. If a layer reads another layer's keys and values, its attention is written out.
+the cache, not on the capacity. It supports several slots only with one new token each, so passes
+are not batched. If a layer reads another layer's keys and values, its attention is written out.
 
     seqlens_k [1] i32: tokens in the cache after this pass, minus one
     total_sequence_length [1] i32: tokens in the cache after this pass
@@ -133,7 +133,7 @@ class Contrib(FusedExperts):
         return self.reshape(by_token, [-1, heads.queries * heads.dim])
 
     def _operands(self, layer: int, qkv: str) -> list[str]:
-        """Return q, k and v, [1, T, width] each; or qkv and two "" if nothing precedes attention."""
+        """Return q, k and v, [1, T, width] each, or qkv, "", "" if nothing precedes attention."""
         form, kind, heads = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
         widths = [count * heads.dim for count in (heads.queries, *[heads.keys] * 2)]
         growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}

@@ -5,9 +5,9 @@ normalize_routing_weights takes the softmax over the chosen ones. "swiglu" is g 
 with alternating rows of gate and up in the first weight, the only supported layout. QMoE's codes
 have the layout and zero point of MatMulNBits.
 
-Without normalize_routing_weights, MoE returns 0 if the runtime lets it overwrite its input. So it is
-always set. If a class uses the softmax over all scores, the sum is multiplied by the share of the
-chosen ones.
+Without normalize_routing_weights, MoE returns 0 if the runtime lets it overwrite its input. So it
+is always set. If a class uses the softmax over all scores, the sum is multiplied by the share of
+the chosen ones.
 
 ONNX Runtime 1.23 does not have accuracy_level, so it refuses QMoE of 4 bits, which it would compute
 wrongly.
@@ -38,7 +38,7 @@ class FusedExperts(GroupedExperts):
     """A dialect with MoE and QMoE."""
 
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Return the weighted sum of the chosen experts' outputs for x [T, hidden]; → [T, hidden]."""
+        """Return the weighted sum of the chosen experts' outputs for x, [T, hidden] each."""
         experts = self.config.experts
         if (
             experts is None

@@ -34,7 +34,7 @@ class GroupedExperts(Dialect):
     """A dialect with experts in standard operators."""
 
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Return the weighted sum of the chosen experts' outputs for x [T, hidden]; → [T, hidden]."""
+        """Return the weighted sum of the chosen experts' outputs for x, [T, hidden] each."""
         op, experts = self.graph.op, self.config.experts
         if experts is None:
             raise ValueError(f"{module} has no experts")

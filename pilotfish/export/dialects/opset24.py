@@ -44,7 +44,7 @@ class Opset24(PaddedAttention):
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply by a blocked DequantizeLinear, which runtimes fuse to one kernel.
 
-        The product is a Gemm, because ONNX Runtime would fuse MatMul with the following sum instead.
+        The product is a Gemm, because ONNX Runtime would fuse MatMul with the following sum.
         """
         dtype, operands = f"int{weight.bits}", []
         signed = weight.codes.T ^ weight.zero_point  # two's complement, in u8

@@ -68,7 +68,7 @@ def _decay_between(net: Operators, ends: str, starts: str, axes: tuple[int, int]
 
 
 def _repeat_for_heads(net: Operators, dims: Recurrence, x: str, factor: str = "") -> str:
-    """Repeat x [key_heads, …, m] for its heads, multiply by `factor` [heads, …, m]; [heads, n, m]."""
+    """Repeat x [key_heads, …, m] for the heads, times `factor` [heads, …, m]; → [heads, n, m]."""
     op, each = net.graph.op, dims.heads // dims.key_heads
     if each > 1:
         x = op("Unsqueeze", x, net.graph.constant([1], "int64"))

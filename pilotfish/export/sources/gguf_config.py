@@ -62,8 +62,8 @@ def find_class(file: GgufFile) -> tuple[str, Gguf]:
     if not candidates:
         every = ", ".join(dict.fromkeys(variant.name for _, variant in known))
         raise ExportError(
-            f"{path}: GGUF's architecture {name!r} cannot be exported as a graph, only {every}: use "
-            "--dialect llamacpp, which runs any, or the original weights"
+            f"{path}: GGUF's architecture {name!r} cannot be exported as a graph, only {every}: "
+            "use --dialect llamacpp, which runs any, or the original weights"
         )
     if metadata.get("split.count", 1) not in (0, 1):
         raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
@@ -194,9 +194,9 @@ class _Translation:
         width = fields.count("attention.key_length", hidden // heads)
         if fields.count("attention.value_length", width) != width:
             raise fields.error(
-                f"{self._full_key('attention.value_length')} is another than "
-                f"{self._full_key('attention.key_length')} {width}: values and keys of different width "
-                "are not supported"
+                f"{self._full_key('attention.value_length')} differs from "
+                f"{self._full_key('attention.key_length')} {width}: values and keys of different "
+                "width are not supported"
             )
         return width
 
@@ -258,7 +258,8 @@ class _Translation:
         kind, supported = table["rope_type"], self._architecture.rotations
         if supported is not None and kind not in supported:
             raise fields.error(
-                f"{self._full_key('rope.scaling.type')}: this class takes no rotary scaling {kind!r}"
+                f"{self._full_key('rope.scaling.type')}: this class does not support rotary "
+                f"scaling {kind!r}"
             )
         if self._has_key("original_max_position_embeddings"):
             original = "original_max_position_embeddings"

@@ -240,7 +240,7 @@ class DirectorySource:
                 del origins[name]
 
     def _check_head(self, origins: Mapping[str, Origin]) -> None:
-        """Check that a stored tied head equals the embedding, because readers use one or the other."""
+        """Check that a stored tied head equals the embedding: readers differ in which they use."""
         head, embedding = self._tensors[origins[HEAD].stored[0]], origins.get(EMBEDDING)
         other = None if embedding is None else self._tensors[embedding.stored[0]]
         if not isinstance(head, PlainTensor):

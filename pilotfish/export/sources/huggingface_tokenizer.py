@@ -1,8 +1,8 @@
 """The tokenizer and the chat templates of a Hugging Face directory.
 
-In: tokenizer.json, else tekken.json, tokenizer.model, or vocab.json and merges.txt; other files with
-added tokens and their roles. Templates: chat_template.jinja and additional_chat_templates/, else
-those in tokenizer_config.json or chat_template.json.
+In: tokenizer.json, else tekken.json, tokenizer.model, or vocab.json and merges.txt; other files
+with added tokens and their roles. Templates: chat_template.jinja and additional_chat_templates/,
+else those in tokenizer_config.json or chat_template.json.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
         puts = "puts a space" if adds_space else "puts no space"
         raise ExportError(
             f"{where}: add_prefix_space is {str(stated).lower()}, but tokenizer.json {puts} before "
-            "a text, and readers differ in which they use. Make them agree, or use tokenizer.json by "
-            "--ignore-key add_prefix_space"
+            "a text, and readers differ in which they use. Make them agree, or use tokenizer.json "
+            "by --ignore-key add_prefix_space"
         )
 
 

@@ -246,7 +246,7 @@ def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
 
 
 def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: Fields) -> Rope:
-    """Read Gemma 3's and OLMo 3's form: a table per type; in older files a scaling of full layers."""
+    """Read the form of Gemma 3 and OLMo 3: a table per type; before, a scaling of full layers."""
     local = kind == SLIDING and keys.has("rope_local_base_freq")
     theta_key = "rope_local_base_freq" if local else "rope_theta"
     default = keys.architecture.rope_default

@@ -170,7 +170,7 @@ class PackedMatrix:
         zeros: NDArray[np.uint8] | None,
         groups: str = "",
     ) -> Quantized:
-        """Split groups of columns, with scales and zeros [N, G], into blocks that kernels support."""
+        """Split groups of columns, scales and zeros [N, G], into blocks that kernels support."""
         rows, width = codes.shape
         count = scales.shape[-1]
         if bits not in (4, 8) or scales.shape != (rows, count) or not count or width % count:
@@ -180,8 +180,8 @@ class PackedMatrix:
         block = largest_block(width // count)
         if block is None:
             raise ExportError(
-                f"{self._path}: {self._name} has groups of {width // count} columns, which no kernel "
-                "supports"
+                f"{self._path}: {self._name} has groups of {width // count} columns, which no "
+                "kernel supports"
             )
         order = self._order(groups, width, count) if groups in self._parts else None
         times = width // count // block
@@ -253,8 +253,8 @@ class PackedMatrix:
 
     def _mismatch(self) -> ExportError:
         return ExportError(
-            f"{self._path}: {self._name} and the other tensors of its matrix contradict each other: "
-            f"this is not {self._packing.method}'s format"
+            f"{self._path}: {self._name} and the other tensors of its matrix do not fit each "
+            f"other: this is not {self._packing.method}'s format"
         )
 
 

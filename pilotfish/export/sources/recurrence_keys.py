@@ -202,8 +202,8 @@ def _is_number(value: Any) -> bool:
 def _check_heads(keys: ClassKeys, recurrence: Recurrence, heads: str, groups: str) -> None:
     if recurrence.heads % recurrence.key_heads:
         raise keys.fields.error(
-            f"{keys.class_key(heads)} {recurrence.heads} is no multiple of {keys.class_key(groups)} "
-            f"{recurrence.key_heads}"
+            f"{keys.class_key(heads)} {recurrence.heads} is no multiple of "
+            f"{keys.class_key(groups)} {recurrence.key_heads}"
         )
 
 

@@ -51,7 +51,7 @@ def _linear(table: Fields, base: RopeBase) -> Rope:
 
 
 def _dynamic(table: Fields, base: RopeBase) -> Rope:
-    """Read dynamic NTK, which only acts beyond the context, so not here; Hunyuan's α always acts."""
+    """Read dynamic NTK, which only acts beyond the context, so never; Hunyuan's α always acts."""
     table.get("factor", float, 1.0)
     if table.values.get("alpha"):
         alpha = table.positive("alpha")
@@ -109,7 +109,7 @@ def _yarn(table: Fields, base: RopeBase) -> Rope:
 
 
 def _longrope(table: Fields, base: RopeBase) -> Rope:
-    """Read LongRoPE (arXiv 2402.13753): a set of divisors up to the original context, one beyond."""
+    """Read LongRoPE (arXiv 2402.13753): divisors within the original context, others beyond."""
     original = base.original_context(table)
     ratio = base.context / original
     factor = table.get("factor", float, ratio, null=ratio)

@@ -204,7 +204,7 @@ class TensorSlicer:
         return self.take(name, origin, [np.arange(count)[:, None]])[:, 0]
 
     def _take_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
-        """Return q, k or v from rows grouped by key head, or q or gate from rows grouped by head."""
+        """Return q, k or v from rows grouped by key head, or q or gate from rows by head."""
         config = self._config
         if parts == 2:  # a head's queries and its gate
             if len(array) != 2 * config.heads * config.head_dim:

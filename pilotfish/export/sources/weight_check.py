@@ -1,7 +1,7 @@
 """Check that a file has exactly the weights that its configuration implies.
 
-In: a `ModelConfig` and the shapes in a file. Out: an ExportError that names a tensor and the setting
-that it contradicts, if any does.
+In: a `ModelConfig` and the shapes in a file. Out: an ExportError that names a tensor and the
+setting that it contradicts, if any does.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def check_weights(
                 else settings.find_switch(config, name)
             )
             raise ExportError(
-                f"{where} holds {stored_name(name)}, for which {reason} has no use: the model might "
-                "come out as another one"
+                f"{where} holds {stored_name(name)}, for which {reason} has no use: the exported "
+                "model might compute something else"
             )
 
 

@@ -49,8 +49,8 @@ CLASSES: dict[str, dict[str, str]] = {
     "Qwen2Tokenizer": _QWEN,
     "Qwen3_5Tokenizer": _QWEN,
 }
-# model_type in config.json, also of multimodal models → tokenizer class. The general class overrides
-# tokenizer_config.json.
+# model_type in config.json, also of multimodal models → tokenizer class. The general class
+# overrides tokenizer_config.json.
 _GENERAL = ""
 CLASS_OF_MODEL_TYPE: dict[str, str] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3", "mistral3", "mixtral"), _GENERAL),
@@ -129,7 +129,7 @@ def _is_token(value: object) -> bool:
 
 
 def content(token: object) -> str | None:
-    """Return the string of a token, which a file states plainly or as the `content` of an object."""
+    """Return the string of a token, stated plainly or as the `content` of an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
