@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, even if writing is interrupted."""
+"""Write a directory that appears complete or not at all, even if writing is interrupted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def replacing(
 def expect_replaceable(out: Path, is_ours: Callable[[Path], bool] = is_artifact) -> None:
     """Raise `ExportError` if `out` exists and is neither empty nor accepted by `is_ours`."""
     if out.exists() and not (out.is_dir() and (_is_empty(out) or is_ours(out))):
-        raise ExportError(f"{out} holds something that no export wrote: choose another --out")
+        raise ExportError(f"{out} holds something that is no export: choose another --out")
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -67,8 +67,8 @@ def copy_genai(
     folder = Path(source)
     if not (folder / GENAI_NAME).is_file():
         raise ExportError(
-            f"{source} holds no {GENAI_NAME}: the dialect {GENAI} takes a folder that ONNX Runtime "
-            "GenAI's model builder wrote"
+            f"{source} holds no {GENAI_NAME}: the dialect {GENAI} needs a folder of ONNX Runtime "
+            "GenAI's model builder"
         )
     try:
         config = read_genai_config(folder / GENAI_NAME)
@@ -88,7 +88,7 @@ def copy_genai(
         [name, *data] = graph.files
         targets = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
         if len({*targets.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(targets) + 2:
-            raise ExportError(f"{folder}: two files of its graph would have one name")
+            raise ExportError(f"{folder}: two files of its graph would have the same name")
         for name_in_source, target in targets.items():
             link_or_copy(folder / name_in_source, directory / target)
         # Hash the artifact's files: the source's may change meanwhile.
@@ -119,7 +119,7 @@ def _open_tokenizer(path: Path, graph: GenaiGraph) -> Tokenizer:
     try:
         tokenizer = Tokenizer(path)
     except ArtifactError as error:
-        raise ExportError(f"the folder's tokenizer is of no use: {error}") from None
+        raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
     if tokenizer.vocab_size > graph.form.widths["logits"]:
         raise ExportError(
             f"the folder's tokenizer has {tokenizer.vocab_size} tokens, its graph only "
@@ -134,7 +134,7 @@ def _vocabulary(
     try:
         size = Tokenizer.from_json(text).vocab_size
     except ArtifactError as error:
-        raise ExportError(f"the folder's tokenizer is of no use: {error}") from None
+        raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
     special = read_special_tokens(folder, text)
     begin = config.model.bos_token_id
     return Vocabulary(

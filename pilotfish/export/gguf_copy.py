@@ -64,7 +64,7 @@ def copy_gguf(
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
     path = fetch_default(report) if kind == "default" else Path(source)
     if not path.is_file():
-        raise ExportError(f"{source} is no GGUF file: the dialect {LLAMACPP} takes nothing else")
+        raise ExportError(f"{source} is no GGUF file: the dialect {LLAMACPP} accepts nothing else")
     file = GgufFile(path)
     dimensions, architecture = _dimensions(file), str(file.metadata["general.architecture"])
     vocabulary = GgufVocabulary(file.metadata, path)
@@ -144,7 +144,7 @@ def _dimensions(file: GgufFile) -> Dimensions:
     heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
     layers = fields.count("block_count")
     if layers > MOST_LAYERS:
-        raise fields.error(f"{prefix}block_count is {layers}, and {MOST_LAYERS} are the most")
+        raise fields.error(f"{prefix}block_count is {layers}, more than {MOST_LAYERS}")
     dimensions = Dimensions(
         layers=layers,
         hidden=hidden,
@@ -166,14 +166,14 @@ def _check_consistency(fields: Fields, tensors: Collection[str], layers: int) ->
     numbers = {int(match[1]) for match in map(BLOCK.match, tensors) if match is not None}
     if numbers != set(range(layers)):
         raise fields.error(
-            f"{fields.prefix}block_count is {layers}, and the file has tensors of {len(numbers)}"
+            f"{fields.prefix}block_count is {layers}, but the file has tensors of {len(numbers)}"
         )
     experts = fields.get("expert_count", int, 0)
     if experts and not any("_exps." in name or EXPERT.search(name) for name in tensors):
-        raise fields.error(f"{fields.prefix}expert_count is {experts}, and no tensor is of experts")
+        raise fields.error(f"{fields.prefix}expert_count is {experts}, but no tensor holds experts")
     used = fields.get("expert_used_count", int, 0)
     if used > experts:
-        raise fields.error(f"{fields.prefix}expert_used_count is {used}, of {experts} experts")
+        raise fields.error(f"{fields.prefix}expert_used_count is {used} of {experts} experts")
 
 
 def _largest(value: object) -> object:

@@ -49,13 +49,13 @@ def choose_tokens(
     size = source.vocab_size
     if count >= size:
         raise ExportError(
-            f"{source.config.name} has {size} tokens: --keep-tokens takes fewer, not {count}"
+            f"{source.config.name} has {size} tokens: --keep-tokens must be less, not {count}"
         )
     needed = needed_tokens(source)
     if count < len(needed):
         raise ExportError(
             f"{source.config.name} needs {len(needed)} tokens to end answers and turns: "
-            f"--keep-tokens takes at least that number, not {count}"
+            f"--keep-tokens must be at least that number, not {count}"
         )
     ids = np.arange(size)
     optional, unusable = np.ones(size, np.bool_), np.zeros(size, np.bool_)

@@ -28,8 +28,8 @@ class Layer(msgspec.Struct, frozen=True):
             the gated delta rule after a convolution (delta, Qwen3.5), a state space (space,
             Mamba-2), attention in parallel with one (both, Falcon-H1), a selective state space
             (selective, Mamba), or none.
-        has_mlp: whether there is a feed-forward part. A layer with a mixer or a feed-forward part
-            alone has one norm, input_layernorm.
+        has_mlp: whether there is a feed-forward part. A layer with only a mixer or only a
+            feed-forward part has one norm, input_layernorm.
         head_dim, kv_heads, intermediate: sizes; None = the model's.
         kv_source: index of the earlier layer whose keys and values this layer reads; it then has no
             k and v projections and no cache. None = its own.

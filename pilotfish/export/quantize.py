@@ -103,17 +103,17 @@ def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
     sample = blocks[:: max(len(blocks) // SAMPLE, 1)]
     sample = sample[sample.any(axis=1)]
     # 8 bits are nearly exact without an offset.
-    methods = [(_symmetric, half)]
+    methods = [(_round_symmetric, half)]
     if bits == 4 and shifted:
-        methods.append((_shifted, 2 * half - 1))
+        methods.append((_round_shifted, 2 * half - 1))
     for method, most in methods:
         exact = {n: method(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
         if np.any(list(exact.values()), axis=0).sum() > len(sample) / 2:
             return _Grid(method, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
-    return _Grid(_symmetric, half)
+    return _Grid(_round_symmetric, half)
 
 
-def _symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
+def _round_symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
     """Round to multiples of a scale; the largest weight becomes −count steps."""
     # The scale takes the opposite sign of the largest weight, because only −half has a code.
     largest = np.abs(blocks).argmax(axis=1)
@@ -123,7 +123,7 @@ def _symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
     return _Blocks(codes, scales, np.zeros_like(scales))
 
 
-def _shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
+def _round_shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
     """Round to steps above the smallest weight; the largest weight is `count` steps."""
     low = blocks.min(axis=1)
     scales = (blocks.max(axis=1) - low) / np.float32(count)  # 0 where all weights are equal

@@ -125,7 +125,7 @@ def test_what_cannot_be_measured_is_told_and_exported_all_the_same(
         monkeypatch.setattr("pilotfish.export.reference.CPU", "NoExecutionProvider")
     made = export_model(path, tmp_path / "a", precision="int8", check=True)
     assert made.manifest.cost is None
-    reasons = {"disk": "of disk", "memory": "of memory", "runtime": "built without"}
+    reasons = {"disk": "of free disk", "memory": "of memory", "runtime": "built without"}
     assert reasons[short] in caplog.text
     made.verify()
     assert {file.name for file in made.path.iterdir()} == {*made.manifest.files, "manifest.json"}

@@ -203,7 +203,10 @@ def test_keys_that_a_class_takes_otherwise_are_refused(change: dict[str, Any], n
         ({"model_type": "mistral", "attention_bias": True, "sliding_window": None},
          "attention_bias is True"),
         ({"model_type": "qwen2", "attention_bias": False}, "attention_bias is False"),
-        ({"rope_scaling": {"rope_type": "default", "factor": 4.0}}, r"rope_scaling\.factor: unknown"),
+        (
+            {"rope_scaling": {"rope_type": "default", "factor": 4.0}},
+            r"rope_scaling\.factor: unknown",
+        ),
         ({"rope_scaling": {"factor": 4.0}}, r"rope_scaling\.factor: unknown"),
         ({"original_max_position_embeddings": 64}, "original_max_position_embeddings: unknown"),
         ({"rope_scaling": 4}, "rope_scaling is 4, and must be an object"),

@@ -88,7 +88,7 @@ def test_steps_have_limits_as_files_write_them(infinity: str, tmp_path: Path) ->
         (GRANITE, {"hidden_act": "gelu"}, "only with 'silu'"),
         (NEMOTRON, {"hybrid_override_pattern": "MEM*"}, "mixtures of experts are not supported"),
         (NEMOTRON, {"layers_block_type": ["mlp"]}, "differ: remove one"),
-        (NEMOTRON, {"hybrid_override_pattern": ""}, "names the layers"),
+        (NEMOTRON, {"hybrid_override_pattern": ""}, "which lists the layers"),
         (NEMOTRON, {"mamba_hidden_act": "gelu"}, "only with 'silu'"),
     ],
 )

@@ -228,7 +228,7 @@ SIZES: Mapping[str, Any] = dict.fromkeys(
 )
 DECODER: Mapping[str, Any] = {
     **SIZES,
-    "num_key_value_heads": None,  # as many as heads
+    "num_key_value_heads": None,  # the number of heads
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,

@@ -32,7 +32,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
 
 
-def _chosen(count: int, chosen: int) -> Mapping[str, Any]:
+def _expert_counts(count: int, chosen: int) -> Mapping[str, Any]:
     """Return the keys of every mixture, with a class's defaults."""
     return {"num_experts": count, "num_experts_per_tok": chosen}
 
@@ -43,7 +43,7 @@ SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": F
 
 GRANITE_MOE = Architecture(
     models="Granite 3 MoE",
-    keys={**DECODER, **SCALED, **_chosen(8, 2), "attention_bias": False},
+    keys={**DECODER, **SCALED, **_expert_counts(8, 2), "attention_bias": False},
     key_names=LOCAL,
     aliases=LOCAL,
     inert=TRAINING,
@@ -80,7 +80,7 @@ MIXTURES: dict[str, Architecture] = {
         models="Mixtral",
         keys={
             **DECODER,
-            **_chosen(8, 2),
+            **_expert_counts(8, 2),
             "num_key_value_heads": 8,
             "head_dim": None,
             "rms_norm_eps": 1e-5,
@@ -108,7 +108,7 @@ MIXTURES: dict[str, Architecture] = {
         models="Qwen1.5-MoE, Qwen2-MoE",
         keys={
             **DECODER,
-            **_chosen(60, 4),
+            **_expert_counts(60, 4),
             **SPARSE,
             "num_key_value_heads": 16,
             "moe_intermediate_size": 1408,
@@ -126,7 +126,7 @@ MIXTURES: dict[str, Architecture] = {
         models="Qwen 3 MoE",
         keys={
             **DECODER,
-            **_chosen(128, 8),
+            **_expert_counts(128, 8),
             **SPARSE,
             "num_key_value_heads": 4,
             "head_dim": None,
@@ -145,7 +145,7 @@ MIXTURES: dict[str, Architecture] = {
         models="OLMoE",
         keys={
             **DECODER,
-            **_chosen(64, 8),
+            **_expert_counts(64, 8),
             "norm_topk_prob": False,
             "rms_norm_eps": 1e-5,
             "attention_bias": False,
@@ -172,7 +172,7 @@ MIXTURES: dict[str, Architecture] = {
         models="gpt-oss",
         keys={
             **DECODER,
-            **_chosen(128, 4),
+            **_expert_counts(128, 4),
             "num_key_value_heads": 8,
             "head_dim": 64,
             "rms_norm_eps": 1e-5,

@@ -31,15 +31,15 @@ BOTH_SIDES = Names(
 FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "mlp_out_norm")
 
 
-def _scale_of(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+def _derive_score_scale(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     """Derive the score scale as llama.cpp does, which detects the 27B model by its layer count."""
 
-    def given(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def derive(values: Mapping[str, Any]) -> Mapping[str, Any]:
         of_heads = values["hidden_size"] // values["num_attention_heads"]
         large = values["num_hidden_layers"] == largest
         return {"query_pre_attn_scalar": of_heads if large else values["head_dim"]}
 
-    return given
+    return derive
 
 
 GEMMA = Architecture(
@@ -53,7 +53,7 @@ GEMMA = Architecture(
         "attention_bias": False,
     },
     biases={"attention_bias": ATTENTION},
-    activations={"gelu": "gelu_tanh"},  # in its first files
+    activations={"gelu": "gelu_tanh"},  # the first files of Gemma mean tanh
     neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
     echoes={"hidden_activation": "hidden_act"},
     embed_root=True,
@@ -81,7 +81,7 @@ GEMMA2 = replace(
     windows="listed",
     full_every=2,
     names=BOTH_SIDES,
-    gguf=Gguf(name="gemma2", derive=_scale_of(46)),
+    gguf=Gguf(name="gemma2", derive=_derive_score_scale(46)),
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -107,7 +107,7 @@ GEMMA3 = replace(
     form=Form(norms=FOUR, qk_norm="head"),
     full_every=6,
     rope_by_type=True,
-    gguf=Gguf(name="gemma3", derive=_scale_of(62)),
+    gguf=Gguf(name="gemma3", derive=_derive_score_scale(62)),
 )
 TOKEN_INPUTS = {
     "vocab_size_per_layer_input": 262144,

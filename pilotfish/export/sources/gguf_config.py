@@ -133,7 +133,7 @@ class _Translation:
             {fields.prefix + key: accepted for key, accepted in neutral.items()},
             ignored,
         )
-        config = divide_frequencies(self._with_biases(described.config), self._file)
+        config = divide_frequencies(self._drop_absent_biases(described.config), self._file)
         keys = {field: self._with_file_keys(key) for field, key in described.settings.keys.items()}
         keys["model_type"] = f"general.architecture = {self._variant.name!r}, read as"
         return config, FileSettings(keys, {})
@@ -306,7 +306,7 @@ class _Translation:
         name = f"{module.replace('*', '0')}.bias"
         return FIRST_LAYER + name in self._weights or name in self._weights
 
-    def _with_biases(self, config: ModelConfig) -> ModelConfig:
+    def _drop_absent_biases(self, config: ModelConfig) -> ModelConfig:
         """Remove optional biases that the file does not have."""
         always = self._architecture.biases.get("", ())
         biases = tuple(

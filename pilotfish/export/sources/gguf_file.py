@@ -73,13 +73,13 @@ class GgufFile:
         self._file = MappedFile(path)
         if self._file.data[:4] != MAGIC:
             raise ExportError(f"{path} is not a GGUF file")
-        with reading_file(self._damaged):
+        with reading_file(self._damage_error):
             try:
                 self.metadata, self.tensors = _read_header(_Cursor(self._file.data))
             except (struct.error, OverflowError) as error:
-                raise self._damaged(str(error)) from None
+                raise self._damage_error(str(error)) from None
 
-    def _damaged(self, problem: str) -> ExportError:
+    def _damage_error(self, problem: str) -> ExportError:
         return ExportError(f"{self.path} is a damaged or incomplete GGUF file: {problem}")
 
     def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:

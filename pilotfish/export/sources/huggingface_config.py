@@ -65,7 +65,7 @@ class Description:
         )
         fields.mark_read("model_type")
         fields.mark_read("quantization_config")
-        self.packing = _packing(fields, architecture)
+        self.packing = _read_packing(fields, architecture)
         for key in architecture.must_state:
             if fields.values.get(key) is None:
                 raise fields.error(
@@ -119,7 +119,7 @@ def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[s
     }
 
 
-def _packing(fields: Fields, architecture: Architecture) -> Packing | None:
+def _read_packing(fields: Fields, architecture: Architecture) -> Packing | None:
     """Read the quantisation of matrices; None also for MXFP4 (see `export.sources.stored`)."""
     stated = fields.values.get("quantization_config")
     mxfp4 = isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
@@ -153,7 +153,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         if keys.has("max_position_embeddings")
         else UNBOUNDED,
         vocab_size=keys.count("vocab_size"),
-        tied=_tied(keys),
+        tied=_is_tied(keys),
         norm_eps=keys.number("rms_norm_eps", otherwise=architecture.keys["rms_norm_eps"]),
         form=_form(keys),
         pattern=pattern,
@@ -198,7 +198,7 @@ def _form(keys: ClassKeys) -> Form:
 def _kv_heads(keys: ClassKeys, heads: int) -> int:
     if not keys.has("num_key_value_heads"):
         return heads
-    if keys.has("multi_query"):  # Falcon: the number counts in its newer decoder alone
+    if keys.has("multi_query"):  # Falcon: only its newer decoder uses the number
         keys.raw("num_key_value_heads")
         shared = 1 if keys.flag("multi_query") else heads
         if not keys.flag("new_decoder_architecture"):
@@ -257,7 +257,7 @@ def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -
     return width if factor is None else -(-int(factor * width) // unit) * unit
 
 
-def _tied(keys: ClassKeys) -> bool:
+def _is_tied(keys: ClassKeys) -> bool:
     """Whether the head is the embedding; LFM2's older key overrides the newer one."""
     tied = keys.flag("tie_word_embeddings")
     if keys.has("tie_embedding") and keys.raw("tie_embedding") is not None:

@@ -122,7 +122,7 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
     )
     named = named_tokens(settings, roles, _find_class(path, settings, parsed))
     special = read_added(path).special
-    for token in _unlisted(path, settings, parsed, special):
+    for token in _unlisted_tokens(path, settings, parsed, special):
         if any(token in template for template in templates):
             raise ExportError(
                 f"{path}: the chat template writes {token}, which tokenizer.json adds, but "
@@ -141,7 +141,7 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
             )
 
 
-def _unlisted(
+def _unlisted_tokens(
     path: Path, settings: dict[str, Any], parsed: dict[str, Any], special: Collection[str]
 ) -> set[str]:
     """Return the added tokens of tokenizer.json that transformers ignores.
@@ -187,7 +187,7 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
     try:
         tokenizer = Tokenizer.from_json(text)
     except ArtifactError:
-        return  # of a kind that is refused for that
+        return  # damaged: refused by its own reader
     adds_space = tokenizer.encode("a") != tokenizer.encode_rest("a").ids
     if adds_space != stated:
         puts = "puts a space" if adds_space else "puts no space"
@@ -211,7 +211,7 @@ def _warn_of_spaces(
     try:
         tokenizer = Tokenizer.from_json(text)
     except ArtifactError:
-        return  # of a kind that is refused for that
+        return  # damaged: refused by its own reader
     control = next(iter(tokenizer.special_tokens.values()), None)
     if control is None:
         return

@@ -31,7 +31,7 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     """
     layers = min(layers, MOST_LAYERS)
     if keys.architecture.states:
-        return _with_states(keys, layers, head_dim)
+        return _recurrent_pattern(keys, layers, head_dim)
     window = _window(keys)
     kinds = _layer_types(keys, layers, window)
     rotated = _rotated_layers(keys, layers, kinds, window)
@@ -47,7 +47,7 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     return tuple(pattern[:1] if len(set(pattern)) == 1 else pattern)
 
 
-def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
+def _recurrent_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
     """Return the properties of each layer, for a class with recurrent layers."""
     fields, architecture = keys.fields, keys.architecture
     types, default = _stated_types(keys), _full_by_default(keys, layers)

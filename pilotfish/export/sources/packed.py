@@ -83,7 +83,7 @@ class PackedMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[N, K]"""
+        """Shape of the dequantised matrix, [N, K]."""
         stored = self._shape(self._kind)
         if self._kind == "qweight" and len(stored) == 2:
             if self._packing.method == "awq":

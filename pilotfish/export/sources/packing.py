@@ -60,8 +60,8 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
         return Packing("fp8", float8_block=_float8_block(stated, where))
     known = ", ".join((*readers, "fp8"))
     raise ExportError(
-        f"{where}: the checkpoint is quantised by {method!r}, and only {known} are read: give the "
-        f"original weights{', or a GGUF file of the model' if gguf else ''}"
+        f"{where}: the checkpoint is quantised by {method!r}, and only {known} are supported: give "
+        f"the original weights{', or a GGUF file of the model' if gguf else ''}"
     )
 
 
@@ -124,5 +124,5 @@ def _expect(where: str, key: str, value: Any, accepted: tuple[Any, ...]) -> None
     if value not in accepted:
         raise ExportError(
             f"{where}: {key} in quantization_config is {value!r}, and only "
-            f"{' or '.join(map(str, accepted))} is read"
+            f"{' or '.join(map(str, accepted))} is supported"
         )

@@ -27,7 +27,7 @@ class RopeBase(NamedTuple):
     theta: float
     dim: int
     context: int
-    original: int | None  # from the configuration's top-level key
+    original: int | None  # value of the configuration's top-level key
 
     @property
     def frequencies(self) -> Frequencies:

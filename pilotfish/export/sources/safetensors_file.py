@@ -51,14 +51,14 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = MappedFile(path)
-        with reading_file(self._damaged):
+        with reading_file(self._damage_error):
             try:
                 with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
                     self._start, self._tensors = self._read_header()
             except SafetensorError as error:
-                raise self._damaged(str(error)) from None
+                raise self._damage_error(str(error)) from None
 
-    def _damaged(self, problem: str) -> ExportError:
+    def _damage_error(self, problem: str) -> ExportError:
         return ExportError(f"{self.path} is a damaged or incomplete safetensors file: {problem}")
 
     def names(self) -> list[str]:
@@ -67,7 +67,7 @@ class SafetensorsFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the tensor's shape; raises as `tensor`."""
-        return self._stored(name).shape
+        return self._float_tensor(name).shape
 
     def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
         """Return the tensor as float32, or entry `index` of its first axis.
@@ -75,7 +75,7 @@ class SafetensorsFile:
         Raises:
             ExportError: if the tensor does not exist, or is not floating point.
         """
-        tensor = self._stored(name)
+        tensor = self._float_tensor(name)
         shape = tensor.shape if index is None else tensor.shape[1:]
         return _floats(self._part(tensor, index), tensor.dtype).reshape(shape)
 
@@ -85,7 +85,7 @@ class SafetensorsFile:
         Raises:
             ExportError: as `tensor`.
         """
-        tensor = self._stored(name)
+        tensor = self._float_tensor(name)
         size = (tensor.data_offsets[1] - tensor.data_offsets[0]) // max(tensor.shape[0], 1)
         step = max(ROWS_BYTES // max(size, 1), 1)
         for start in range(0, tensor.shape[0], step):
@@ -127,7 +127,7 @@ class SafetensorsFile:
 
     def holds_same(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
         """Whether two tensors have the same type, shape and bytes."""
-        mine, theirs = self._stored(name), other._stored(other_name)
+        mine, theirs = self._float_tensor(name), other._float_tensor(other_name)
         if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             return False
         size = mine.data_offsets[1] - mine.data_offsets[0]
@@ -150,7 +150,7 @@ class SafetensorsFile:
         size = end - start - at
         return self._file.view(self._start + start + at, size if most is None else min(size, most))
 
-    def _stored(self, name: str) -> _Tensor:
+    def _float_tensor(self, name: str) -> _Tensor:
         """Return the header entry of a floating-point tensor."""
         tensor = self._tensors.get(name)
         if tensor is None:

@@ -213,7 +213,7 @@ class TensorSlicer:
             return halves.reshape(config.heads * config.head_dim, *array.shape[1:])
         group = config.heads // config.kv_heads
         if len(array) != config.kv_heads * (group + 2) * config.head_dim:
-            return array  # of a wrong shape, which the check will say
+            return array  # wrong shape: the check reports it
         # [kv_heads, group + 2, head_dim, …]
         rows = array.reshape(config.kv_heads, group + 2, config.head_dim, *array.shape[1:])
         chosen = rows[:, :group] if part == 0 else rows[:, group + part - 1]
@@ -231,7 +231,7 @@ class TensorSlicer:
             values = each * dims.value_dim
             sizes, firsts = [dims.key_dim, dims.key_dim, values, values], 3
         if len(array) != dims.key_heads * sum(sizes):
-            return array  # of a wrong shape, which the check will say
+            return array  # wrong shape: the check reports it
         inner = array.shape[1:]
         rows = array.reshape(dims.key_heads, sum(sizes), *inner)
         parts = np.split(rows, np.cumsum(sizes[:-1]).tolist(), axis=1)

@@ -119,7 +119,7 @@ class GgufVocabulary:
         """Build a byte-level BPE with the file's merges (GPT-2)."""
         recipe = self._recipe()
         merges = [pair(merge) for merge in self._list("merges", str)]
-        tokenizer = self._with_model(merges, ignore_merges=recipe.ignore_merges)
+        tokenizer = self._build_bpe(merges, ignore_merges=recipe.ignore_merges)
         tokenizer.pre_tokenizer = recipe.build()
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
@@ -128,14 +128,14 @@ class GgufVocabulary:
         """Build a SentencePiece BPE with merges derived from scores (Llama 2)."""
         triples = zip(self._tokens, self._kinds, self._scores(), strict=True)
         merges = merges_by_score({token: score for token, kind, score in triples if kind == NORMAL})
-        tokenizer = self._with_model(merges, **self._with_bytes())
+        tokenizer = self._build_bpe(merges, **self._bpe_options())
         spell(tokenizer, self._prefix(usual=True))
         return tokenizer
 
     def _sentencepiece_with_merges(self) -> tokenizers.Tokenizer:
         """Build a SentencePiece BPE with the file's merges (Gemma 4)."""
         merges = [pair(merge) for merge in self._list("merges", str)]
-        tokenizer = self._with_model(merges, **self._with_bytes())
+        tokenizer = self._build_bpe(merges, **self._bpe_options())
         spell(tokenizer, "never")
         return tokenizer
 
@@ -171,7 +171,7 @@ class GgufVocabulary:
     def _scores(self) -> list[float]:
         return self._list("scores", (int, float))[: self.size]
 
-    def _with_bytes(self) -> dict[str, Any]:
+    def _bpe_options(self) -> dict[str, Any]:
         """Return the options of a SentencePiece BPE for characters without a token."""
         unknown = self._id("unknown_token_id")
         return {
@@ -180,7 +180,7 @@ class GgufVocabulary:
             "byte_fallback": True,
         }
 
-    def _with_model(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+    def _build_bpe(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
         vocabulary = {token: id for id, token in enumerate(self._tokens)}
         with wrapping_errors(f"{self._path}: the merges do not fit the vocabulary", ExportError):
             return tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
