@@ -121,8 +121,8 @@ class AnswerBuffer:
         self.text = ""
         self.parts: list[TurnPart] = []
         self.finish_reason: str | None = None
-        shown = target.tokenizer.controls_in(outline.marks)
-        self._stream = TextStream(target.tokenizer, shown=shown)
+        shown = target.tokenizer.named_controls(outline.marks)
+        self._stream = TextStream(target.tokenizer, visible=shown)
         self._reader = TurnReader(outline, target.chat_format.call_id)
         self._eos = frozenset(ends)
         self._stop = tuple(plan.stop)

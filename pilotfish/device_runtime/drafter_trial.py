@@ -82,7 +82,7 @@ def try_drafters(
     reader = open_model(target)
     readers = {name: open_model(drafter, drafts=True) for name, drafter in drafters.items()}
     bridges = {
-        name: TrivialBridge(drafter.manifest.vocab_size, drafter.kept)
+        name: TrivialBridge(drafter.manifest.vocab_size, drafter.head_tokens)
         for name, drafter in drafters.items()
     }
     found: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}

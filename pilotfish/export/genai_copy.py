@@ -16,7 +16,7 @@ import msgspec
 
 from pilotfish.engines.artifact import Artifact, file_sha256
 from pilotfish.engines.engine_errors import ArtifactError
-from pilotfish.engines.genai.genai_config import HIDDEN, GenaiConfig, read_genai_config
+from pilotfish.engines.genai.genai_config import HIDDEN_STATES, GenaiConfig, read_genai_config
 from pilotfish.engines.manifest import (
     GENAI,
     GENAI_NAME,
@@ -185,7 +185,7 @@ def _manifest(
         files=digests,
         window=graph.window,
         trees=False,
-        hidden_states=HIDDEN in graph.form.widths,
+        hidden_states=HIDDEN_STATES in graph.form.widths,
     )
 
 

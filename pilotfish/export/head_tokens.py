@@ -69,7 +69,7 @@ def choose_tokens(
 def needed_tokens(source: WeightSource) -> Counts:
     """Return the end tokens and the control tokens in the chat templates."""
     tokenizer = Tokenizer.from_json(source.tokenizer_json)
-    named = tokenizer.controls_in([source.chat_template or "", *source.chat_templates.values()])
+    named = tokenizer.named_controls([source.chat_template or "", *source.chat_templates.values()])
     return np.array(sorted({*source.eos_ids, *named}), np.int64)
 
 

@@ -75,7 +75,7 @@ def split_artifact(
             f"{path} is a GGUF file, which llama.cpp runs whole: export the model itself, with "
             "--dialect opset24 (or opset17)"
         )
-    if artifact.manifest.shares:
+    if artifact.manifest.shares_caches:
         raise ExportError(
             f"{path} has layers that read the keys and values of earlier ones, possibly in another "
             "stage: run it whole"

@@ -5,7 +5,7 @@ In:  a drafter with its bridge, a prompt, and the target's answer. Out: whether 
      follows from that.
 
 Drafts are only compared behind accepted ones, and these are the target's own tokens. So where both
-choose without chance, or by the same noise (`speculation.coupling`), what every protocol and window
+choose without chance, or by the same noise (`speculation.agreement`), what every protocol and window
 accepts follows from these answers alone: exactly where both have one vocabulary, but for ties,
 since wide passes round differently from those of one token. Across a bridge later drafts of a round
 stand behind its own drafts, token for token, where here the text is tokenised anew: this differs at

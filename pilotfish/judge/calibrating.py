@@ -99,14 +99,14 @@ class Position(NamedTuple):
     @classmethod
     def from_comparison(cls, seen: DistributionComparison, tau: float) -> Position:
         """Keep of a comparison what the rule goes by."""
-        strict = seen.strict()
+        strict = seen.strict_mass()
         return cls(
             seen.entropy_ratio,
             seen.norm_match,
             float(strict.sum()),
             seen.drafter,
             seen.gap,
-            seen.softened(tau) - strict,
+            seen.softened_mass(tau) - strict,
         )
 
 

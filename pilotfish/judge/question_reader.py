@@ -57,7 +57,7 @@ class OpenPair:
         self.drafter, self.target = (one.manifest for one in artifacts)
         check_head(artifacts[1])
         own, their = (Vocabulary.from_artifact(one) for one in artifacts)
-        self.vocabularies = Pair(own, their, artifacts[0].kept)
+        self.vocabularies = Pair(own, their, artifacts[0].head_tokens)
         self.context = min(one.manifest.dimensions.context for one in artifacts)
 
     def require_hidden_states(self) -> None:

@@ -336,7 +336,7 @@ def _data(
     links = (
         np.empty((len(given.keys), 1, 0))
         if card.link is None
-        else card.link.standardised(given.links)
+        else card.link.standardise(given.links)
     )
     return _Data(
         inputs=torch.from_numpy(inputs),

@@ -5,7 +5,7 @@ import pytest
 
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
-from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
+from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from tests.support.tiny import tiny_artifact

@@ -231,7 +231,7 @@ def test_settings_change_and_what_is_broken_changes_nothing(
             reload(daemon)
             assert sessions() == 4
         for named in ("sessions.per.cheese", "is not valid TOML"):
-            daemon.await_line(f"reloaded but for this: .*{named}")
+            daemon.await_line(f"reloaded except for this: .*{named}")
         config.write_text(settings + "sessions-per-client = 5\n")
         reload(daemon)
         assert sessions() == 5
@@ -322,7 +322,7 @@ def test_a_drain_answers_what_was_received(long_pair: Pair, systemd: Systemd) ->
         systemd.await_("STATUS", "draining")
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -> None:
     flags = ("--target", long_pair.target, "--threads", 1, "--context", 4096, "--drain", 60)
     with (
@@ -330,20 +330,21 @@ def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -
         RawClient(daemon.endpoint) as client,
         RawClient(daemon.endpoint) as other,
     ):
-        other.say(PING)
-        other.receive()
+        for each in (client, other):
+            each.say(PING)
+            each.receive()
         session = RawSession()
         client.send(*session.begin([1] * 3000))
         client.send(*session.window([1]))
-        time.sleep(0.1)
+        time.sleep(0.3)
         daemon.signal(signal.SIGTERM)
         time.sleep(0.3)
         other.send(*RawSession().begin(PROMPT))
         other.fails("draining")
         port = int(daemon.endpoint.rpartition(":")[2])
-        late = socket.create_connection(("127.0.0.1", port), timeout=30)
-        with late, suppress(ConnectionResetError):
-            while late.recv(100):
+        late = ("127.0.0.1", port)
+        with suppress(ConnectionError), socket.create_connection(late, timeout=30) as connection:
+            while connection.recv(100):
                 pass
         began_s = time.monotonic()
         daemon.signal(signal.SIGTERM)

@@ -94,7 +94,7 @@ def cases_of_drafts(protocol: str, options: dict[str, Any]) -> Iterator[tuple[st
     if protocol == "ahead":
         for hints in ("edge", "device"):
             yield f"hints {hints}", Case("plain", 1, options | {"seed": 8, "hints": hints})
-    if PROTOCOL_REGISTRY[protocol].needs:  # a decision head is for one drafter
+    if PROTOCOL_REGISTRY[protocol].requires:  # a decision head is for one drafter
         return
     yield "across", Case("across", 3, options | {"seed": 6})
     yield "across lark", Case("across", 1, options | {"seed": 6} | VARIANTS["lark"])

@@ -257,7 +257,7 @@ def test_a_machine_without_descriptors_blames_no_address(monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="Too many open files"):
         diagnose("127.0.0.1", 7)
     diagnosis = Diagnosis("tcp://127.0.0.1:7")
-    diagnosis._look()
+    diagnosis._probe()
     assert diagnosis.state is None
 
 

@@ -28,8 +28,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from pilotfish.engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
-from pilotfish.engines.unigram import flat
+from pilotfish.engines.token_bytes import SPACE_MARK
+from pilotfish.engines.tokenizer import Tokenizer, character_pairs, without_first_space
+from pilotfish.engines.unigram import flatten_steps
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
 # A pattern that looks behind, or tests for the text's beginning, makes (2) uncertain.
@@ -218,7 +219,7 @@ def _added_pairs(steps: dict[str, Any]) -> Set[str]:
 def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
     """Whether added tokens are found regardless of the text around them and of normal forms."""
     rules = ["single_word", "lstrip", "rstrip"]
-    if any(flat(steps["normalizer"])):
+    if any(flatten_steps(steps["normalizer"])):
         rules.append("normalized")
     plain = [token for token in _added(steps) if not token["special"]]
     return not any(token[rule] for token in plain for rule in rules)
@@ -226,8 +227,8 @@ def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
 
 def _splits_into_words(steps: dict[str, Any]) -> bool:
     """Whether the tokenizer is byte-level and splits text in known ways."""
-    kinds = {step["type"] for step in flat(steps["normalizer"])}
-    splits = list(flat(steps["pre_tokenizer"]))
+    kinds = {step["type"] for step in flatten_steps(steps["normalizer"])}
+    splits = list(flatten_steps(steps["pre_tokenizer"]))
     return (
         kinds <= {"NFC"}
         and any(step["type"] == "ByteLevel" for step in splits)
@@ -251,8 +252,8 @@ def _merges_all(own: Tokenizer) -> bool:
     apart = not model.get("fuse_unk") or (
         model.get("byte_fallback") and None not in map(own.byte_token, range(256))
     )
-    normalizer = list(flat(without_first_space(own.steps["normalizer"])))
-    splits = list(flat(without_first_space(own.steps["pre_tokenizer"])))
+    normalizer = list(flatten_steps(without_first_space(own.steps["normalizer"])))
+    splits = list(flatten_steps(without_first_space(own.steps["pre_tokenizer"])))
     marked = normalizer == [MARK_SPACES]
     left = [step for step in splits if not _leaves_all(step, marked)]
     marks = (marked and not left) or (

@@ -17,7 +17,7 @@ from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, T
 from pilotfish.device_runtime.bridge.context import ContextTranslator
 from pilotfish.device_runtime.bridge.prompt import Messages, Prompt, PromptInput, Talk, are_messages
 from pilotfish.device_runtime.bridge.shared import SharedTokens
-from pilotfish.engines.chat_formats.chat_format import within_first_user
+from pilotfish.engines.chat_formats.chat_format import system_into_first_user
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.engine_errors import TemplateError, TextTooLongError
 from pilotfish.engines.vocabulary import Vocabulary
@@ -176,7 +176,7 @@ def _told(
     try:
         return dialogue.ids(messages, most, tools, talk.thinking)
     except TemplateError:
-        moved = within_first_user(messages)
+        moved = system_into_first_user(messages)
         if tools is not None or talk.tools is None or moved == messages:
             raise
         return dialogue.ids(moved, most, tools, talk.thinking)

@@ -126,7 +126,7 @@ def compare_vocabularies(
     own_ids = np.array(read[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
-    places = shared.to_target_ids(drafter.kept)  # [V_d], or [N] of a cut head
+    places = shared.to_target_ids(drafter.head_tokens)  # [V_d], or [N] of a cut head
     said = places < shared.target_size
     masses = []
     for logits in _logits(decoder, own_ids):

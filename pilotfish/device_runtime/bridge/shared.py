@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.foreign import UNIGRAM_UNSHARED
-from pilotfish.engines.tokenizer import BYTE_TOKEN, Tokenizer
+from pilotfish.engines.token_bytes import BYTE_TOKEN
+from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 
 _log = logging.getLogger("pilotfish.device")

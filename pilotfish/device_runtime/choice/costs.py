@@ -18,7 +18,7 @@ from pilotfish.device_runtime.choice.hints import ALL, hint_source
 from pilotfish.device_runtime.choice.pass_pace import median_of_parts
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
-from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
+from pilotfish.speculation.ahead import draft_cost, draft_length, survival, token_costs
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s, transfer_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
@@ -154,8 +154,8 @@ def _drafted(
         rtt_s=rtt_s,
         draft_s=draft_s,
         pass_s=[one + between_s for one in passes],
-        lead=draft_length(run),
-        price=price(passes),
+        most_ahead=draft_length(run),
+        draft_cost=draft_cost(passes),
     )
     edge_s = costs.token_s - between_s * costs.passes
     # the tokens of a pass come in one message

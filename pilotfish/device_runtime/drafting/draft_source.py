@@ -64,7 +64,7 @@ class DraftSource:
     @property
     def vocabulary_subset(self) -> NDArray[np.int64] | None:
         """The tokens i64 [N] that its head was cut to; None for a whole one."""
-        return None if self.artifact is None else self.artifact.kept
+        return None if self.artifact is None else self.artifact.head_tokens
 
     @property
     def hello(self) -> Hello:

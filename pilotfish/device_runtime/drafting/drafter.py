@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.bridge import Bridge, Prompt
 from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.engines.language_model import Execution
-from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
+from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, Tree

@@ -121,9 +121,9 @@ class ModelDrafter(Drafter):
         self.name, self.origin = manifest.model, manifest.origin
         self.context = shared.decoder.context
         self.hidden_size = manifest.dimensions.hidden if manifest.hidden_states else 0
-        self.no_tree_reason = manifest.chained or ""
+        self.no_tree_reason = manifest.why_chains_only or ""
         self.pass_times = shared.pass_times
-        self.bridge: Bridge = TrivialBridge(manifest.vocab_size, artifact.kept)
+        self.bridge: Bridge = TrivialBridge(manifest.vocab_size, artifact.head_tokens)
         self._text = text
         self._take(shared)
 

@@ -20,7 +20,7 @@ import tokenizers
 
 from pilotfish.base.reading import read_text, reading_file
 from pilotfish.engines.engine_errors import ArtifactError
-from pilotfish.engines.tokenizer import Tokenizer, wrapping_errors
+from pilotfish.engines.tokenizer import Tokenizer, converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import complete, read_added
@@ -163,7 +163,7 @@ def _unlisted_tokens(
 
 def token_ids(text: str) -> dict[str, int]:
     """Return the ids of a tokenizer.json's tokens, token → id."""
-    with wrapping_errors("tokenizer.json is not a tokenizer.json", ExportError):
+    with converting_errors("tokenizer.json is not a tokenizer.json", ExportError):
         ids: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
     return ids
 

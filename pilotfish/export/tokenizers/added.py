@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.roles import EXTRA, ROLES, content
@@ -95,7 +95,7 @@ def complete(text: str, directory: Path) -> str:
     """
     added = read_added(directory)
     try:
-        with wrapping_errors("damaged", ExportError):
+        with converting_errors("damaged", ExportError):
             tokenizer = tokenizers.Tokenizer.from_str(text)
     except ExportError:
         return text  # damaged: the tokenizer's own reader raises the error

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
 from pilotfish.export.tokenizers.spelling import Prefix, spell
@@ -146,7 +146,7 @@ class GgufVocabulary:
                 f"{self._path}: a tokenizer that puts spaces after words is not supported"
             )
         table = list(zip(self._tokens, map(float, self._scores()), strict=True))
-        with wrapping_errors(f"{self._path}: the tokenizer is damaged", ExportError):
+        with converting_errors(f"{self._path}: the tokenizer is damaged", ExportError):
             unknown = self._id("unknown_token_id")
             tokenizer = tokenizers.Tokenizer(models.Unigram(table, unknown, False))
             spell(
@@ -182,7 +182,7 @@ class GgufVocabulary:
 
     def _build_bpe(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
         vocabulary = {token: id for id, token in enumerate(self._tokens)}
-        with wrapping_errors(f"{self._path}: the merges do not fit the vocabulary", ExportError):
+        with converting_errors(f"{self._path}: the merges do not fit the vocabulary", ExportError):
             return tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
 
     def _id(self, key: str) -> int | None:

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from pilotfish.base.reading import read_text, reading_file
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import read_added
@@ -37,7 +37,7 @@ def gpt2_tokenizer_json(directory: Path) -> str:
     with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         lines = read_text(path).splitlines()
         merges = [pair(line) for line in lines if line and not line.startswith("#version")]
-    with wrapping_errors(f"{directory}: the tokenizer is damaged", ExportError):
+    with converting_errors(f"{directory}: the tokenizer is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     read_added(directory).add_to(tokenizer, {}, str(directory))
     tokenizer.pre_tokenizer = PRETOKENIZERS["gpt-2"].build()

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, models, processors
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.added import AddedTokens, read_added
 from pilotfish.export.tokenizers.model_proto import (
@@ -107,7 +107,7 @@ def _build_model(model: Any, unknown: int | None, path: Path) -> tokenizers.Toke
     """Build the tokenizer with its model, BPE or Unigram."""
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     fallback = model.trainer_spec.byte_fallback
-    with wrapping_errors(f"{path} is damaged", ExportError):
+    with converting_errors(f"{path} is damaged", ExportError):
         if model.trainer_spec.model_type == UNIGRAM:
             return tokenizers.Tokenizer(models.Unigram(pieces, unknown, fallback))
         scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}

@@ -15,7 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, wrapping_errors
+from pilotfish.engines.token_bytes import CHARACTER_OF_BYTE
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.tables import merges_by_score
 
@@ -74,7 +75,7 @@ def tekken_tokenizer_json(directory: Path) -> str:
     if len(vocabulary) != len(special) + len(ordinary):
         raise ExportError(f"{path} is damaged: it contains a token twice")
     merges = merges_by_score({token: -rank for rank, token in enumerate(ordinary)})
-    with wrapping_errors(f"{path} is damaged", ExportError):
+    with converting_errors(f"{path} is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
         split = pre_tokenizers.Split(Regex(file.config.pattern), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -36,7 +36,7 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
         software=wire.SOFTWARE,
         runs=runs,
         gallery=gallery,
-        sample={run.name: _glance(run) for run in runs},
+        glance={run.name: _glance(run) for run in runs},
         differences=tables.differences(runs),
         common=tables.common(runs),
         latencies={run.name: tables.latencies(run) for run in runs},

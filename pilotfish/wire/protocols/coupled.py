@@ -10,7 +10,7 @@ the target's choice decides, so drafter, its truncation, window and retries cann
 they change how often the two agree.
 """
 
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols.baselines import choose

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.base.settings import setting
+from pilotfish.speculation.agreement import accept_forgiven, mismatches
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.speculation.mismatches import accept_forgiven, mismatches
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.codecs.hidden import (
     HIDDEN_FORMATS,

@@ -9,7 +9,7 @@ first argmax that differs, or the one after the window, follows.
 """
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.protocols.protocol import (
     Decision,

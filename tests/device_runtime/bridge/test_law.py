@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import pilotfish.device_runtime.drafting.drafter
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.speculation.confidence import predicted_acceptance
+from pilotfish.speculation.acceptance import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.randomness import Purpose

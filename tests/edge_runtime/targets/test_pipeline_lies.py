@@ -163,7 +163,7 @@ def test_what_concerns_another_attachment_is_not_heeded(told: Told, what: str) -
     assert dict(told.tally.node_events) == before
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_a_constant_liar_is_given_up(told: Told) -> None:
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         return [(message, [NAN] if isinstance(message, Scored) else frames)]

@@ -13,7 +13,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.answer import outline_of
 from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.chat_formats import FAMILIES, Tool, Tools, chat_format_of, tools
+from pilotfish.engines.chat_formats import CHAT_FORMATS, Tool, Tools, chat_format_of, tools
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.notices import Notices
@@ -58,20 +58,20 @@ def test_a_template_that_knows_tools_has_them_as_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
 def test_one_that_does_not_is_told_in_words(family: Any) -> None:
-    messages, tools = family.told("a template", SAID, offered(*TOOLS))
+    messages, tools = family.to_template("a template", SAID, offered(*TOOLS))
     assert tools is None
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    for word in ("Be brief.", "It does stop_all.", family.calls.written([("<name>", 0)])[:8]):
+    for word in ("Be brief.", "It does stop_all.", family.calls.format([("<name>", 0)])[:8]):
         assert word in messages[0]["content"]
-    assert family.calls.written([("move", {"to": "here"})]) == messages[2]["content"]
+    assert family.calls.format([("move", {"to": "here"})]) == messages[2]["content"]
     assert "done" in messages[3]["content"]
-    assert family.told("a template", SAID[:2], ())[0] == SAID[:2]
-    alone, _ = family.told("a template", SAID[1:2], offered(*TOOLS))
+    assert family.to_template("a template", SAID[:2], ())[0] == SAID[:2]
+    alone, _ = family.to_template("a template", SAID[1:2], offered(*TOOLS))
     assert [message["role"] for message in alone] == ["system", "user"]
 
 
 def test_phi_takes_tools_in_its_system_message() -> None:
-    (phi,) = (family for family in FAMILIES if family.name == "phi")
+    (phi,) = (family for family in CHAT_FORMATS if family.name == "phi")
     messages, tools = phi.to_template(TOLD["phi"], SAID, offered(*TOOLS))
     assert tools is None
     assert [one["name"] for one in json.loads(messages[0]["tools"])] == ["move", "stop", "stop_all"]
