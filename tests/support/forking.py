@@ -227,7 +227,7 @@ class ForkedChild(ChildProcess):
             pid = server.fork(asked, [nothing, 1, 2, theirs.fileno()])
         self.process = Forked(pid, command)
         ours.settimeout(timeout_s)
-        self.tie = ChildPipe(ours)
+        self.pipe = ChildPipe(ours)
 
 
 def install() -> None:
