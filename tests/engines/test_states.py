@@ -277,8 +277,8 @@ def test_layers_of_one_part_and_of_both_keep_what_they_have(tmp_path):
 
 
 def test_layers_of_one_part_need_a_state_beside_them(tmp_path):
-    pattern = (Layer(kind="none"), Layer(fed=False))
-    with pytest.raises(ExportError, match="none with a state"):
+    pattern = (Layer(kind="none"), Layer(has_mlp=False))
+    with pytest.raises(ExportError, match="no layer with a state"):
         tiny_artifact(tmp_path / "a", architecture="mamba2", pattern=pattern, dialect="opset17")
 
 

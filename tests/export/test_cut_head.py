@@ -79,7 +79,7 @@ def test_blocks_of_a_file_are_kept_and_the_file_is_smaller(tmp_path: Path, preci
     source = str(write_gguf(tmp_path / "tiny.gguf", LLAMA, kind=GGMLQuantizationType.Q8_0))
     whole = export_model(source, tmp_path / "whole", precision=precision)
     kept = np.arange(0, whole.manifest.vocab_size, 4)
-    cut = export_model(source, tmp_path / "cut", precision=precision, kept=kept, check=True)
+    cut = export_model(source, tmp_path / "cut", precision=precision, head_tokens=kept, check=True)
     wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, kept], rtol=1e-5, atol=1e-5)
     assert cut.manifest.cost is not None  # against float32 with the same head
@@ -92,7 +92,7 @@ def test_blocks_of_a_file_are_kept_and_the_file_is_smaller(tmp_path: Path, preci
 def test_the_first_layers_of_a_model_can_have_a_cut_head(tmp_path: Path) -> None:
     source = RandomSource(tiny_config(layers=3), 1)
     whole = export_model(source, tmp_path / "whole", first_layers=2)
-    cut = export_model(source, tmp_path / "cut", first_layers=2, kept=KEPT)
+    cut = export_model(source, tmp_path / "cut", first_layers=2, head_tokens=KEPT)
     wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, KEPT], rtol=1e-5, atol=1e-5)
 
@@ -193,7 +193,7 @@ def test_tokens_that_make_no_head_are_refused(tmp_path: Path, kept: Any) -> None
 @pytest.mark.parametrize("dialect", ["llamacpp", "genai"])
 def test_copies_keep_their_head(tmp_path: Path, dialect: str) -> None:
     with pytest.raises(ExportError, match="--keep-tokens"):
-        export_model(str(tmp_path), tmp_path / "out", dialect=dialect, kept=KEPT)
+        export_model(str(tmp_path), tmp_path / "out", dialect=dialect, head_tokens=KEPT)
 
 
 # Which tokens

@@ -151,7 +151,7 @@ def test_wrong_usage_ends_in_a_sentence(
 @pytest.mark.parametrize(
     ("content", "count", "reason"),
     [
-        (b"abc", 100_000, "--keep-tokens takes fewer, not 100000"),
+        (b"abc", 100_000, "--keep-tokens must be less, not 100000"),
         (b"", 40, "holds no text"),
         (b"\xff\xfe\0\0", 40, "is not UTF-8 text"),
         (None, 40, "cannot be read"),

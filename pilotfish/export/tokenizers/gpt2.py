@@ -1,6 +1,6 @@
-"""GPT-2's pair of files, vocab.json and merges.txt, as in OPT's checkpoints.
+"""GPT-2's vocab.json and merges.txt, as in OPT's checkpoints, converted to a tokenizer.json.
 
-Their added tokens are those of the directory's other files (`added`).
+Added tokens come from the directory's other files (`added`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
 
 def gpt2_tokenizer_json(directory: Path) -> str:
-    """Make a tokenizer.json of GPT-2's vocab.json and merges.txt, as in OPT's checkpoints.
+    """Convert vocab.json and merges.txt in `directory` to a tokenizer.json.
 
     Raises:
         ExportError: if the files are damaged or belong to another kind of tokenizer, or an added
-            token would not get the id that is stated.
+            token would not get its stated id.
     """
     settings = read_object(directory / "tokenizer_config.json")
     kind = settings.get("tokenizer_class")
