@@ -7,7 +7,7 @@ from pathlib import Path
 import zmq
 
 from pilotfish.base.errors import KeysError, ListenError
-from pilotfish.wire.keys import EDGE, FORMER, EdgeKeys, reread_secret, is_rotating
+from pilotfish.wire.keys import EDGE, FORMER, EdgeKeys, is_rotating, reread_secret
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")

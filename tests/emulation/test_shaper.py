@@ -14,8 +14,8 @@ from pilotfish.emulation.emulator import Conditions
 from pilotfish.emulation.shaper import (
     FIN,
     MAX_HELD_BYTES,
-    SEGMENT_BYTES,
     MAX_WAITING_BYTES,
+    SEGMENT_BYTES,
     Flow,
     LinkShaper,
     split_conditions,

@@ -17,7 +17,12 @@ from pilotfish.export.chat_check import build_vocabulary
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_templates
-from pilotfish.export.tokenizers.roles import CLASSES, MISNAMED, CLASS_OF_MODEL_TYPE, tokenizer_class
+from pilotfish.export.tokenizers.roles import (
+    CLASS_OF_MODEL_TYPE,
+    CLASSES,
+    MISNAMED,
+    tokenizer_class,
+)
 from tests.support.small_checkpoints import LLAMA, tokenizer_json, write_directory
 
 pytestmark = pytest.mark.reference
