@@ -18,8 +18,8 @@ CONTROLLER = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 
 def machine(root: Path, groups: str, mounts: str, files: dict[str, str]) -> Path:
     """Lay out /proc and /sys below ``root``."""
-    told = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts, **files}
-    for name, text in told.items():
+    options = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts, **files}
+    for name, text in options.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -68,8 +68,8 @@ def test_the_quota_of_the_control_groups(
 @pytest.mark.parametrize(("quota", "least"), [("20000", 1), ("190000", 1), ("900000000", None)])
 def test_threads_follow_quota_and_affinity(tmp_path: Path, quota: str, least: int | None) -> None:
     cores = len(os.sched_getaffinity(0))
-    told = {"sys/fs/cgroup/cpu.max": f"{quota} 100000\n"}
-    root = machine(tmp_path, "0::/\n", V2.format(top="/"), told)
+    options = {"sys/fs/cgroup/cpu.max": f"{quota} 100000\n"}
+    root = machine(tmp_path, "0::/\n", V2.format(top="/"), options)
     assert usable_cpus(root) == (cores if least is None else min(cores, least))
 
 

@@ -51,8 +51,8 @@ def test_how_to_install_an_extra(
     if record is not None:
         text = record if isinstance(record, str) else json.dumps(record)
         (folder / "direct_url.json").write_text(text)
-    found = metadata.PathDistribution(folder)
-    monkeypatch.setattr(metadata, "distributions", lambda **_: [found])
+    path_distribution = metadata.PathDistribution(folder)
+    monkeypatch.setattr(metadata, "distributions", lambda **_: [path_distribution])
     extras._origin.cache_clear()
     assert extras.install_command("cpu") == command
     extras._origin.cache_clear()

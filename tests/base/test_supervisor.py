@@ -64,9 +64,9 @@ def test_what_it_tells(ear: Ear) -> None:
     assert ear.receive() == {"STATUS": "serving 1"}
     before_us = time.monotonic_ns() // 1000
     supervisor.reloading()
-    told = ear.receive()
-    assert told["RELOADING"] == "1"
-    assert before_us <= int(told["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
+    info = ear.receive()
+    assert info["RELOADING"] == "1"
+    assert before_us <= int(info["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
     supervisor.stopping("bye")
     assert ear.receive() == {"STOPPING": "1", "STATUS": "bye"}
 
@@ -85,12 +85,12 @@ def test_a_reload_waits_for_its_own_outcome(
     monkeypatch.setenv("NOTIFY_SOCKET", ear.address)
     supervisor = Supervisor.from_environment()
     monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}:/elsewhere")
-    asked = threading.Event()
-    before = signal.signal(signal.SIGHUP, lambda *_: asked.set())
+    event = threading.Event()
+    before = signal.signal(signal.SIGHUP, lambda *_: event.set())
 
     def serve() -> None:
         supervisor.reloading()
-        assert asked.wait(10)
+        assert event.wait(10)
         supervisor.reloaded("serving", "of another reload")
         time.sleep(0.1)
         supervisor.reloading()
@@ -154,14 +154,14 @@ print([name for name in os.environ if name.startswith(("NOTIFY", "WATCHDOG", "LI
 @pytest.mark.parametrize(("off_by", "feed_s"), [(0, "1.5"), (1, "None")])
 @pytest.mark.parametrize("listening", [True, False])
 def test_what_systemd_gives(ear: Ear, off_by: int, feed_s: str, listening: bool) -> None:
-    given = {
+    values = {
         "NOTIFY_SOCKET": ear.address, "WATCHDOG_USEC": "3000000", "OFF_BY": str(off_by),
         "LISTEN_FDNAMES": "x",
     }  # fmt: skip
     if listening:
-        given["LISTEN_FDS"] = "1"
+        values["LISTEN_FDS"] = "1"
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD], env=os.environ | given, capture_output=True, text=True,
+        [sys.executable, "-c", _CHILD], env=os.environ | values, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
     assert child.stdout.splitlines() == [f"{feed_s} {3 if listening else None} None", "[]"]

@@ -60,13 +60,13 @@ FILES: dict[str, tuple[Callable[[Path], Any], bytes]] = {
 def test_a_file_is_read_as_without_its_mark(tmp_path: Path, name: str) -> None:
     read, content = FILES[name]
     path = tmp_path / name
-    found = []
+    results = []
     for data in (content, codecs.BOM_UTF8 + content):
         path.write_bytes(data)
         path.chmod(0o600)
-        found.append(read(path))
-    assert found[0] == found[1]
-    assert found[0]
+        results.append(read(path))
+    assert results[0] == results[1]
+    assert results[0]
 
 
 BODIES: dict[str, tuple[Callable[[bytes], Any], bytes]] = {

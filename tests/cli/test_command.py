@@ -61,9 +61,9 @@ def test_options_of_drafting(
     pair: Pair, edge: EdgeServer, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     more = ("--temperature", 1, "--max-tokens", 12, "--stats")
-    code, _, said = run_here(capsys, pair, "--edge", edge.endpoint, *options, *more)
-    assert code == 0, said
-    assert "acceptance" in said
+    code, _, reply = run_here(capsys, pair, "--edge", edge.endpoint, *options, *more)
+    assert code == 0, reply
+    assert "acceptance" in reply
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused_in_one_line(
     options: tuple[str, ...],
     words: str,
 ) -> None:
-    code, out, said = run_here(capsys, pair, "--edge", edge.endpoint, *options)
+    code, out, reply = run_here(capsys, pair, "--edge", edge.endpoint, *options)
     assert code in (2, 64)
-    assert words in said.splitlines()[-1]
+    assert words in reply.splitlines()[-1]
     assert out == ""

@@ -44,8 +44,8 @@ def test_keys_are_flags_and_pass_their_validation(file: Path) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_the_command_line_wins_wherever_it_stands(file: Path, before: bool) -> None:
-    named, own = [f"--config={file}"], ["--sessions", "5"]
-    words = own + named if before else named + own
+    named, ours = [f"--config={file}"], ["--sessions", "5"]
+    words = ours + named if before else named + ours
     assert parser().parse_args(["serve", *words]).sessions == 5
 
 

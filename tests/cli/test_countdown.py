@@ -25,10 +25,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_what_a_run_before_has_done_says_nothing_of_the_pace(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Countdown("answers", 400, begun=300, wave=2) as shown:
+    with Countdown("answers", 400, begun=300, wave=2) as display:
         for done, now_s in ((300, 100.0), (301, 130.0), (302, 160.0)):
             clock.now_s = now_s
-            shown.update(done)
+            display.update(done)
     # 98 are left, at 30 s each; with the others' the pace would be 0.2 s
     assert capsys.readouterr().err.splitlines() == [
         "answers: 301 of 400",
@@ -39,7 +39,7 @@ def test_what_a_run_before_has_done_says_nothing_of_the_pace(
 def test_a_wave_is_never_more_than_there_is(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Countdown("answers", 2, wave=8) as shown:
+    with Countdown("answers", 2, wave=8) as display:
         clock.now_s += 30
-        shown.update(2)
+        display.update(2)
     assert capsys.readouterr().err.splitlines() == ["answers: 2 of 2, about 0 s left"]

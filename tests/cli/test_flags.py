@@ -52,12 +52,12 @@ def test_what_is_not_given_is_as_the_struct_has_it() -> None:
 
 
 def test_each_kind_of_value_is_read() -> None:
-    found = parsed(
+    result = parsed(
         "--drain", "2", "--share", ".5", "--loss", "fail", "--quiet", "--heads", "a", "--heads",
         "b", "--lambdas", "1,2.5", "--window", "auto", "--rtt", "50ms", "--keys", "k", "--most",
         "9", "--rate", "1e3", "--threads", "2",
     )  # fmt: skip
-    assert found == Daemon(
+    assert result == Daemon(
         target=Path("m"), drain_s=2.0, share=0.5, loss="fail", quiet=True, heads=("a", "b"),
         lambdas=(1.0, 2.5), window="auto", rtt_s=0.05, keys=Path("k"),
         limits=Limits(most=9, rate=1000.0), threads=2,
@@ -123,8 +123,8 @@ def tool(*words: str) -> Tool:
 def test_a_commands_settings_may_be_places_choices_and_forms_of_their_own() -> None:
     assert tool("s") == Tool(source="s")
     assert tool("s", "a", "b").parts == (Path("a"), Path("b"))
-    found = tool("s", "--no-link", "--trace", "t", "--command", "a 'b c'", "--pairs", "p:q")
-    assert found == Tool(
+    result = tool("s", "--no-link", "--trace", "t", "--command", "a 'b c'", "--pairs", "p:q")
+    assert result == Tool(
         source="s", link=False, trace="t", command=("a", "b c"), pairs=(("p", "q"),)
     )
 
@@ -146,12 +146,12 @@ def test_what_excludes_another_and_what_a_form_refuses(
 def test_help_shows_defaults_once_and_groups_under_their_title() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser, Daemon)
-    shown = " ".join(parser.format_help().split())
-    assert "--target DIR its 100% model --drain" in shown
-    assert "--drain S seconds (5)" in shown
-    assert "--threads N default: all" in shown
-    assert "limits: by name --most N at once (4) --rate R a second (2.5)" in shown
-    assert "plain" not in shown
+    display = " ".join(parser.format_help().split())
+    assert "--target DIR its 100% model --drain" in display
+    assert "--drain S seconds (5)" in display
+    assert "--threads N default: all" in display
+    assert "limits: by name --most N at once (4) --rate R a second (2.5)" in display
+    assert "plain" not in display
 
 
 def test_what_is_not_marked_live_needs_a_restart() -> None:

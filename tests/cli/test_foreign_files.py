@@ -87,9 +87,9 @@ def keyed(path: Path) -> object:
     return ApiKeys.load(path)
 
 
-def told(path: Path, **given: Any) -> argparse.Namespace:
+def message_of(path: Path, **values: Any) -> argparse.Namespace:
     nothing = dict.fromkeys(("tools", "tool_choice", "think", "schema", "lark", "choice", "regex"))
-    return argparse.Namespace(**{**nothing, **given})
+    return argparse.Namespace(**{**nothing, **values})
 
 
 # name of the file → its content, and what reads it
@@ -104,8 +104,8 @@ FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "trace": ("1\n2\n", Trace.load),
     "a.pub": ("JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6\n", read_public),
     "api-keys": ("alice:alice-key-0123456789\n", keyed),
-    "tools.json": ([TOOL], lambda path: generation.talk_of(told(path, tools=path))),
-    "schema.json": ({"a": 1}, lambda path: generation.constraint_of(told(path, schema=path))),
+    "tools.json": ([TOOL], lambda path: generation.talk_of(message_of(path, tools=path))),
+    "schema.json": ({"a": 1}, lambda path: generation.constraint_of(message_of(path, schema=path))),
     "tekken.json": (TEKKEN, lambda path: tekken_tokenizer_json(path.parent)),
     "run.json": ({"settings": {"a": 1}}, learnt),
     "answers.jsonl": ({"prompts": ["a"], **ASKING}, answered),

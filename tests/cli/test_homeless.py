@@ -62,10 +62,10 @@ def test_a_cache_that_others_could_have_filled_is_not_taken(homeless: Path) -> N
     planted = homeless / f"pilotfish-{os.getuid()}"
     planted.mkdir()
     planted.chmod(0o777)
-    found = cache.cache_directory()
-    assert found != planted
-    assert found.stat().st_mode & 0o777 == 0o700
-    found.rmdir()
+    result = cache.cache_directory()
+    assert result != planted
+    assert result.stat().st_mode & 0o777 == 0o700
+    result.rmdir()
 
 
 def test_a_home_named_by_nothing_is_the_passwd_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_commands_of_a_user_without_a_home(tmp_path: Path) -> None:
     capability = "-all,+dac_read_search"
     stranger = ["setpriv", f"--reuid={UNKNOWN_UID}", f"--regid={UNKNOWN_UID}", "--clear-groups"]
     stranger += [f"--inh-caps={capability}", f"--ambient-caps={capability}"]
-    for arguments, code, said in (
+    for arguments, code, reply in (
         (("--version",), 0, "pilotfish"),
         (("edge", "serve", "--help"), 0, "~/.config/pilotfish/keys"),
         (("probe", "tcp://127.0.0.1:1", "--keys"), 77, "This user has no home folder"),
@@ -99,5 +99,5 @@ def test_commands_of_a_user_without_a_home(tmp_path: Path) -> None:
             cwd="/",
         )
         assert done.returncode == code, done.stderr
-        assert said in done.stdout + done.stderr
+        assert reply in done.stdout + done.stderr
         assert "Traceback" not in done.stderr

@@ -45,7 +45,7 @@ def run(*words: object) -> int:
     return main(["keys", *map(str, words)])
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+def output_of(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     captured = capsys.readouterr()
     return captured.out.strip(), captured.err.strip()
 
@@ -56,20 +56,20 @@ def test_root_finds_the_folder_that_the_service_reads(
 ) -> None:
     folder = install(etc, service)
     assert run("allow", device, "--name", "kitchen") == 0
-    out, advice = said(capsys)
+    out, advice = output_of(capsys)
     assert out == str(folder / "allowed" / "kitchen.pub")
     assert f"sudo systemctl reload pilotfish-{service}" in advice
     assert run("new", "edge") == 0
-    assert said(capsys)[0] == str(folder / "edge.pub")
+    assert output_of(capsys)[0] == str(folder / "edge.pub")
     assert run("rotate") == 0
-    out, advice = said(capsys)
+    out, advice = output_of(capsys)
     assert out == str(folder / "edge.pub")
     assert f"sudo systemctl reload pilotfish-{service}" in advice
     assert "--finish" in advice
     assert run("rotate", "--finish") == 0
-    assert said(capsys)[0].splitlines() == [f"{folder}/edge.old.key", f"{folder}/edge.old.pub"]
+    assert output_of(capsys)[0].splitlines() == [f"{folder}/edge.old.key", f"{folder}/edge.old.pub"]
     assert run("deny", "kitchen") == 0
-    out, advice = said(capsys)
+    out, advice = output_of(capsys)
     assert out == str(folder / "allowed" / "kitchen.pub")
     assert f"sudo systemctl reload pilotfish-{service}" in advice
     assert EdgeKeys.load(folder).allowed == {}
@@ -81,12 +81,12 @@ def test_a_devices_pair_is_made_where_its_service_reads(
 ) -> None:
     folder = install(etc, "device")
     assert run("new", "device") == 0
-    assert said(capsys)[0] == str(folder / "device.pub")
+    assert output_of(capsys)[0] == str(folder / "device.pub")
     assert run("list") == 0
-    assert str(folder)[-20:] in said(capsys)[0].replace("\n", "").replace(" ", "")
+    assert str(folder)[-20:] in output_of(capsys)[0].replace("\n", "").replace(" ", "")
     # an edge of root's own on a machine that has a device only
     assert run("new", "edge") == 0
-    assert said(capsys)[0] == str(tmp_path / "home/pilotfish/keys/edge.pub")
+    assert output_of(capsys)[0] == str(tmp_path / "home/pilotfish/keys/edge.pub")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_service_whose_folder_is_not_known_is_no_reason_to_write_elsewhere(
 ) -> None:
     install(etc, "edge", line)
     assert run("allow", device) == 77
-    out, error = said(capsys)
+    out, error = output_of(capsys)
     assert out == ""
     assert str(etc / "edge.toml") in error
     assert "--keys" in error
@@ -110,12 +110,12 @@ def test_a_folder_that_is_named_comes_first(
 ) -> None:
     install(etc, "edge")
     assert run("allow", device, "--keys", etc / "flag") == 0
-    out, advice = said(capsys)
+    out, advice = output_of(capsys)
     assert out == str(etc / "flag" / "allowed" / "device.pub")
     assert "SIGHUP" in advice
     monkeypatch.setenv("PILOTFISH_KEYS", str(etc / "variable"))
     assert run("allow", device) == 0
-    assert said(capsys)[0] == str(etc / "variable" / "allowed" / "device.pub")
+    assert output_of(capsys)[0] == str(etc / "variable" / "allowed" / "device.pub")
 
 
 def test_another_user_keeps_to_their_own_and_is_told_of_the_services(
@@ -124,7 +124,7 @@ def test_another_user_keeps_to_their_own_and_is_told_of_the_services(
     install(etc, "edge")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert run("allow", device) == 0
-    out, advice = said(capsys)
+    out, advice = output_of(capsys)
     assert out == str(etc.parent / "home/pilotfish/keys/allowed/device.pub")
     assert "sudo" in advice
 
@@ -157,12 +157,12 @@ def test_of_two_services_with_folders_of_their_own_the_other_is_named(
     folder = install(etc, "edge")
     install(etc, "worker", f'keys = "{etc}/worker-keys"\n')
     assert run("allow", device) == 0
-    out, advice = said(capsys)
+    out, advice = output_of(capsys)
     assert out == str(folder / "allowed/device.pub")
     assert f"those of pilotfish-worker are in {etc}/worker-keys" in advice
     assert "reload pilotfish-edge`" in advice
     assert run("allow", device, "--keys", etc / "worker-keys") == 0
-    assert "reload pilotfish-worker`" in said(capsys)[1]
+    assert "reload pilotfish-worker`" in output_of(capsys)[1]
 
 
 def test_a_service_without_keys_and_another_that_is_broken_are_no_matter(
@@ -172,7 +172,7 @@ def test_a_service_without_keys_and_another_that_is_broken_are_no_matter(
     folder = install(etc, "worker")
     install(etc, "device", "sessions = [[\n")
     assert run("allow", device) == 0
-    assert said(capsys)[0] == str(folder / "allowed/device.pub")
+    assert output_of(capsys)[0] == str(folder / "allowed/device.pub")
     assert run("list") == 0
 
 
@@ -182,12 +182,12 @@ def test_two_services_of_one_folder_are_both_reloaded(
     for service in ("edge", "worker", "device"):
         folder = install(etc, service)
     assert run("allow", device) == 0
-    out, advice = said(capsys)
+    out, advice = output_of(capsys)
     assert out == str(folder / "allowed/device.pub")
     assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker likewise" in advice
     monkeypatch.chdir(etc)
     assert run("deny", "device", "--keys", "keys") == 0
-    assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker" in said(capsys)[1]
+    assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker" in output_of(capsys)[1]
 
 
 def test_a_key_under_two_names_counts_once_and_both_are_named(tmp_path: Path, device: Path) -> None:
@@ -195,9 +195,9 @@ def test_a_key_under_two_names_counts_once_and_both_are_named(tmp_path: Path, de
     folder = tmp_path / "edge"
     listed = keys.allow(folder, device, "kitchen")
     (folder / "allowed" / "hall.pub").write_bytes(listed.read_bytes())
-    found = AllowList.load(folder)
-    assert found.names == {read_public(device): "hall"}
-    [fault] = found.broken
+    payload = AllowList.load(folder)
+    assert payload.names == {read_public(device): "hall"}
+    [fault] = payload.broken
     assert "kitchen.pub" in fault
     assert "hall.pub" in fault
     assert [path.stem for path in keys.deny(folder, "kitchen")] == ["hall", "kitchen"]

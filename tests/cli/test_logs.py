@@ -34,7 +34,7 @@ raise KeyError("the end")
 _TIME = re.compile(r"\d\d:\d\d:\d\d")
 
 
-def said(*flags: str, journal: bool) -> list[str]:
+def output_of(*flags: str, journal: bool) -> list[str]:
     """The lines of such a process, whose stderr is the journal's stream or another."""
     ours, theirs = socket.socketpair()
     status = os.fstat(theirs.fileno())
@@ -52,7 +52,7 @@ def said(*flags: str, journal: bool) -> list[str]:
 
 
 def test_the_journal_gets_each_lines_priority_and_no_second_time() -> None:
-    lines = said(journal=True)
+    lines = output_of(journal=True)
     assert lines[:4] == [
         "<6>pilotfish.edge: news",
         "<4>pilotfish.edge: look out",
@@ -69,25 +69,25 @@ def test_the_journal_gets_each_lines_priority_and_no_second_time() -> None:
 
 
 def test_people_get_the_time_and_no_prefix() -> None:
-    lines = said(journal=False)
+    lines = output_of(journal=False)
     assert _TIME.search(lines[0])
     assert lines[0].endswith("WARNING pilotfish.edge: look out")
     assert not any("<" in line[:1] for line in lines)
     assert not any("news" in line for line in lines)
-    verbose = said("-v", journal=False)
+    verbose = output_of("-v", journal=False)
     for each in ("INFO pilotfish.edge: news", "INFO library: news", "an answer"):
         assert any(each in line for line in verbose), each
 
 
 def test_verbose_in_the_journal_tells_of_each_answer() -> None:
-    assert "<6>pilotfish.answers: an answer" in said("-v", journal=True)
+    assert "<6>pilotfish.answers: an answer" in output_of("-v", journal=True)
 
 
 @pytest.mark.parametrize("end", ["\n", "\0", "\r", "\r\n", "\x0b", "\x0c", "\x85", "\u2028"])
 def test_foreign_text_cannot_choose_a_priority(end: str) -> None:
     """The journal ends a line at a NUL byte as well."""
-    said = prefixed(f"it said: <1>a{end}<0>the system is down{end}{end}<2>b", logging.WARNING)
-    lines = re.split("[\n\0]", said)
+    reply = prefixed(f"it said: <1>a{end}<0>the system is down{end}{end}<2>b", logging.WARNING)
+    lines = re.split("[\n\0]", reply)
     assert len(lines) >= 3
     assert all(line.startswith("<4>") for line in lines)
 

@@ -24,11 +24,11 @@ MODELS = {"device": "draft", "edge": "target", "worker": "target"}
 
 def flat(struct: type[Struct]) -> Iterator[Setting]:
     """The settings that are flags, those of groups too."""
-    for one in settings(struct):
-        if one.group:
-            yield from flat(one.type)
-        elif one.meta.description:
-            yield one
+    for setting in settings(struct):
+        if setting.group:
+            yield from flat(setting.type)
+        elif setting.meta.description:
+            yield setting
 
 
 def parsed(role: str, *words: str) -> Struct:
@@ -39,19 +39,19 @@ def parsed(role: str, *words: str) -> Struct:
 
 @pytest.mark.parametrize("role", DAEMONS)
 def test_defaults_are_the_structs_and_within_their_own_bounds(role: str) -> None:
-    numbers = [one for one in flat(DAEMONS[role]) if type(one.default) in (int, float)]
-    given = parsed(role, *(f"--{one.flag}={one.default}" for one in numbers))
-    assert given == parsed(role) == DAEMONS[role](**{MODELS[role]: Path("x")})
+    numbers = [item for item in flat(DAEMONS[role]) if type(item.default) in (int, float)]
+    values = parsed(role, *(f"--{item.flag}={item.default}" for item in numbers))
+    assert values == parsed(role) == DAEMONS[role](**{MODELS[role]: Path("x")})
 
 
 @pytest.mark.parametrize("role", DAEMONS)
 def test_example_comments_out_what_holds_anyway(role: str) -> None:
     """``#sessions = 16`` in an example is the default, where there is one."""
-    found = {one.flag: one for one in flat(DAEMONS[role])}
+    results = {item.flag: item for item in flat(DAEMONS[role])}
     commented = re.findall(r"^#([a-z-]+) = (\S+)", (EXAMPLES / f"{role}.toml").read_text(), re.M)
     assert commented
     for key, value in commented:
-        default = found[key].default
+        default = results[key].default
         assert default is None or str(default) == value.strip('"'), key
 
 
@@ -59,5 +59,5 @@ def test_example_comments_out_what_holds_anyway(role: str) -> None:
 def test_operations_lists_what_a_reload_changes(role: str) -> None:
     row = re.search(rf"^\| {role} \| (the A?[^|]*) \| all else \|$", OPERATIONS.read_text(), re.M)
     assert row is not None
-    live = {one.flag for one in flat(DAEMONS[role]) if one.extra.get("live")}
+    live = {item.flag for item in flat(DAEMONS[role]) if item.extra.get("live")}
     assert set(re.findall(r"`([a-z-]+)`", row[1])) == live

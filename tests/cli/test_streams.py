@@ -36,9 +36,9 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("narrow", NARROW, ids=lambda narrow: "-".join(narrow.values()))
-@pytest.mark.parametrize("asked", ["--help", "edge serve --help", "export list --supported"])
-def test_help_in_a_narrow_encoding(narrow: dict[str, str], asked: str) -> None:
-    done = shell(f"P {asked}", **narrow)
+@pytest.mark.parametrize("requests", ["--help", "edge serve --help", "export list --supported"])
+def test_help_in_a_narrow_encoding(narrow: dict[str, str], requests: str) -> None:
+    done = shell(f"P {requests}", **narrow)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
@@ -49,8 +49,8 @@ def test_an_answer_in_a_narrow_encoding_from_a_path_that_is_none(
     """The folder's name is UTF-8, and this locale has ASCII alone."""
     folder = tmp_path / "dépôt 模型"
     folder.symlink_to(pair.draft)
-    asked = f"P device run --draft '{folder}' --protocol local --max-tokens 8 --seed 1 hi"
-    done = shell(asked, **NARROW[2])
+    wanted = f"P device run --draft '{folder}' --protocol local --max-tokens 8 --seed 1 hi"
+    done = shell(wanted, **NARROW[2])
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -88,12 +88,12 @@ def test_no_file_takes_the_number_of_a_closed_stream() -> None:
     assert int(done.stderr) > 2
 
 
-@pytest.mark.parametrize("asked", ["", "keys", "edge", "field"])
-def test_without_an_action_a_command_shows_its_help(asked: str) -> None:
-    done = shell(f"P {asked}")
+@pytest.mark.parametrize("requests", ["", "keys", "edge", "field"])
+def test_without_an_action_a_command_shows_its_help(requests: str) -> None:
+    done = shell(f"P {requests}")
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("usage: pilotfish")
-    assert asked or "first steps" in done.stdout
+    assert requests or "first steps" in done.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -22,8 +22,8 @@ def parsed(*flags: str) -> argparse.Namespace:
 def test_tools_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tools.json"
     file.write_text(json.dumps(TOOLS))
-    told = talk_of(parsed("--tools", str(file), "--tool-choice", "move", "--no-think"))
-    assert told == {"tools": TOOLS, "tool_choice": "move", "thinking": False}
+    info = talk_of(parsed("--tools", str(file), "--tool-choice", "move", "--no-think"))
+    assert info == {"tools": TOOLS, "tool_choice": "move", "thinking": False}
     assert talk_of(parsed()) == {"tool_choice": None, "thinking": None}
 
 

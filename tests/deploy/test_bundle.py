@@ -77,14 +77,14 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pins(python: str) -> list[str]:
     """``name==version`` of what pilotfish needs itself, as pinned for that Python."""
-    found = []
+    results = []
     for line in wheelhouse._pins(leave_out=set()):
         pin, _, marker = line.partition(" ; ")
         old = "< '3.11'" in marker or not marker
         new = ">= '3.1" in marker or not marker
         if pin.partition("==")[0] in DIRECT and (old if python == "3.10" else new):
-            found.append(pin)
-    return found
+            results.append(pin)
+    return results
 
 
 def only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,8 +361,8 @@ def test_a_bundle_of_this_machine_installs_and_runs(
     """The whole way with real wheels: what is installed here, packed again, without a network."""
     house = tmp_path / "house"
     house.mkdir()
-    own = metadata.requires("pilotfish") or []
-    extras = [text for text in own if "extra ==" not in text or "serve" in text or "cpu" in text]
+    ours = metadata.requires("pilotfish") or []
+    extras = [text for text in ours if "extra ==" not in text or "serve" in text or "cpu" in text]
     for distribution in needed(extras):
         repack(distribution, house)
     only(house, monkeypatch)
@@ -402,17 +402,17 @@ def test_real_wheels_for_aarch64_are_found(tmp_path: Path, python: str, runtime:
     """Needs a network; of what was resolved two small wheels are fetched."""
     (tmp_path / "own").mkdir()
     (tmp_path / "out").mkdir()
-    own = wheelhouse.pack(tmp_path / "own")
+    ours = wheelhouse.pack(tmp_path / "own")
     try:
-        found = wheelhouse.resolve(tmp_path, own, [], python, "aarch64", silent)
+        result = wheelhouse.resolve(tmp_path, ours, [], python, "aarch64", silent)
     except FetchError as error:
         if "cannot be reached" in str(error):
             pytest.skip("resolving real wheels needs a network")
         raise
-    names = {line.split()[0] for line in found}
+    names = {line.split()[0] for line in result}
     assert f"onnxruntime=={runtime}" in names
     assert any(name.startswith("tomli==") for name in names) == (python == "3.10")
-    small = [line for line in found if line.startswith(("msgspec==", "markupsafe=="))]
+    small = [line for line in result if line.startswith(("msgspec==", "markupsafe=="))]
     wheelhouse.fetch(tmp_path, small, tmp_path / "out", python, "aarch64", silent)
     wheels = [Wheel.from_path(path) for path in (tmp_path / "out").iterdir()]
     assert {wheel.name for wheel in wheels} == {"msgspec", "markupsafe"}

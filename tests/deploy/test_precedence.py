@@ -26,8 +26,8 @@ def test_every_version_has_its_place(version: str) -> None:
 def test_it_is_the_order_of_the_library_that_pip_has() -> None:
     parts = ("1", "1.0", "1.0.0.1"), ("", "a1", ".b2", "rc3", "c1"), ("", ".post0", ".post2")
     texts = ["".join(words) for words in product(*parts, ("", ".dev0", ".dev7"), ("", "+1", "+a"))]
-    for one, other in zip(texts, texts[1:] + texts[:1], strict=True):
-        for left, right in ((one, other), (other, one)):
+    for item, other in zip(texts, texts[1:] + texts[:1], strict=True):
+        for left, right in ((item, other), (other, item)):
             assert is_older(left, right) == (Version(left) < Version(right)), (left, right)
 
 

@@ -28,8 +28,8 @@ class Board:
     def properties(self, unit: str) -> dict[str, str]:
         assert unit == UNIT
         active, queued = self.state(self.now_s)
-        told = {"ActiveState": active, "Job": "12" if queued else ""}
-        return {"Result": "success", "NRestarts": "0", "ConditionResult": "yes"} | told
+        options = {"ActiveState": active, "Job": "12" if queued else ""}
+        return {"Result": "success", "NRestarts": "0", "ConditionResult": "yes"} | options
 
 
 def started(board: Board, monkeypatch: pytest.MonkeyPatch) -> str | None:
@@ -53,9 +53,9 @@ def test_a_unit_that_waits_for_an_engine_to_be_built_has_its_own_time_afterwards
 @pytest.mark.parametrize("active", ["inactive", "activating"])
 def test_one_that_never_comes_is_told(active, monkeypatch):
     board = Board(lambda at_s: (active, True))
-    told = started(board, monkeypatch)
-    assert told is not None
-    assert "is not active after 300 s" in told
+    info = started(board, monkeypatch)
+    assert info is not None
+    assert "is not active after 300 s" in info
     assert board.now_s <= 3600.0
     assert active == "inactive" or board.now_s <= PATIENCE_S + 1.0
 

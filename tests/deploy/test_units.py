@@ -38,8 +38,8 @@ def systemd_analyze(*arguments: object) -> str:
     if tool is None:
         pytest.skip("systemd-analyze is missing")
     version = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True)
-    found = re.search(r"systemd (\d+)", version.stdout)
-    if found is None or int(found[1]) < 250:
+    match = re.search(r"systemd (\d+)", version.stdout)
+    if match is None or int(match[1]) < 250:
         pytest.skip(f"systemd-analyze checks files offline from 250 on: {version.stdout[:40]!r}")
     done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,15 +52,15 @@ def text(name: str) -> str:
 
 def section(name: str, which: str) -> dict[str, list[str]]:
     """Key → values of one section of a unit; keys may repeat."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     now = ""
     for line in text(name).splitlines():
         if line.startswith("["):
             now = line.strip("[]")
         elif now == which and line and not line.startswith("#"):
             key, _, value = line.partition("=")
-            found.setdefault(key, []).append(value)
-    return found
+            results.setdefault(key, []).append(value)
+    return results
 
 
 def test_units_verify_cleanly(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_units_verify_cleanly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MOST_EXPOSED)
 def test_units_are_hardened(name: str) -> None:
-    said = systemd_analyze("security", "--offline=true", "--no-pager", FOLDER / name)
-    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
-    assert exposure is not None, said
+    reply = systemd_analyze("security", "--offline=true", "--no-pager", FOLDER / name)
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", reply)
+    assert exposure is not None, reply
     assert float(exposure[1]) <= MOST_EXPOSED[name]
 
 

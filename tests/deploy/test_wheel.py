@@ -110,5 +110,5 @@ def test_installed_wheel_runs_the_demo(built: Built, tmp_path: Path) -> None:
         env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
     )
     assert json.loads(figures)["matches_target"] is True
-    found = run(python, "-c", "import pilotfish; print(pilotfish.__file__)", cwd=tmp_path)
-    assert Path(found.strip()).is_relative_to(tmp_path / "venv")
+    completed = run(python, "-c", "import pilotfish; print(pilotfish.__file__)", cwd=tmp_path)
+    assert Path(completed.strip()).is_relative_to(tmp_path / "venv")

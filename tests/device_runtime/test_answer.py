@@ -36,9 +36,9 @@ def test_an_answer_that_is_cut_within_a_character_ends_before_it(stop: list[str]
         answer = AnswerBuffer(target, Outline(content=None), wanted, ends=())
         pieces = [piece for token in ids for piece in answer.take(round_of([token]))]
         pieces += answer.end("length")
-        said = answer.text
-        assert said == "".join(piece.text for piece in pieces)
-        assert TEXT.startswith(said)
-        assert said == target.tokenizer.decode(ids[:most]).rstrip("\ufffd")
+        text = answer.text
+        assert text == "".join(piece.text for piece in pieces)
+        assert TEXT.startswith(text)
+        assert text == target.tokenizer.decode(ids[:most]).rstrip("\ufffd")
         assert answer.tokens == ids[:most]
         assert answer.finish_reason == "length"

@@ -145,46 +145,46 @@ def test_bad_answers_to_a_window(
 
 def counts(vocab: int = VOCAB, bits: int = P_BITS) -> bytes:
     """A rounded distribution over so many tokens."""
-    found = np.zeros(vocab, np.int64)
-    found[[1, 5, vocab - 2]] = 2 ** (bits - 2)
-    found[3] = 2**bits - found.sum()
-    return bytes(encode_counts(found, bits))
+    values = np.zeros(vocab, np.int64)
+    values[[1, 5, vocab - 2]] = 2 ** (bits - 2)
+    values[3] = 2**bits - values.sum()
+    return bytes(encode_counts(values, bits))
 
 
-def spoken(request: m.Window, *frames: bytes, **changes: int | None) -> Answer:
+def text(request: m.Window, *frames: bytes, **changes: int | None) -> Answer:
     return [verdict(request, **changes), *frames]
 
 
 # What no honest edge answers to a window of two tokens, under any protocol.
 VERDICTS: dict[str, Callable[[m.Window], Answer]] = {
-    "one more accepted than sent": lambda w: spoken(w, accepted=5),
-    "a tree's worth more accepted": lambda w: spoken(w, accepted=7),
-    "very many accepted": lambda w: spoken(w, accepted=2**31 - 1),
-    "more accepted, and no token": lambda w: spoken(w, counts(), accepted=3, token=None),
-    "a token that only the padding has": lambda w: spoken(w, token=VOCAB),
-    "a token far out of range": lambda w: spoken(w, token=2**31 - 1),
-    "a token and an empty frame": lambda w: spoken(w, b""),
-    "a token and a distribution": lambda w: spoken(w, counts()),
-    "a token and many frames": lambda w: spoken(w, *[b"x"] * 50),
-    "neither token nor frame": lambda w: spoken(w, token=None),
-    "no token after the whole window": lambda w: spoken(w, counts(), accepted=2, token=None),
-    "no token and an empty frame": lambda w: spoken(w, b"", token=None),
-    "no token and garbage": lambda w: spoken(w, b"\xff" * 300, token=None),
-    "no token and a frame too many": lambda w: spoken(w, counts(), b"", token=None),
-    "no token, and two distributions": lambda w: spoken(w, counts(), counts(), token=None),
-    "for a larger vocabulary": lambda w: spoken(w, counts(VOCAB + 8), token=None),
-    "for a much larger vocabulary": lambda w: spoken(w, counts(50_000), token=None),
-    "sums to half": lambda w: spoken(w, counts(bits=P_BITS - 1), token=None),
-    "sums to twice": lambda w: spoken(w, counts(bits=P_BITS + 1), token=None),
-    "a byte too many": lambda w: spoken(w, counts() + b"\0", token=None),
-    "a distribution that never ends": lambda w: spoken(w, counts() + b"\xff" * 2**23, token=None),
+    "one more accepted than sent": lambda w: text(w, accepted=5),
+    "a tree's worth more accepted": lambda w: text(w, accepted=7),
+    "very many accepted": lambda w: text(w, accepted=2**31 - 1),
+    "more accepted, and no token": lambda w: text(w, counts(), accepted=3, token=None),
+    "a token that only the padding has": lambda w: text(w, token=VOCAB),
+    "a token far out of range": lambda w: text(w, token=2**31 - 1),
+    "a token and an empty frame": lambda w: text(w, b""),
+    "a token and a distribution": lambda w: text(w, counts()),
+    "a token and many frames": lambda w: text(w, *[b"x"] * 50),
+    "neither token nor frame": lambda w: text(w, token=None),
+    "no token after the whole window": lambda w: text(w, counts(), accepted=2, token=None),
+    "no token and an empty frame": lambda w: text(w, b"", token=None),
+    "no token and garbage": lambda w: text(w, b"\xff" * 300, token=None),
+    "no token and a frame too many": lambda w: text(w, counts(), b"", token=None),
+    "no token, and two distributions": lambda w: text(w, counts(), counts(), token=None),
+    "for a larger vocabulary": lambda w: text(w, counts(VOCAB + 8), token=None),
+    "for a much larger vocabulary": lambda w: text(w, counts(50_000), token=None),
+    "sums to half": lambda w: text(w, counts(bits=P_BITS - 1), token=None),
+    "sums to twice": lambda w: text(w, counts(bits=P_BITS + 1), token=None),
+    "a byte too many": lambda w: text(w, counts() + b"\0", token=None),
+    "a distribution that never ends": lambda w: text(w, counts() + b"\xff" * 2**23, token=None),
 }
 
 
 @pytest.mark.parametrize("answer", VERDICTS.values(), ids=VERDICTS.keys())
 def test_verdicts_that_cannot_be(liar, answer: Callable[[m.Window], Answer]) -> None:
     edge, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
-    protocols = [name for name, one in PROTOCOL_REGISTRY.items() if not one.streams]
+    protocols = [name for name, item in PROTOCOL_REGISTRY.items() if not item.streams]
     for count, protocol in enumerate(protocols, start=1):
         shape = {"expansion": (2, 1)} if protocol == "tree" else {"window": 2}  # to four nodes
         temperature = 0.0 if protocol in COLD else 1.0
@@ -210,7 +210,7 @@ def test_every_truncation_of_a_distribution(liar) -> None:
     def script(request: m.Request) -> list[Answer]:
         if not isinstance(request, m.Window):
             return []
-        return [spoken(request, counts()[: next(cuts)], token=None)]
+        return [text(request, counts()[: next(cuts)], token=None)]
 
     _, device = liar(script)
     for _ in range(size):
@@ -222,7 +222,7 @@ def test_a_distribution_that_was_never_rounded_is_sampled_all_the_same(liar) -> 
     """The device cannot know p: what it is sent it samples from, whatever that makes of the law."""
 
     def script(request: m.Request) -> list[Answer]:
-        return [spoken(request, counts(), token=None)] if isinstance(request, m.Window) else []
+        return [text(request, counts(), token=None)] if isinstance(request, m.Window) else []
 
     edge, device = liar(script)
     pieces = device.stream(PROMPT, protocol="dssd", window=2, temperature=1.0, max_tokens=20)
@@ -242,14 +242,14 @@ PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
 }
 
 
-def streamed(*frames: bytes, **told: int | str) -> Callable[[m.Request], list[Answer]]:
+def streamed(*frames: bytes, **info: int | str) -> Callable[[m.Request], list[Answer]]:
     """Answer every pull with this."""
 
     def script(request: m.Request) -> list[Answer]:
         if not isinstance(request, m.Pull):
             return []
         place = {"generation": request.generation, "start": request.start}
-        tokens = m.Tokens(session=request.session, times=TIMES, **{**place, **told})
+        tokens = m.Tokens(session=request.session, times=TIMES, **{**place, **info})
         return [[tokens, *frames]]
 
     return script
@@ -292,11 +292,11 @@ ACCOUNTS: dict[str, dict[str, int | str]] = {
 
 
 @pytest.mark.parametrize("protocol", ["stream", "ahead"])
-@pytest.mark.parametrize("told", ACCOUNTS.values(), ids=ACCOUNTS.keys())
+@pytest.mark.parametrize("options", ACCOUNTS.values(), ids=ACCOUNTS.keys())
 def test_an_account_of_drafts_that_cannot_be(
-    liar, told: dict[str, int | str], protocol: str
+    liar, options: dict[str, int | str], protocol: str
 ) -> None:
-    _, device = liar(streamed(some_ids(5), **told))
+    _, device = liar(streamed(some_ids(5), **options))
     with pytest.raises(MalformedError, match="counts of drafts"):
         device.generate(PROMPT, protocol=protocol, max_tokens=5)
 

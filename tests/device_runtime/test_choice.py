@@ -58,14 +58,14 @@ def rounds(wanted: Plan, accepted: list[int], **stages: float) -> list[Round]:
 
 def evidence(alpha: float | None = None, target: dict[int, float] | None = None) -> Evidence:
     """Of a pair that accepts with this α; None: that has not drafted yet."""
-    found = Evidence(DRAFTER, target or SLOW_TARGET, PairSizes(VOCAB, 576))
+    result = Evidence(DRAFTER, target or SLOW_TARGET, PairSizes(VOCAB, 576))
     if alpha is not None:
         wanted = plan(protocol="greedy", window=16)
         # of 300 windows as many reach each depth as a geometric law says
         accepted = [sum(at < 300 * alpha**k for k in range(1, 17)) for at in range(300)]
         times = {"draft": 16 * DRAFTER[1], "verify": SLOW_TARGET[16]}
-        found.add(wanted, rounds(wanted, accepted, **times))
-    return found
+        result.add(wanted, rounds(wanted, accepted, **times))
+    return result
 
 
 def streamed_s(seen: Evidence) -> float:
@@ -99,9 +99,9 @@ def test_an_untried_protocol_is_expected_to_accept_as_the_tried_ones_do() -> Non
     tried = plan(protocol="coupled", window=8, temperature=1.0, seed=1)
     seen.add(tried, rounds(tried, [2] * 200))
     hazards = seen.acceptance_by_depth(plan(protocol="dsd", window=8, temperature=1.0, seed=1))
-    own = seen.acceptance_by_depth(tried)
-    assert own[0] == pytest.approx(1.0, abs=0.05)
-    assert own[2] < 0.1
+    ours = seen.acceptance_by_depth(tried)
+    assert ours[0] == pytest.approx(1.0, abs=0.05)
+    assert ours[2] < 0.1
     assert hazards[2] < 0.15
     # at temperature 0 another law holds: nothing is known of it
     greedy = seen.acceptance_by_depth(plan(protocol="greedy", window=8))
@@ -124,8 +124,8 @@ def test_what_a_protocol_costs_and_what_the_machine_does_are_told_apart() -> Non
     drafted_s, verified_s = 4 * DRAFTER[1], 0.10125
 
     def answer(wanted: Plan, slow: float) -> None:
-        own = 1.3 if wanted is dear else 1.0
-        times = {"draft": slow * drafted_s, "verify": slow * own * verified_s}
+        ours = 1.3 if wanted is dear else 1.0
+        times = {"draft": slow * drafted_s, "verify": slow * ours * verified_s}
         seen.add(wanted, rounds(wanted, [2] * 10, **times))
 
     for _ in range(4):
@@ -186,9 +186,9 @@ def test_stream_where_speculation_does_not_pay() -> None:
 
 
 def test_lossy_protocols_only_when_the_request_allows_them() -> None:
-    assert LOCAL not in {one.protocol for one in plans()}
+    assert LOCAL not in {item.protocol for item in plans()}
     allowed = plans(Auto(lossy=True))
-    assert LOCAL in {one.protocol for one in allowed}
+    assert LOCAL in {item.protocol for item in allowed}
     # a bad link and a drafter that costs next to nothing
     assert (
         PredictivePolicy().choose(Auto(), allowed, state(1.0), evidence(0.5))[0].protocol == LOCAL
@@ -196,22 +196,22 @@ def test_lossy_protocols_only_when_the_request_allows_them() -> None:
 
 
 def test_thin_uplinks_get_what_sends_little() -> None:
-    found = evidence()
+    result = evidence()
     thin, thick = state(0.02, 1e5, 1e5), state(0.02, 1e10, 1e10)
     chosen = PredictivePolicy().choose(
-        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thin, found
+        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thin, result
     )
     assert chosen[0].protocol == "coupled"
     chosen = PredictivePolicy().choose(
-        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thick, found
+        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thick, result
     )
     assert chosen[0].protocol == "dsd"
 
 
 def test_an_unmeasured_rate_counts_as_slow() -> None:
-    found = evidence()
+    result = evidence()
     chosen = PredictivePolicy().choose(
-        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), state(0.02), found
+        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), state(0.02), result
     )
     assert chosen[0].protocol == "coupled"
 
@@ -235,35 +235,35 @@ def test_every_alternative_is_forecast() -> None:
 
 def test_whoever_gives_a_seed_gets_what_it_determines() -> None:
     seeded = alternatives(Auto(), Options(temperature=1.0, seed=3), offered=OFFERED)
-    assert {one.protocol for one in seeded} == {"coupled", "ahead", STREAM}
+    assert {item.protocol for item in seeded} == {"coupled", "ahead", STREAM}
     free = alternatives(Auto(), Options(temperature=1.0), offered=OFFERED)
-    assert {one.protocol for one in free} == {*LOSSLESS, "ahead", STREAM} - {"greedy"}
+    assert {item.protocol for item in free} == {*LOSSLESS, "ahead", STREAM} - {"greedy"}
 
 
 def test_one_window_is_all_there_is_to_choose_if_one_is_given() -> None:
-    windows = {len(one.expansion) for one in plans(window=3) if not one.streams}
+    windows = {len(item.expansion) for item in plans(window=3) if not item.streams}
     assert windows == {3}
 
 
 def test_all_alternatives_share_a_seed() -> None:
     alike = alternatives(Auto(), Options(temperature=1.0), offered=OFFERED)
-    assert len({one.sampling.seed for one in alike}) == 1
+    assert len({item.sampling.seed for item in alike}) == 1
 
 
 def test_what_the_edge_does_not_take_is_no_alternative() -> None:
     few = alternatives(Auto(), Options(), offered=["greedy"], most=5)
-    assert {one.protocol for one in few} == {"greedy"}
-    assert max(len(one.expansion) for one in few) == 5
+    assert {item.protocol for item in few} == {"greedy"}
+    assert max(len(item.expansion) for item in few) == 5
     trees = alternatives(Auto(among=["tree"]), Options(temperature=1.0), offered=OFFERED, most=16)
-    assert [nodes_at_most(one.expansion) for one in trees] == [2, 6, 10, 14]
-    (given,) = alternatives(Auto(among=["greedy"]), Options(window=100), offered=OFFERED, most=16)
-    assert len(given.expansion) == 16  # as many as the edge takes
+    assert [nodes_at_most(item.expansion) for item in trees] == [2, 6, 10, 14]
+    (values,) = alternatives(Auto(among=["greedy"]), Options(window=100), offered=OFFERED, most=16)
+    assert len(values.expansion) == 16  # as many as the edge takes
     with pytest.raises(UnsupportedError, match="None of the protocols"):
         alternatives(Auto(among=["dsd"]), Options(), offered=["greedy"])
 
 
 @pytest.mark.parametrize(
-    ("auto", "options", "told"),
+    ("auto", "options", "text"),
     [
         (Auto(), {"window": "auto"}, "chooses the window itself"),
         (Auto(), {"expansion": [2, 1]}, "chooses the window itself"),
@@ -273,22 +273,22 @@ def test_what_the_edge_does_not_take_is_no_alternative() -> None:
         (Auto(), {"window": 1000}, "window must be"),
     ],
 )
-def test_requests_that_leave_nothing_to_choose(auto: Auto, options: Options, told: str) -> None:
-    with pytest.raises(UnsupportedError, match=told):
+def test_requests_that_leave_nothing_to_choose(auto: Auto, options: Options, text: str) -> None:
+    with pytest.raises(UnsupportedError, match=text):
         alternatives(auto, options, offered=OFFERED)
 
 
 @pytest.mark.parametrize(
-    ("among", "told"),
+    ("among", "text"),
     [(["gredy"], "no protocol 'gredy'"), ("gredy", "'gredy'"), ([], "No protocol")],
 )
-def test_protocols_that_there_are_not(among: Sequence[str], told: str) -> None:
-    with pytest.raises(UnsupportedError, match=told):
+def test_protocols_that_there_are_not(among: Sequence[str], text: str) -> None:
+    with pytest.raises(UnsupportedError, match=text):
         Auto(among=among)
 
 
 def test_one_protocol_may_be_named_as_it_is() -> None:
-    assert {one.protocol for one in plans(Auto(among="greedy"))} == {"greedy"}
+    assert {item.protocol for item in plans(Auto(among="greedy"))} == {"greedy"}
 
 
 def test_an_edge_that_tells_no_times() -> None:
@@ -322,8 +322,8 @@ def test_tokens_that_were_waiting_cost_a_pass_all_the_same() -> None:
     seen = evidence()
     wanted = plan(protocol=STREAM)
     burst = rounds(wanted, [0] * 8, verify=SLOW_TARGET[1])
-    for waited_s, one in zip((9.0, 0.77, 0, 0, 0, 0, 0, 0), burst, strict=True):
-        one.timings = Timings(downlink=waited_s)
+    for waited_s, item in zip((9.0, 0.77, 0, 0, 0, 0, 0, 0), burst, strict=True):
+        item.timings = Timings(downlink=waited_s)
     seen.add(wanted, burst)
     # 0.77 s for seven tokens: 0.1 s of a pass each, and 0.01 s in between
     assert streamed_s(seen) == pytest.approx(SLOW_TARGET[1] + 0.010, rel=0.01)

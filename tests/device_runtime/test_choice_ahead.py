@@ -56,12 +56,12 @@ def runs_of(alpha: float, count: int = 400) -> list[tuple[int, int, int]]:
     return [(0, length + 1, length) for length in lengths]
 
 
-def evidence(alpha: float | None, beside: dict[int, float] | None = None) -> Evidence:
+def evidence(alpha: float | None, edge_with_drafter: dict[int, float] | None = None) -> Evidence:
     """Of a pair whose device's drafts are right with this probability each; None: nothing yet."""
-    found = Evidence(DRAFTER, GPU, SIZES, beside)
+    result = Evidence(DRAFTER, GPU, SIZES, edge_with_drafter)
     if alpha is not None:
-        found.add(plan(protocol=AHEAD, hints="device"), streamed(runs_of(alpha)))
-    return found
+        result.add(plan(protocol=AHEAD, hints="device"), streamed(runs_of(alpha)))
+    return result
 
 
 def chosen(rtt_ms: float, seen: Evidence, auto: Auto | None = None) -> Choice:
@@ -163,8 +163,8 @@ def test_the_edge_alone_is_as_fast_as_under_stream() -> None:
         slow = streamed([(0, 1, 0)] * 20, pass_s=1.5 * GPU[1])
         seen.add(plan(protocol=AHEAD, hints="device"), slow)
     alone_s = cost(plan(protocol=STREAM), 100, seen).token_s
-    own = plan(protocol=AHEAD, hints="edge")
-    assert cost(own, 100, seen).token_s == pytest.approx(alone_s, rel=0.1)
+    ours = plan(protocol=AHEAD, hints="edge")
+    assert cost(ours, 100, seen).token_s == pytest.approx(alone_s, rel=0.1)
     device = plan(protocol=AHEAD, hints="device")
     assert cost(device, 100, seen).token_s > 1.3 * alone_s
 
@@ -172,7 +172,7 @@ def test_the_edge_alone_is_as_fast_as_under_stream() -> None:
 @pytest.mark.parametrize("hints", ["edge", "all"])
 def test_what_a_drafter_slows_beside_it_is_not_expected_of_the_target_alone(hints: str) -> None:
     """Untried, `stream` would else be as slow, and never be tried."""
-    seen = evidence(0.8, beside={1: 0.004})
+    seen = evidence(0.8, edge_with_drafter={1: 0.004})
     alone_s = cost(plan(protocol=STREAM), 20, seen).token_s
     wanted = plan(protocol=AHEAD, hints=hints)
     for _ in range(8):
@@ -185,41 +185,41 @@ def test_what_a_drafter_slows_beside_it_is_not_expected_of_the_target_alone(hint
 
 def test_prompts_that_repeat_themselves_are_left_to_the_edge() -> None:
     seen = evidence(0.3)
-    own = plan(protocol=AHEAD, hints="edge")
-    before_s = cost(own, 100, seen).token_s
+    ours = plan(protocol=AHEAD, hints="edge")
+    before_s = cost(ours, 100, seen).token_s
     for _ in range(3):
-        found = streamed([(0, 0, 0)] * 30, source="text", window=6, accepted=4, pass_s=0.0415)
-        seen.add(own, found + streamed([(0, 0, 0)] * 30))
+        result = streamed([(0, 0, 0)] * 30, source="text", window=6, accepted=4, pass_s=0.0415)
+        seen.add(ours, result + streamed([(0, 0, 0)] * 30))
     # every other pass brings five tokens, the others one
-    assert cost(own, 100, seen).token_s == pytest.approx(before_s / 3, rel=0.25)
+    assert cost(ours, 100, seen).token_s == pytest.approx(before_s / 3, rel=0.25)
     choice = chosen(100, seen)
     assert (choice.protocol, choice.hints) == (AHEAD, "edge")
     for _ in range(10):
-        seen.add(own, streamed([(0, 0, 0)] * 60))  # a chat in between
-    assert cost(own, 100, seen).token_s > 0.8 * before_s
+        seen.add(ours, streamed([(0, 0, 0)] * 60))  # a chat in between
+    assert cost(ours, 100, seen).token_s > 0.8 * before_s
 
 
 def test_hints_that_nobody_looked_for_are_no_evidence() -> None:
     seen = evidence(0.3)
-    own = plan(protocol=AHEAD, hints="edge")
-    before = cost(own, 20, seen)
+    ours = plan(protocol=AHEAD, hints="edge")
+    before = cost(ours, 20, seen)
     for wanted, source in (("device", ""), ("all", "device")):
         others = streamed([(0, 1, 0)] * 60, source=source, window=source != "")
         seen.add(plan(protocol=AHEAD, hints=wanted), others)
-    assert cost(own, 20, seen).token_s == pytest.approx(before.token_s, rel=0.01)
+    assert cost(ours, 20, seen).token_s == pytest.approx(before.token_s, rel=0.01)
 
 
 def test_a_drafter_beside_the_target_has_no_rtt() -> None:
-    seen = evidence(0.7, beside={1: 0.004, 4: 0.006})
+    seen = evidence(0.7, edge_with_drafter={1: 0.004, 4: 0.006})
     near, far = chosen(0, seen), chosen(150, seen)
     assert (far.protocol, far.hints) == (AHEAD, "edge")
-    own = plan(protocol=AHEAD, hints="edge", max_tokens=10**6)
-    assert cost(own, 150, seen).token_s == pytest.approx(cost(own, 0, seen).token_s, rel=0.01)
+    ours = plan(protocol=AHEAD, hints="edge", max_tokens=10**6)
+    assert cost(ours, 150, seen).token_s == pytest.approx(cost(ours, 0, seen).token_s, rel=0.01)
     assert near.token_s == pytest.approx(far.token_s, rel=0.1)
     # which is seldom right
     for _ in range(3):
         wrong = streamed([(0, 0, 0)] * 100, source="edge", window=3, accepted=0)
-        seen.add(own, wrong)
+        seen.add(ours, wrong)
     assert chosen(0, seen).hints == "all"
 
 
@@ -234,25 +234,25 @@ def answered(wanted: Plan, rounds_: list[Round], seen: Evidence) -> None:
 
 def test_an_edge_whose_drafter_gives_nothing_is_not_held() -> None:
     """It tells of one, which is never heard: a full edge, or one that cannot draft."""
-    seen, policy = evidence(0.8, beside={1: 0.002}), PredictivePolicy()
+    seen, policy = evidence(0.8, edge_with_drafter={1: 0.002}), PredictivePolicy()
     link = state(0.1, 1e8, 1e8)
-    found = []
+    results = []
     for _ in range(30):
         wanted, choice = policy.choose(Auto(), plans(), link, seen)
-        found.append(choice.hints)
+        results.append(choice.hints)
         if choice.hints == "edge":
             answered(wanted, streamed([(0, 0, 0)] * 40), seen)
         else:
             paying = streamed([(0, 3, 3)] * 40, source="device", window=1, accepted=1)
             answered(wanted, paying, seen)
-    assert found[0] == "edge"  # it promises as much, and the device might rest
-    assert found.count("edge") <= 4  # tried again now and then
-    assert set(found) == {"edge", "all"}
+    assert results[0] == "edge"  # it promises as much, and the device might rest
+    assert results.count("edge") <= 4  # tried again now and then
+    assert set(results) == {"edge", "all"}
     # long after, nothing is held against it
-    own = plan(protocol=AHEAD, hints="edge")
+    ours = plan(protocol=AHEAD, hints="edge")
     for _ in range(100):
         seen.add(plan(protocol=STREAM), [])
-    assert seen.forecast_errors.factor(own) == pytest.approx(1.0, abs=0.02)
+    assert seen.forecast_errors.factor(ours) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("slower", [0.6, 1.0, 1.8])
@@ -285,23 +285,23 @@ def test_the_device_rests_as_soon_as_it_drafts_in_vain() -> None:
     """What is held is not kept where it is no faster than to let the device rest."""
     seen, policy = evidence(0.8), PredictivePolicy()
     auto, link = Auto(among=[AHEAD, STREAM]), state(0.1, 1e8, 1e8)
-    found = []
-    while len(found) < 30 and found[-1:] != ["edge"]:
+    results = []
+    while len(results) < 30 and results[-1:] != ["edge"]:
         wanted, choice = policy.choose(auto, plans(auto), link, seen)
-        found.append(choice.hints)
+        results.append(choice.hints)
         # a busy edge takes nothing of it
         answered(wanted, streamed([(0, 3, 3)] * 20, pass_s=1.1 * GPU[1]), seen)
-    assert found[0] == "all"
-    assert found[-1] == "edge"
+    assert results[0] == "all"
+    assert results[-1] == "edge"
 
 
 def test_whoever_names_the_hints_gets_them() -> None:
-    asked = Options(seed=1)
-    asked.update({"hints": "device"})
-    found = alternatives(Auto(among=[AHEAD]), asked, offered=names())
-    assert len(found) == 1
-    choice = PredictivePolicy().choose(Auto(), found, state(0.02), evidence(0.7))[1]
-    assert [one.hints for one in choice.forecasts] == ["device"]
+    options = Options(seed=1)
+    options.update({"hints": "device"})
+    result = alternatives(Auto(among=[AHEAD]), options, offered=names())
+    assert len(result) == 1
+    choice = PredictivePolicy().choose(Auto(), result, state(0.02), evidence(0.7))[1]
+    assert [forecast.hints for forecast in choice.forecasts] == ["device"]
     assert choice.reason.startswith("ahead, hints device at ")
 
 
@@ -311,11 +311,14 @@ def test_thrift_takes_what_spares_the_edge_and_is_no_slower_than_the_target_alon
     assert chosen(20, seen).protocol == AHEAD
     assert near.protocol == "greedy"
     alone_s = cost(plan(protocol=STREAM), 20, seen).token_s
-    edge_s = {(one.protocol, one.window, one.hints): one.edge_s for one in near.forecasts}
+    edge_s = {
+        (forecast.protocol, forecast.window, forecast.hints): forecast.edge_s
+        for forecast in near.forecasts
+    }
     assert near.token_s is not None
     assert near.token_s <= alone_s
-    allowed = [one for one in near.forecasts if one.token_s <= alone_s]
-    assert edge_s[near.protocol, near.window, ""] == min(one.edge_s for one in allowed)
+    allowed = [forecast for forecast in near.forecasts if forecast.token_s <= alone_s]
+    assert edge_s[near.protocol, near.window, ""] == min(forecast.edge_s for forecast in allowed)
     assert edge_s[AHEAD, 0, "all"] == pytest.approx(chosen(20, seen).token_s, rel=0.03)
     assert far.protocol in (AHEAD, STREAM)  # no window is as fast
     assert "of the edge's time" in near.reason
@@ -342,7 +345,7 @@ def test_a_policy_that_does_not_predict_knows_no_thrift() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 1e12])
 def test_an_edge_that_lies_about_its_passes(seconds: float) -> None:
-    seen = evidence(0.7, beside={1: max(seconds, 1e-9)})
+    seen = evidence(0.7, edge_with_drafter={1: max(seconds, 1e-9)})
     seen.add(plan(protocol=AHEAD), streamed([(0, 2, 1)] * 10, drafted_s=seconds, pass_s=seconds))
     choice = chosen(50, seen)
     assert choice.token_s is not None

@@ -48,15 +48,15 @@ def answer(
     wanted: Plan, count: int, accepted: int = 0, stage: str = "", pause_s: float = 0.0
 ) -> list[Round]:
     """Rounds of an answer; its last one meets a pause in this stage."""
-    found = usual(wanted, count, accepted)
-    for one in found:
-        one.pass_s = SLOW_TARGET[1] if wanted.streams else SLOW_TARGET[8]
+    result = usual(wanted, count, accepted)
+    for item in result:
+        item.pass_s = SLOW_TARGET[1] if wanted.streams else SLOW_TARGET[8]
     if stage:
-        told = found[-1].timings
-        found[-1].timings = replace(told, **{stage: getattr(told, stage) + pause_s})
+        timings = result[-1].timings
+        result[-1].timings = replace(timings, **{stage: getattr(timings, stage) + pause_s})
         if stage == "verify":
-            found[-1].pass_s += pause_s
-    return found
+            result[-1].pass_s += pause_s
+    return result
 
 
 @pytest.mark.parametrize("pause_s", PAUSES)
@@ -89,9 +89,9 @@ def test_a_pause_in_an_answer_changes_no_forecast(count, at, pause_s):
     wanted = plan(protocol=STREAM)
     quiet, paused = evidence(), evidence()
     quiet.add(wanted, answer(wanted, count))
-    told = answer(wanted, count)
-    told[at].timings.downlink += pause_s
-    paused.add(wanted, told)
+    info = answer(wanted, count)
+    info[at].timings.downlink += pause_s
+    paused.add(wanted, info)
     link = with_defaults(LINK)
     expected_s = plan_costs(wanted, link, quiet).token_s
     assert plan_costs(wanted, link, paused).token_s == pytest.approx(expected_s, rel=0.02)
@@ -104,10 +104,10 @@ def test_a_pause_in_an_answer_of_ahead_is_no_outcome(count, at, pause_s):
 
     def after(pause_s: float) -> tuple[float, Evidence]:
         seen = ahead_evidence(0.8)
-        told = streamed(runs_of(0.8, count), source="device", window=2, accepted=1, pass_s=GPU[1])
-        told[at].timings.downlink += pause_s
-        seen.add(wanted, told)
-        add_forecast_error(wanted, told, link, seen)
+        info = streamed(runs_of(0.8, count), source="device", window=2, accepted=1, pass_s=GPU[1])
+        info[at].timings.downlink += pause_s
+        seen.add(wanted, info)
+        add_forecast_error(wanted, info, link, seen)
         return seen.forecast_errors.factor(wanted), seen
 
     quiet, _ = after(0.0)
@@ -120,11 +120,11 @@ def test_an_answer_while_others_worked_is_not_held_against_its_protocol_for_good
     seen, link = untried(0.2), with_defaults(LINK)
     slow, since = plan(protocol=STREAM), plan(protocol=GREEDY, window=8)
     expected_s = plan_costs(slow, link, seen).token_s
-    told = answer(slow, 20)
-    for one in told:
-        one.pass_s *= 4.0
-        one.timings.downlink *= 4.0
-    seen.add(slow, told)
+    info = answer(slow, 20)
+    for item in info:
+        item.pass_s *= 4.0
+        item.timings.downlink *= 4.0
+    seen.add(slow, info)
     for _ in range(40):
         seen.add(since, answer(since, 20))
     assert plan_costs(slow, link, seen).token_s == pytest.approx(expected_s, rel=0.05)

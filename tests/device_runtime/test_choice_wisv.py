@@ -68,8 +68,8 @@ def rounds(
 def chosen(
     auto: Auto, link: LinkState, seen: Evidence | None = None, **options
 ) -> tuple[Plan, Choice]:
-    found = alternatives(auto, Options(**options), offered=OFFERED)
-    return POLICIES[auto.policy]().choose(auto, found, link, seen or fresh())
+    result = alternatives(auto, Options(**options), offered=OFFERED)
+    return POLICIES[auto.policy]().choose(auto, result, link, seen or fresh())
 
 
 # The paper's rule
@@ -100,9 +100,9 @@ def test_an_unknown_rtt_counts_as_a_long_one() -> None:
 
 def test_the_window_is_the_requests_or_the_one_that_the_cost_model_finds_cheapest() -> None:
     assert len(chosen(LOSSY, state(0.05), window=7)[0].expansion) == 7
-    link, own = state(0.05, 1e8, 1e8), Auto(among=[FULL])
+    link, ours = state(0.05, 1e8, 1e8), Auto(among=[FULL])
     picked, choice = chosen(LOSSY, link)
-    by_model, modelled = PredictivePolicy().choose(own, plans(own), link, fresh())
+    by_model, modelled = PredictivePolicy().choose(ours, plans(ours), link, fresh())
     assert len(picked.expansion) == len(by_model.expansion)
     assert choice.token_s == modelled.token_s
     # where hardly anything is accepted a long window does not pay
@@ -112,7 +112,7 @@ def test_the_window_is_the_requests_or_the_one_that_the_cost_model_finds_cheapes
 
 
 @pytest.mark.parametrize(
-    ("auto", "options", "offered", "told"),
+    ("auto", "options", "offered", "text"),
     [
         (Auto(policy="threshold"), {}, OFFERED, "allow lossy protocols"),
         (Auto(policy="threshold", among=[FULL]), {}, OFFERED, "wisv-selective, .*name both"),
@@ -124,18 +124,18 @@ def test_the_window_is_the_requests_or_the_one_that_the_cost_model_finds_cheapes
     ],
 )
 def test_a_threshold_with_nothing_to_choose_from_says_what_to_do(
-    auto: Auto, options: Options, offered: list[str], told: str
+    auto: Auto, options: Options, offered: list[str], text: str
 ) -> None:
     def choose() -> None:
-        found = alternatives(auto, options, offered=offered)
-        ThresholdPolicy().choose(auto, found, state(0.001), fresh())
+        result = alternatives(auto, options, offered=offered)
+        ThresholdPolicy().choose(auto, result, state(0.001), fresh())
 
-    with pytest.raises(UnsupportedError, match=told):
+    with pytest.raises(UnsupportedError, match=text):
         choose()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         ({"rtt_threshold_s": 0.02}, "policy threshold only"),
         ({"rtt_threshold_s": -0.02, "policy": "threshold"}, "0 or more"),
@@ -143,8 +143,8 @@ def test_a_threshold_with_nothing_to_choose_from_says_what_to_do(
         ({"rtt_threshold_s": float("nan"), "policy": "threshold"}, "0 or more"),
     ],
 )
-def test_rtt_thresholds_that_make_no_sense(options: dict[str, float], told: str) -> None:
-    with pytest.raises(UnsupportedError, match=told):
+def test_rtt_thresholds_that_make_no_sense(options: dict[str, float], text: str) -> None:
+    with pytest.raises(UnsupportedError, match=text):
         Auto(lossy=True, **options)
 
 
@@ -153,8 +153,8 @@ def test_rtt_thresholds_that_make_no_sense(options: dict[str, float], told: str)
 
 def test_judged_protocols_only_where_lossy_ones_are_allowed_offered_and_temperature_is_0() -> None:
     def judged(auto: Auto, offered: list[str], **options) -> set[str]:
-        found = alternatives(auto, Options(**options), offered=offered)
-        return {one.protocol for one in found if one.requires}
+        result = alternatives(auto, Options(**options), offered=offered)
+        return {item.protocol for item in result if item.requires}
 
     lossy = Auto(lossy=True)
     assert judged(lossy, OFFERED) == {FULL, SELECTIVE}
@@ -171,10 +171,10 @@ def test_a_complaint_is_the_first_protocols() -> None:
 
 
 def test_threshold_and_format_reach_every_judged_plan() -> None:
-    found = alternatives(BOTH, {"threshold": 0.25, "hidden": "fp16"}, offered=OFFERED)
-    told = [one.exchange.options.to_dict() for one in found if one.exchange]
-    assert told
-    assert all(one == {"threshold": 0.25, "hidden": "fp16"} for one in told)
+    result = alternatives(BOTH, {"threshold": 0.25, "hidden": "fp16"}, offered=OFFERED)
+    info = [item.exchange.options.to_dict() for item in result if item.exchange]
+    assert info
+    assert all(item == {"threshold": 0.25, "hidden": "fp16"} for item in info)
 
 
 # What is expected of them
@@ -243,10 +243,14 @@ def test_an_untried_second_exchange_costs_what_its_protocol_says() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_how_often_the_edge_asks_is_learnt(share: float) -> None:
     seen, wanted = fresh(), plan(protocol=SELECTIVE, window=8)
-    asked = round(4 * share)
+    wanted_value = round(4 * share)
     seen.add(
         wanted,
-        6 * [*rounds(wanted, 8, inquired=2, count=asked), *rounds(wanted, 8, count=4 - asked)],
+        6
+        * [
+            *rounds(wanted, 8, inquired=2, count=wanted_value),
+            *rounds(wanted, 8, count=4 - wanted_value),
+        ],
     )
     assert trips(seen, wanted) == pytest.approx(1 + share, abs=0.15)
     assert trips(seen, plan(protocol=FULL, window=8)) == 1.0
@@ -277,8 +281,8 @@ def test_the_last_tokens_state_costs_a_pass_where_it_goes_with_the_window() -> N
     # nine passes in nine passes' time say that the machine is as quick as it was
     full = plan(protocol=FULL, window=8)
     recorded = rounds(full, 8)
-    for one in recorded:
-        one.timings.draft = 9 * DRAFTER[1]
+    for item in recorded:
+        item.timings.draft = 9 * DRAFTER[1]
     seen.add(full, recorded)
     assert seen.computing_s(plan(protocol="greedy", window=8)) == pytest.approx(
         8 * DRAFTER[1] + SLOW_TARGET[8], rel=0.02
@@ -288,5 +292,5 @@ def test_the_last_tokens_state_costs_a_pass_where_it_goes_with_the_window() -> N
 @given(st.floats(0.0, 1.0), st.floats(1.0, 2.0), st.integers(0, 10**6))
 def test_an_exchange_costs_an_rtt_and_no_bytes(rtt_s: float, exchanges: float, size: int) -> None:
     link = Link(rtt_s=rtt_s, up_bps=1e6, down_bps=2e6)
-    one, more = (communication_s(size, size, link, count) for count in (1.0, exchanges))
-    assert more - one == pytest.approx((exchanges - 1.0) * rtt_s, abs=1e-9)
+    item, more = (communication_s(size, size, link, count) for count in (1.0, exchanges))
+    assert more - item == pytest.approx((exchanges - 1.0) * rtt_s, abs=1e-9)

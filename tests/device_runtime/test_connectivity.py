@@ -47,8 +47,8 @@ def test_every_state_has_a_sentence_and_the_error_says_it(state: Connectivity, k
     assert status.message.endswith(".")
     assert "{" not in str(status)
     assert bool(status.remedy) or state not in REFUSALS
-    for met in (False, True):
-        error = status.error(was_welcomed=met, waited_s=2.2)
+    for number in (False, True):
+        error = status.error(was_welcomed=number, waited_s=2.2)
         assert str(status) in str(error)
         assert type(error) is REFUSALS.get(state, type(error))
 
@@ -65,10 +65,10 @@ CODES = {
 
 @pytest.mark.parametrize("code", CODES)
 def test_what_an_edge_says_instead_of_a_welcome(pair: Pair, code: str) -> None:
-    said = [code]
+    lines = [code]
 
     def script(request: m.Request) -> list[list[m.Reply | bytes]]:
-        if isinstance(request, m.Hello) and said:
+        if isinstance(request, m.Hello) and lines:
             return [[m.Failure(code=code, message="no", session=None)]]
         return []
 
@@ -85,7 +85,7 @@ def test_what_an_edge_says_instead_of_a_welcome(pair: Pair, code: str) -> None:
             return link.status.state is state
 
         eventually(lambda: attended(CODES[code]))
-        said.clear()
+        lines.clear()
         if code in ("draining", "busy", "target-lost", "access-denied"):  # it may be over
             eventually(lambda: attended(Connectivity.CONNECTED))
     finally:
@@ -238,25 +238,25 @@ def test_an_edge_that_says_the_same_again_and_again_is_a_line(
     caplog.set_level(logging.INFO, "pilotfish.device")
     busy = m.Failure(code="busy", message="no room", session=None)
     denied = m.Failure(code="access-denied", message="no", session=None)
-    said = [busy]
-    edge = LyingEdge(pair, lambda request: [[said[0]]] if isinstance(request, m.Hello) else [])
+    lines = [busy]
+    edge = LyingEdge(pair, lambda request: [[lines[0]]] if isinstance(request, m.Hello) else [])
     edge.start()
     link = EdgeLink(edge.endpoint, None, RetryPolicy.from_policy(policy, 1.0))
     link.set_hello(HELLO)
     try:
         eventually(link.is_up)
 
-        def heard(times: int) -> bool:
+        def received(times: int) -> bool:
             link.attend()
             if policy == "local":
                 link.poll()
             time.sleep(0.001)
             return len(edge.requests) >= times
 
-        eventually(lambda: heard(20))
+        eventually(lambda: received(20))
         assert sum("no room" in record.message for record in caplog.records) == 1
-        said[0] = denied
-        eventually(lambda: heard(40))
+        lines[0] = denied
+        eventually(lambda: received(40))
         assert sum("refused this device" in record.message for record in caplog.records) == 1
     finally:
         link.close()

@@ -53,7 +53,7 @@ def test_lanes_say_what_each_would_say_alone(long_pair: Pair, server: EdgeServer
         for thread in threads:
             thread.join()
         assert together == alone
-        assert sum(len(one.tokens) for one in rounds) == sum(len(t) for a in alone for t in a)
+        assert sum(len(item.tokens) for item in rounds) == sum(len(t) for a in alone for t in a)
         assert [lane.shared(device.prompt([*prompts[1], 5])) for lane in lanes[:2]] == [4, 5]
         for lane in lanes[1:]:
             lane.close()
@@ -106,11 +106,11 @@ def test_a_long_prompt_does_not_stall_the_other_lanes(long_pair: Pair) -> None:
         reading = threading.Thread(target=talk)
         reading.start()
         time.sleep(0.1)
-        meanwhile = 0
+        interim = 0
         for _ in other.stream(PROMPT, protocol="local", max_tokens=30):
-            meanwhile += reading.is_alive()
+            interim += reading.is_alive()
         reading.join()
-        assert meanwhile > 10, "the other lane had to wait for the whole prompt"
+        assert interim > 10, "the other lane had to wait for the whole prompt"
         assert len(read[0].tokens) == 1
 
 

@@ -69,7 +69,7 @@ def await_true(holds: Any, seconds: float = 20.0) -> None:
 
 
 def noticed_while_it_is_away(
-    device: Device, asked: Any, wish: dict[str, Any], relay: Relay, server: EdgeServer
+    device: Device, requests: Any, wish: dict[str, Any], relay: Relay, server: EdgeServer
 ) -> tuple[list[Piece], int]:
     """An answer whose edge goes after 10 pieces and is back after 5 of the drafter's own.
 
@@ -77,7 +77,7 @@ def noticed_while_it_is_away(
     """
     got: list[Piece] = []
     alone = 0
-    for piece in device.stream(asked, **wish):
+    for piece in device.stream(requests, **wish):
         got.append(piece)
         if len(got) == 10:
             lose(relay)
@@ -326,14 +326,14 @@ def test_a_session_lost_over_one_connection_after_another(long_pair: Pair) -> No
         if not isinstance(request, m.Window):
             return []
         session, generation = request.session, request.generation
-        told = {"session": session, "generation": generation}
+        options = {"session": session, "generation": generation}
         if session in forgotten:
-            return [[m.Failure(code="unknown-session", message="No.", **told)]]
+            return [[m.Failure(code="unknown-session", message="No.", **options)]]
         if len(forgotten) < 4:  # it comes again, over another connection
             forgotten.add(session)
             relay.cut()
             return []
-        return [[m.Verdict(**told, start=request.start, accepted=0, token=5, times=TIMES)]]
+        return [[m.Verdict(**options, start=request.start, accepted=0, token=5, times=TIMES)]]
 
     edge = LyingEdge(long_pair, script)
     relay = Relay(edge.endpoint)
@@ -520,5 +520,5 @@ def test_an_edge_is_not_absent_because_the_device_stood_still(
         relay.turn_to(server.endpoint)
         time.sleep(3.0)
         reaching.send_signal(signal.SIGCONT)
-        told, _ = reaching.communicate(timeout=60)
-    assert told == "reached\n"
+        info, _ = reaching.communicate(timeout=60)
+    assert info == "reached\n"

@@ -190,7 +190,7 @@ def test_grammars_and_tools_are_no_rtt(callers: Pair, monkeypatch: pytest.Monkey
         return really(*how, **options)
 
     monkeypatch.setattr(Grammars, "constraint", slowly)
-    asked: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {"schema": FEW},
         {"tools": [tool("move", to=FEW)], "tool_choice": "required"},
     ]
@@ -199,15 +199,17 @@ def test_grammars_and_tools_are_no_rtt(callers: Pair, monkeypatch: pytest.Monkey
         Emulator(edge.endpoint, Conditions(rtt_s=RTT_S)) as road,
     ):
         for protocol, options in PROTOCOLS:
-            for told_s in read(callers.draft, road.endpoint, asked, protocol=protocol, **options):
+            for told_s in read(
+                callers.draft, road.endpoint, requests, protocol=protocol, **options
+            ):
                 assert RTT_S * 0.98 < told_s < RTT_S + BUSY_S / 2, protocol
 
 
-def read(draft: Path, edge: str, asked: list[dict[str, Any]], **options: Any) -> list[float]:
+def read(draft: Path, edge: str, items: list[dict[str, Any]], **options: Any) -> list[float]:
     """Return the RTT that a new device reads after each of these answers, where it reads any."""
     readings = []
     with Device(draft, edge, threads=1) as device:
-        for more in asked:
+        for more in items:
             device.generate("ab", max_tokens=8, **options, **more)
             state = device.link_state()
             assert state is not None

@@ -68,12 +68,12 @@ ACKS: dict[str, Callable[[m.Chunk], list[Answer]]] = {
 }
 
 
-@pytest.mark.parametrize("said", ACKS.values(), ids=ACKS.keys())
+@pytest.mark.parametrize("on_wait", ACKS.values(), ids=ACKS.keys())
 def test_wrong_acknowledgements_end(
     linked: Callable[[Script], tuple[LyingEdge, EdgeLink]],
-    said: Callable[[m.Chunk], list[Answer]],
+    on_wait: Callable[[m.Chunk], list[Answer]],
 ) -> None:
-    edge, link = linked(lambda request: said(request) if isinstance(request, m.Chunk) else [])
+    edge, link = linked(lambda request: on_wait(request) if isinstance(request, m.Chunk) else [])
     began_s = time.monotonic()
     with pytest.raises(PilotfishError):
         ask(link, SIZE)
@@ -93,28 +93,28 @@ def announced(transfer: bytes = b"a reply1") -> Answer:
     return slice_of(0, 1000, transfer)
 
 
-def gone(more: m.More) -> Answer:
+def missing(more: m.More) -> Answer:
     return [m.Slice(transfer=more.transfer, offset=more.offset, total=0), b""]
 
 
 SLICES: dict[str, Callable[[m.More], list[Answer]]] = {
     "nothing": lambda more: [[m.Ack(transfer=more.transfer, offset=0)]],
-    "that it is gone": lambda more: [gone(more)],
+    "that it is gone": lambda more: [missing(more)],
     "the first again": lambda more: [announced()],
     "no bytes": lambda more: [slice_of(more.offset, 0)],
     "another reply": lambda more: [announced(next(ticks).to_bytes(8, "big"))],
-    "a little, then that it is gone": lambda more: [slice_of(1000, 1000), gone(more)],
+    "a little, then that it is gone": lambda more: [slice_of(1000, 1000), missing(more)],
 }
 
 
-@pytest.mark.parametrize("said", SLICES.values(), ids=SLICES.keys())
+@pytest.mark.parametrize("on_wait", SLICES.values(), ids=SLICES.keys())
 def test_a_reply_that_never_is_whole_ends(
     linked: Callable[[Script], tuple[LyingEdge, EdgeLink]],
-    said: Callable[[m.More], list[Answer]],
+    on_wait: Callable[[m.More], list[Answer]],
 ) -> None:
     def script(request: m.Request) -> list[Answer]:
         if isinstance(request, m.More):
-            return said(request)
+            return on_wait(request)
         return [announced()] if isinstance(request, m.Ping) else []
 
     edge, link = linked(script)

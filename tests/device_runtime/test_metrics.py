@@ -61,7 +61,7 @@ def a_round(protocol="greedy", window=4, accepted=2, tokens=3, **changes) -> Rou
 
 
 def an_answer(rounds: list[Round], **changes) -> Generation:
-    tokens = [token for one in rounds for token in one.tokens]
+    tokens = [token for item in rounds for token in item.tokens]
     facts = {
         "protocol": rounds[0].protocol,
         "prompt_tokens": 11,
@@ -77,12 +77,12 @@ def an_answer(rounds: list[Round], **changes) -> Generation:
 
 def samples(metrics: ServiceMetrics) -> dict[str, float]:
     """Each sample's value, by its name and labels as one string: ``name{a="b"}``."""
-    found = {}
+    results = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         for sample in family.samples:
             labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
-            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
-    return found
+            results[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return results
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def everything(metrics: ServiceMetrics) -> None:
     """Have every series that there is."""
     for protocol in (*names(), "tomorrow's"):
         window = 0 if protocol in ("stream", "local") else 40
-        one = a_round(protocol, window=window, accepted=window, tokens=window + 1)
-        metrics.add_round(one)
+        item = a_round(protocol, window=window, accepted=window, tokens=window + 1)
+        metrics.add_round(item)
         recovery = Recovery(at=3, lost_s=1.5, local_tokens=2)
         choice = Choice(policy="model", protocol=protocol, window=4, token_s=None, reason="")
-        metrics.add_generation(an_answer([one, a_round()], recoveries=[recovery], choice=choice))
+        metrics.add_generation(an_answer([item, a_round()], recoveries=[recovery], choice=choice))
     for link in (UP, DOWN):
         metrics.set_link(link, LinkState(**dict.fromkeys(LinkState.__annotations__, STATE.rtt)))
     metrics.add_request("/v1/models", 200, 0.01)
@@ -131,36 +131,36 @@ def test_promtool_accepts_every_series_that_there_is(tmp_path):
 def test_speculation_is_counted_under_vllms_names(metrics):
     metrics.round(a_round(accepted=2))
     metrics.round(a_round(accepted=4, tokens=5))
-    found = samples(metrics)
+    result = samples(metrics)
     of = '{protocol="greedy"}'
-    drafts = found["pilotfish_spec_decode_num_drafts_total" + of]
-    accepted = found["pilotfish_spec_decode_num_accepted_tokens_total" + of]
+    drafts = result["pilotfish_spec_decode_num_drafts_total" + of]
+    accepted = result["pilotfish_spec_decode_num_accepted_tokens_total" + of]
     assert (drafts, accepted) == (2, 6)
-    assert found["pilotfish_spec_decode_num_draft_tokens_total" + of] == 8
+    assert result["pilotfish_spec_decode_num_draft_tokens_total" + of] == 8
     by_position = [
-        found[f'pilotfish_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}']
+        result[f'pilotfish_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}']
         for i in range(4)
     ]
     assert by_position == [2, 2, 1, 1]
-    assert found['pilotfish_link_bytes_total{direction="up",purpose="rounds"}'] == 200
-    assert "pilotfish_spec_decode_num_forgiven_tokens_total" + of not in found
+    assert result['pilotfish_link_bytes_total{direction="up",purpose="rounds"}'] == 200
+    assert "pilotfish_spec_decode_num_forgiven_tokens_total" + of not in result
 
 
 def test_what_a_decision_head_forgave_is_counted(metrics, status):
     for forgiven in (0, 2):
-        one = a_round("wisv-full", accepted=3, tokens=4, notes={"forgiven": forgiven})
-        metrics.round(one)
-        status.round(one)
+        item = a_round("wisv-full", accepted=3, tokens=4, notes={"forgiven": forgiven})
+        metrics.round(item)
+        status.round(item)
     counted = 'pilotfish_spec_decode_num_forgiven_tokens_total{protocol="wisv-full"}'
     assert samples(metrics)[counted] == 2
-    status.generation(an_answer([one, one], protocol="wisv-full"))
-    told = status.snapshot()
-    assert (told["forgiven"], told["last"]["forgiven"]) == (2, 4)
+    status.generation(an_answer([item, item], protocol="wisv-full"))
+    info = status.snapshot()
+    assert (info["forgiven"], info["last"]["forgiven"]) == (2, 4)
 
 
 def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, device):
     """As many of each origin as the pieces of the same answers told."""
-    told: dict[str, int] = {}
+    info: dict[str, int] = {}
     for protocol, more in (
         ("coupled", {"window": 4}),
         ("dssd", {"window": 2}),
@@ -171,14 +171,14 @@ def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, dev
     ):
         options = {"max_tokens": 24, "seed": 5, "temperature": 1.0, **more}
         for piece in device.stream([3, 1, 4], protocol=protocol, **options):
-            told[piece.origin] = told.get(piece.origin, 0) + len(piece.tokens)
+            info[piece.origin] = info.get(piece.origin, 0) + len(piece.tokens)
         for record in device.last.rounds:
             metrics.round(record)
         metrics.generation(device.last)
-    assert set(told) == {"drafted", "corrected", "bonus", "target", "local"}
-    found = samples(metrics)
-    for origin, count in told.items():
-        assert found[f'pilotfish_generation_tokens_total{{origin="{origin}"}}'] == count
+    assert set(info) == {"drafted", "corrected", "bonus", "target", "local"}
+    result = samples(metrics)
+    for origin, count in info.items():
+        assert result[f'pilotfish_generation_tokens_total{{origin="{origin}"}}'] == count
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_origins_of_a_round(record, expected):
 
 
 def test_drafted_and_forced_tokens_take_turns_in_order():
-    one = a_round(window=5, accepted=4, tokens=5, forced=(1, 2))
-    told = [("drafted", [0]), ("forced", [1, 2]), ("drafted", [3]), ("corrected", [4])]
-    assert [*one.origins] == told
+    item = a_round(window=5, accepted=4, tokens=5, forced=(1, 2))
+    messages = [("drafted", [0]), ("forced", [1, 2]), ("drafted", [3]), ("corrected", [4])]
+    assert [*item.origins] == messages
 
 
 def test_a_baseline_has_no_stages_that_it_lacks(metrics):
@@ -210,12 +210,12 @@ def test_a_baseline_has_no_stages_that_it_lacks(metrics):
     local.timings.draft = 0.02
     metrics.round(local)
     metrics.round(a_round())
-    found = samples(metrics)
+    result = samples(metrics)
     for stage in STAGES:
         name = "pilotfish_stage_seconds_count"
-        assert found[f'{name}{{protocol="greedy",stage="{stage}"}}'] == 1
-        assert (f'{name}{{protocol="local",stage="{stage}"}}' in found) == (stage == "draft")
-    assert found['pilotfish_stage_seconds_sum{protocol="greedy",stage="verify"}'] == 0.04
+        assert result[f'{name}{{protocol="greedy",stage="{stage}"}}'] == 1
+        assert (f'{name}{{protocol="local",stage="{stage}"}}' in result) == (stage == "draft")
+    assert result['pilotfish_stage_seconds_sum{protocol="greedy",stage="verify"}'] == 0.04
 
 
 def test_an_answer_tells_its_times_and_its_recoveries(metrics):
@@ -225,18 +225,18 @@ def test_an_answer_tells_its_times_and_its_recoveries(metrics):
         Recovery(at=6, lost_s=9.0, local_tokens=0),
     ]
     metrics.generation(an_answer(rounds, recoveries=recoveries, probing=Probing(2, 300, 200)))
-    found = samples(metrics)
-    assert found["pilotfish_time_to_first_token_seconds_sum"] == pytest.approx(0.2)
+    result = samples(metrics)
+    assert result["pilotfish_time_to_first_token_seconds_sum"] == pytest.approx(0.2)
     # a second for the seven tokens after those of the first round
-    assert found["pilotfish_time_per_output_token_seconds_sum"] == pytest.approx(1 / 7)
-    assert found["pilotfish_recovery_seconds_count"] == 2
-    assert found["pilotfish_recovery_seconds_sum"] == 10.5
-    assert found["pilotfish_recovery_local_tokens_total"] == 4
-    assert found['pilotfish_link_bytes_total{direction="up",purpose="probing"}'] == 300
+    assert result["pilotfish_time_per_output_token_seconds_sum"] == pytest.approx(1 / 7)
+    assert result["pilotfish_recovery_seconds_count"] == 2
+    assert result["pilotfish_recovery_seconds_sum"] == 10.5
+    assert result["pilotfish_recovery_local_tokens_total"] == 4
+    assert result['pilotfish_link_bytes_total{direction="up",purpose="probing"}'] == 300
     name = "pilotfish_generations_total"
-    assert found[f'{name}{{finish_reason="stop",policy="none",protocol="greedy"}}'] == 1
-    assert found['pilotfish_protocol_in_use{protocol="greedy"}'] == 1
-    assert found['pilotfish_protocol_in_use{protocol="stream"}'] == 0
+    assert result[f'{name}{{finish_reason="stop",policy="none",protocol="greedy"}}'] == 1
+    assert result['pilotfish_protocol_in_use{protocol="greedy"}'] == 1
+    assert result['pilotfish_protocol_in_use{protocol="stream"}'] == 0
 
 
 def test_the_link_is_told_as_far_as_it_is_known(metrics):
@@ -245,17 +245,17 @@ def test_the_link_is_told_as_far_as_it_is_known(metrics):
     assert samples(metrics)["pilotfish_link_up"] == 1
     assert "pilotfish_link_rtt_seconds" not in samples(metrics)
     metrics.link(UP, STATE)
-    found = samples(metrics)
-    assert found["pilotfish_link_rtt_seconds"] == 0.05
-    assert found["pilotfish_link_goodput_up_bytes_per_second"] == 2e6 / 8
-    assert found["pilotfish_link_signal_dbm"] == -71
-    assert found['pilotfish_link_reading_age_seconds{reading="up"}'] >= 1.0
-    assert "pilotfish_link_goodput_down_bytes_per_second" not in found
+    result = samples(metrics)
+    assert result["pilotfish_link_rtt_seconds"] == 0.05
+    assert result["pilotfish_link_goodput_up_bytes_per_second"] == 2e6 / 8
+    assert result["pilotfish_link_signal_dbm"] == -71
+    assert result['pilotfish_link_reading_age_seconds{reading="up"}'] >= 1.0
+    assert "pilotfish_link_goodput_down_bytes_per_second" not in result
     for link in (DOWN, DOWN, UP, DOWN):
         metrics.link(link, STATE)
-    found = samples(metrics)
-    assert (found["pilotfish_link_up"], found["pilotfish_link_losses_total"]) == (0, 2)
-    states = {name: value for name, value in found.items() if name.startswith("pilotfish_link_st")}
+    result = samples(metrics)
+    assert (result["pilotfish_link_up"], result["pilotfish_link_losses_total"]) == (0, 2)
+    states = {name: value for name, value in result.items() if name.startswith("pilotfish_link_st")}
     assert [name for name, value in states.items() if value] == [
         'pilotfish_link_state{state="refused: key"}'
     ]
@@ -284,15 +284,15 @@ def test_it_counts_right_from_many_threads(metrics):
         thread.start()
     while any(thread.is_alive() for thread in threads):
         metrics.exposition()
-    found = samples(metrics)
-    assert found['pilotfish_spec_decode_num_drafts_total{protocol="greedy"}'] == 800
+    result = samples(metrics)
+    assert result['pilotfish_spec_decode_num_drafts_total{protocol="greedy"}'] == 800
 
 
 def test_the_process_is_told(metrics):
-    found = samples(metrics)
-    assert found["process_resident_memory_bytes"] > 1e6
-    assert found["process_open_fds"] > 0
-    [build] = [name for name in found if name.startswith("pilotfish_build_info{")]
+    result = samples(metrics)
+    assert result["process_resident_memory_bytes"] > 1e6
+    assert result["process_open_fds"] > 0
+    [build] = [name for name in result if name.startswith("pilotfish_build_info{")]
     assert SOFTWARE in build
     assert 'provider="none"' in build
 
@@ -329,9 +329,9 @@ def test_energy_is_exposed_as_a_counter(tmp_path):
     sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
     metrics = ServiceMetrics(rails(tmp_path))
     awaited(lambda: metrics.energy.watts is not None)
-    found = samples(metrics)
-    assert found["pilotfish_power_watts"] == pytest.approx(10.0)
-    assert found['pilotfish_energy_joules_total{source="INA3221: VDD_IN"}'] >= 0
+    result = samples(metrics)
+    assert result["pilotfish_power_watts"] == pytest.approx(10.0)
+    assert result['pilotfish_energy_joules_total{source="INA3221: VDD_IN"}'] >= 0
     metrics.close()
 
 
@@ -370,11 +370,11 @@ def status():
 
 
 def test_a_new_service_knows_little_and_says_so(status):
-    told = json.loads(json.dumps(status.snapshot()))
-    assert told["link"]["up"] is None
-    assert told["acceptance"] == {"recent": None, "total": None}
-    assert told["rounds"] is told["protocol"] is told["last"] is told["energy"] is None
-    assert told["lanes"] == {"total": 2, "running": 0, "waiting": 0}
+    payload = json.loads(json.dumps(status.snapshot()))
+    assert payload["link"]["up"] is None
+    assert payload["acceptance"] == {"recent": None, "total": None}
+    assert payload["rounds"] is payload["protocol"] is payload["last"] is payload["energy"] is None
+    assert payload["lanes"] == {"total": 2, "running": 0, "waiting": 0}
 
 
 def test_status_tells_of_the_link_since_when_and_how_old(status):
@@ -383,16 +383,16 @@ def test_status_tells_of_the_link_since_when_and_how_old(status):
     status.link(DOWN, STATE)
     time.sleep(0.1)
     status.link(DOWN, STATE)
-    told = status.snapshot(edge="tcp://127.0.0.1:7077", target="big")
-    assert told["link"]["up"] is False
-    assert told["link"]["state"] == "refused: key"
-    assert "pilotfish keys allow" in told["link"]["remedy"]
-    assert 0.1 <= told["link"]["since_s"] < told["uptime_s"]
-    assert told["link"]["rtt"]["value"] == 0.05
-    assert told["link"]["rtt"]["age_s"] >= 0.5
-    assert told["link"]["goodput_up"]["value"] == 2e6
-    assert told["link"]["goodput_down"] is None
-    assert (told["edge"], told["target"]) == ("tcp://127.0.0.1:7077", "big")
+    info = status.snapshot(edge="tcp://127.0.0.1:7077", target="big")
+    assert info["link"]["up"] is False
+    assert info["link"]["state"] == "refused: key"
+    assert "pilotfish keys allow" in info["link"]["remedy"]
+    assert 0.1 <= info["link"]["since_s"] < info["uptime_s"]
+    assert info["link"]["rtt"]["value"] == 0.05
+    assert info["link"]["rtt"]["age_s"] >= 0.5
+    assert info["link"]["goodput_up"]["value"] == 2e6
+    assert info["link"]["goodput_down"] is None
+    assert (info["edge"], info["target"]) == ("tcp://127.0.0.1:7077", "big")
 
 
 def test_of_several_connections_the_youngest_reading_of_each_kind_counts():
@@ -407,12 +407,12 @@ def test_status_tells_acceptance_and_the_stages_of_the_newest_protocol(status):
         status.round(a_round(accepted=0, tokens=1))
     for _ in range(64):
         status.round(a_round(accepted=4, tokens=5))
-    told = status.snapshot()
-    assert told["acceptance"]["recent"] == 1.0
-    assert told["acceptance"]["total"] == pytest.approx(256 / (100 + 256))
-    assert told["rounds"]["count"] == 64
-    assert told["rounds"]["tokens"] == 5
-    assert told["rounds"]["stages_s"]["verify"] == 0.04
+    info = status.snapshot()
+    assert info["acceptance"]["recent"] == 1.0
+    assert info["acceptance"]["total"] == pytest.approx(256 / (100 + 256))
+    assert info["rounds"]["count"] == 64
+    assert info["rounds"]["tokens"] == 5
+    assert info["rounds"]["stages_s"]["verify"] == 0.04
     status.round(a_round("stream", window=0, accepted=0, tokens=1))
     assert status.snapshot()["rounds"]["count"] == 1
 
@@ -422,17 +422,17 @@ def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
     for i in range(40):
         recoveries = [Recovery(at=i, lost_s=0.5, local_tokens=0)]
         status.generation(an_answer([a_round()], choice=choice, recoveries=recoveries))
-    told = json.loads(json.dumps(status.snapshot()))
-    assert told["protocol"] == {
+    payload = json.loads(json.dumps(status.snapshot()))
+    assert payload["protocol"] == {
         "name": "greedy",
         "window": 3,
         "policy": "model",
         "reason": "cheapest",
     }
-    assert told["recoveries"]["count"] == 40
-    assert [one["at"] for one in told["recoveries"]["recent"]] == list(range(24, 40))
-    assert told["answers"] == 40
-    assert told["last"]["tokens_per_s"] == pytest.approx(3 / 1.2)
+    assert payload["recoveries"]["count"] == 40
+    assert [item["at"] for item in payload["recoveries"]["recent"]] == list(range(24, 40))
+    assert payload["answers"] == 40
+    assert payload["last"]["tokens_per_s"] == pytest.approx(3 / 1.2)
 
 
 def test_a_device_feeds_both(metrics, status, pair, edge):
@@ -446,10 +446,10 @@ def test_a_device_feeds_both(metrics, status, pair, edge):
         metrics.generation(answer)
         metrics.link(device.link_status, device.link_state())
         status.link(device.link_status, device.link_state())
-    found, told = samples(metrics), status.snapshot()
-    assert told["protocol"]["name"] == answer.protocol
-    assert told["protocol"]["reason"]
-    assert told["link"]["up"] is True
-    assert told["link"]["rtt"]["value"] == found["pilotfish_link_rtt_seconds"] > 0
-    counted = sum(v for k, v in found.items() if k.startswith("pilotfish_generation_tokens_"))
+    result, info = samples(metrics), status.snapshot()
+    assert info["protocol"]["name"] == answer.protocol
+    assert info["protocol"]["reason"]
+    assert info["link"]["up"] is True
+    assert info["link"]["rtt"]["value"] == result["pilotfish_link_rtt_seconds"] > 0
+    counted = sum(v for k, v in result.items() if k.startswith("pilotfish_generation_tokens_"))
     assert counted == len(answer.tokens) > 0

@@ -160,11 +160,11 @@ def probe(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess
 def test_the_command(road: Emulator) -> None:
     done = probe(road.endpoint, "--json", "-")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["link"]["rtt"]["value"] == pytest.approx(RTT_S, abs=0.01)
-    assert told["link"]["up"]["value"] == pytest.approx(8e6, rel=0.2)
-    assert told["probing"]["pings"] == 13
-    assert told["probing"]["uplink_bytes"] > 3 * PROBE_BYTES
+    payload = json.loads(done.stdout)
+    assert payload["link"]["rtt"]["value"] == pytest.approx(RTT_S, abs=0.01)
+    assert payload["link"]["up"]["value"] == pytest.approx(8e6, rel=0.2)
+    assert payload["probing"]["pings"] == 13
+    assert payload["probing"]["uplink_bytes"] > 3 * PROBE_BYTES
 
 
 def test_the_command_for_people(edge: EdgeServer) -> None:
@@ -184,9 +184,9 @@ def test_watching_ends_with_ctrl_c(edge: EdgeServer) -> None:
         assert watching.stdout is not None
         lines = [watching.stdout.readline() for _ in range(4)]
         watching.send_signal(2)
-        _, told = watching.communicate(timeout=5)
+        _, info = watching.communicate(timeout=5)
         assert watching.returncode == 130
-        assert told == "pilotfish: interrupted\n"
+        assert info == "pilotfish: interrupted\n"
     assert "RTT" in lines[0]
     assert all(float(line.split()[0]) < 1000 for line in lines[1:])
 
@@ -237,8 +237,8 @@ def test_an_edge_that_comes_back_with_other_limits(pair: Pair) -> None:
         )  # finds that the connection is another one
         for protocol in ("greedy", Auto(among=["greedy"])):  # hints have no windows
             answer = device.generate("abc", max_tokens=12, protocol=protocol)
-            own = [each.window for each in answer.rounds if each.source in ("", "device")]
-            assert max(own) <= 2  # of what the edge drafts for itself it decides itself
+            windows = [each.window for each in answer.rounds if each.source in ("", "device")]
+            assert max(windows) <= 2  # of what the edge drafts for itself it decides itself
         assert device.welcome is not None
         assert device.welcome.limits.window == 2
 

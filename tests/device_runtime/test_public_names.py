@@ -123,7 +123,7 @@ def test_documented_lines_are_typed(tmp_path: Path) -> None:
             paths[-1].write_text(block)
     assert len(paths) >= 4
     strictly = ["--strict", "--follow-imports=silent", "--config-file="]
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "mypy", *strictly, *map(str, paths)],
         cwd=tmp_path,
         env={**os.environ, "MYPYPATH": str(ROOT)},
@@ -131,4 +131,4 @@ def test_documented_lines_are_typed(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stdout
+    assert completed.returncode == 0, completed.stdout

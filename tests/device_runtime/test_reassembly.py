@@ -40,8 +40,8 @@ def replies() -> Reassembly:
 def fetch(replies: Reassembly, **others: bytes) -> int:
     """Answer questions until there are none; returns the bytes that were sent."""
     sent, bodies = 0, {ID.decode(): BODY} | others
-    while asked := replies.chunk_requests():
-        for more in asked:
+    while wanted := replies.chunk_requests():
+        for more in wanted:
             body = bodies[more.transfer.decode()]
             data = body[more.offset : more.offset + more.bytes]
             sent += len(data)
@@ -53,10 +53,10 @@ def test_a_large_reply_is_whole_in_the_end(replies: Reassembly) -> None:
     replies.take(part(0, BODY[:1000]))
     assert replies.next() is None
     assert fetch(replies) == len(BODY) - 1000
-    found = replies.next()
-    assert found is not None
-    assert (found.reply, found.sliced, found.size) == (tokens(3), True, len(BODY))
-    assert bytes(found.frames[0]) == bytes(range(256)) * 40
+    first = replies.next()
+    assert first is not None
+    assert (first.reply, first.sliced, first.size) == (tokens(3), True, len(BODY))
+    assert bytes(first.frames[0]) == bytes(range(256)) * 40
     assert not replies.is_incomplete
 
 
@@ -81,10 +81,10 @@ def test_after_a_break_only_what_is_missing_is_asked_for(replies: Reassembly) ->
     first = replies.chunk_requests()
     replies.take(part(1000, BODY[1000 : 1000 + first[0].bytes]))
     replies.resume()
-    asked = replies.chunk_requests()
-    assert asked[0].offset == 1000 + first[0].bytes
+    wanted = replies.chunk_requests()
+    assert wanted[0].offset == 1000 + first[0].bytes
     replies.take(part(0, BODY[:1000]))  # late
-    for more in asked:
+    for more in wanted:
         replies.take(part(more.offset, BODY[more.offset : more.offset + more.bytes]))
     fetch(replies)
     assert replies.next() is not None
@@ -142,21 +142,21 @@ def test_over_another_connection_nothing_is_asked_for_before_it_is_resumed(
 ) -> None:
     """Two questions at once get two slices in one segment, which some paths lose for its size."""
     line = SlicedLine("tcp://127.0.0.1:1", None, CancelToken())
-    asked: list[m.More] = []
+    requests: list[m.More] = []
     pong = ReceivedReply(m.Pong(nonce=1, received_ns=1, sent_ns=1), [], 10)
     arriving = [part(0, BODY[:1000]), pong]
     connection = 1
     monkeypatch.setattr(Line, "receive", lambda self, timeout_s: arriving.pop(0))
     monkeypatch.setattr(Line, "connection", property(lambda self: connection))
-    monkeypatch.setattr(line, "try_send", asked.append)
+    monkeypatch.setattr(line, "try_send", requests.append)
     try:
         assert line.receive(0.0) is None
-        assert [more.offset for more in asked][:1] == [1000]
+        assert [more.offset for more in requests][:1] == [1000]
         connection = 2
-        asked.clear()
+        requests.clear()
         assert line.receive(0.0) == pong
-        assert not asked
+        assert not requests
         line.resume()
-        assert [more.offset for more in asked][:1] == [1000]
+        assert [more.offset for more in requests][:1] == [1000]
     finally:
         line.close()

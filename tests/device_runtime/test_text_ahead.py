@@ -27,8 +27,8 @@ class Sent:
     def __init__(self) -> None:
         self.frames: list[Any] = []
 
-    def hint(self, *told: Any) -> int:
-        self.frames.append(told)
+    def hint(self, *info: Any) -> int:
+        self.frames.append(info)
         return 1
 
 

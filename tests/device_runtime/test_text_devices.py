@@ -58,8 +58,8 @@ def server(target: Path) -> Iterator[EdgeServer]:
 
 
 def streamed(device: Device, prompt: Any, wish: dict[str, Any]) -> list[int]:
-    kept = {name: wish[name] for name in ("temperature", "seed", "max_tokens")}
-    return device.generate(prompt, protocol="stream", **kept).tokens
+    selection = {name: wish[name] for name in ("temperature", "seed", "max_tokens")}
+    return device.generate(prompt, protocol="stream", **selection).tokens
 
 
 @pytest.mark.parametrize("texts", [None, "off", "a folder"])
@@ -293,7 +293,7 @@ def test_no_engine_is_needed(server: EdgeServer, tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pilotfish", "device", "run", "abc", "--draft", "text"]
     command += ["--edge", server.endpoint, "--max-tokens", "12", "--protocol", "greedy"]
-    found = subprocess.run(
+    completed = subprocess.run(
         [*command, "--temperature", "0"],
         capture_output=True,
         text=True,
@@ -301,10 +301,10 @@ def test_no_engine_is_needed(server: EdgeServer, tmp_path: Path) -> None:
         check=False,
         env={**os.environ, "PYTHONPATH": path},
     )
-    assert found.returncode == 0, found.stderr
+    assert completed.returncode == 0, completed.stderr
     with Device("text", server.endpoint) as device:
         wanted = device.generate("abc", protocol="stream", temperature=0.0, max_tokens=12)
-    assert wanted.text.strip() in found.stdout
+    assert wanted.text.strip() in completed.stdout
 
 
 def test_the_service_answers_without_a_model(server: EdgeServer, tmp_path: Path) -> None:
@@ -317,5 +317,5 @@ def test_the_service_answers_without_a_model(server: EdgeServer, tmp_path: Path)
         assert first.choices[0].message.content == second.choices[0].message.content
         assert client.models.list().data
         assert service.get("/status").status_code == 200
-    (kept,) = folder.glob("*.texts")
-    assert kept.stat().st_size > 120
+    (selection,) = folder.glob("*.texts")
+    assert selection.stat().st_size > 120

@@ -131,8 +131,8 @@ def test_a_biased_window_would_be_seen():
         return draft
 
     setting = Setting("dsd", (1,), ONE, ONE, vocab=3)
-    found, wanted = both_laws(setting, 0, peeked, START)
-    assert np.abs(found - wanted).sum() > 0.01
+    result, wanted = both_laws(setting, 0, peeked, START)
+    assert np.abs(result - wanted).sum() > 0.01
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -272,24 +272,24 @@ def exactly(words, name, expansion, sure, folder, monkeypatch):
     else:
         pair, tokens = pair_of(words), WORDS[words][0]
     drafter = model_drafter(folder, pair, tokens, EARLIER)
-    told = Counter()
+    counter = Counter()
     real = drafter._look_up_text
 
-    def said(path):
+    def output_of(path):
         level = real(path)
-        told[level is not None] += 1
+        counter[level is not None] += 1
         return level
 
-    monkeypatch.setattr(drafter, "_look_up_text", said)
+    monkeypatch.setattr(drafter, "_look_up_text", output_of)
     setting = Setting(name, expansion, vocab=pair.target.vocab_size)
     ends = pair.target.eos_ids
     for auto, answer in product((None, 0.7), ((), (0,), (0, 1, 0, 1, 1))):
         window = windows_of(drafter, auto=auto, ends=ends)
-        found, wanted = both_laws(setting, 2, window, (*START, *answer))
+        result, wanted = both_laws(setting, 2, window, (*START, *answer))
         # what was read in other passes is rounded otherwise, in 1e-7 of the drafter's
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-6)
     if {*expansion} == {1}:
-        assert told[sure < 0.8] > 0
+        assert counter[sure < 0.8] > 0
 
 
 @pytest.mark.parametrize(("name", "expansion"), [("greedy", (1,) * 4), ("coupled", (1,) * 4)])

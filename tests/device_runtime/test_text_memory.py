@@ -32,7 +32,7 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.uint32)
 
 
-def kept(memory: TextMemory, vocabulary: str = "words") -> list[list[int]]:
+def kept_rows(memory: TextMemory, vocabulary: str = "words") -> list[list[int]]:
     """All texts that a device searches."""
     held = memory.texts(vocabulary, SIZE).snapshot().ids
     parts = np.split(held, np.flatnonzero(held == BREAK) + 1)
@@ -52,7 +52,7 @@ def written(folder: Path, texts: list[list[int]] = TEXTS, vocabulary: str = "wor
 def reopened(folder: Path, vocabulary: str = "words", **options: int) -> list[list[int]]:
     memory = TextMemory(folder, **options)
     try:
-        return kept(memory, vocabulary)
+        return kept_rows(memory, vocabulary)
     finally:
         memory.close()
 
@@ -74,7 +74,7 @@ def test_torn_at_any_byte_whole_texts_remain(tmp_path):
         path.write_bytes(blob[:length])
         whole = [text for text, end in zip(TEXTS, ends, strict=True) if end <= length]
         memory = TextMemory(tmp_path)
-        assert kept(memory) == whole
+        assert kept_rows(memory) == whole
         memory.texts("words", SIZE).add(ids(50, 51))  # what is added next is not lost behind it
         memory.close()
         assert reopened(tmp_path) == [*whole, [50, 51]]
@@ -86,7 +86,7 @@ def test_what_a_power_cut_left_behind_is_no_text(tmp_path, tail):
     whole = path.stat().st_size
     path.write_bytes(path.read_bytes() + tail)
     memory = TextMemory(tmp_path)
-    assert kept(memory) == TEXTS
+    assert kept_rows(memory) == TEXTS
     assert path.stat().st_size == whole
     memory.texts("words", SIZE).add(ids(50, 51))
     memory.close()
@@ -118,9 +118,9 @@ def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path):
     blob = path.read_bytes()
     for at in range(len(blob)):
         path.write_bytes(blob[:at] + bytes([blob[at] ^ 0x40]) + blob[at + 1 :])
-        found = reopened(tmp_path)
-        assert found == TEXTS[: len(found)]
-        assert len(found) < len(TEXTS)
+        result = reopened(tmp_path)
+        assert result == TEXTS[: len(result)]
+        assert len(result) < len(TEXTS)
 
 
 def test_ids_beyond_the_vocabulary_are_left_out(tmp_path):
@@ -131,10 +131,10 @@ def test_ids_beyond_the_vocabulary_are_left_out(tmp_path):
 def test_each_vocabulary_has_its_own(tmp_path):
     written(tmp_path, [[1, 2]])
     memory = TextMemory(tmp_path)
-    assert kept(memory, "others") == []
+    assert kept_rows(memory, "others") == []
     memory.texts("others", SIZE).add(ids(3, 4))
-    assert kept(memory) == [[1, 2]]
-    assert kept(memory, "others") == [[3, 4]]
+    assert kept_rows(memory) == [[1, 2]]
+    assert kept_rows(memory, "others") == [[3, 4]]
     memory.close()
     assert len(list(tmp_path.glob("*.texts"))) == 2
     assert reopened(tmp_path, "a third") == []
@@ -145,7 +145,7 @@ def test_off_keeps_nothing_and_none_keeps_it_in_memory(tmp_path, monkeypatch):
     for words, wanted in (("off", []), (None, [[1, 2]])):
         memory = TextMemory(words)
         memory.texts("words", SIZE).add(ids(1, 2))
-        assert kept(memory) == wanted
+        assert kept_rows(memory) == wanted
         memory.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -183,7 +183,7 @@ def test_another_process_has_them(tmp_path):
             memory.texts("words", SIZE)
         process.kill()  # however it ends
         process.wait()
-        assert kept(memory) == TEXTS
+        assert kept_rows(memory) == TEXTS
     memory.close()
 
 
@@ -243,11 +243,11 @@ print(len(memory.texts("words", 100).snapshot().ids))
 
 
 def test_a_full_disk_costs_no_text_that_is_there_already(tmp_path):
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", FILLS, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert found.stdout == "550\n"  # in memory all go on
-    (warning,) = found.stderr.splitlines()
+    assert completed.stdout == "550\n"  # in memory all go on
+    (warning,) = completed.stderr.splitlines()
     assert warning.startswith("texts are kept in memory only from now on: ")
     assert reopened(tmp_path) == [[at] * 10 for at in range(1000 // 48)]
     (path,) = tmp_path.iterdir()
@@ -265,9 +265,9 @@ def test_a_file_is_written_anew_when_it_is_twice_what_is_used(tmp_path):
     assert max(sizes) <= 8 * most + 44
     assert any(after < before for before, after in pairwise(sizes))
     memory.close()
-    found = reopened(tmp_path, max_tokens=most)
-    assert len(found) >= 22  # three quarters of 30
-    assert found == [[at % SIZE] * 9 for at in range(400 - len(found), 400)]
+    result = reopened(tmp_path, max_tokens=most)
+    assert len(result) >= 22  # three quarters of 30
+    assert result == [[at % SIZE] * 9 for at in range(400 - len(result), 400)]
 
 
 def test_a_file_that_was_written_anew_is_still_held(tmp_path):
@@ -278,7 +278,7 @@ def test_a_file_that_was_written_anew_is_still_held(tmp_path):
     with pytest.raises(UnsupportedError, match="Another device"):
         other.texts("words", SIZE)
     memory.close()
-    assert kept(other)[-1] == [59] * 9
+    assert kept_rows(other)[-1] == [59] * 9
     other.close()
 
 
@@ -333,7 +333,7 @@ def test_a_conversation_that_goes_on_is_kept_once():
     for end in (4, 9, 9, 12):
         lane.start("words", SIZE)
         lane.end(np.arange(end, dtype=np.uint32))
-    assert kept(memory) == [[0, 1, 2, 3], [2, 3, 4, 5, 6, 7, 8], [7, 8, 9, 10, 11]]
+    assert kept_rows(memory) == [[0, 1, 2, 3], [2, 3, 4, 5, 6, 7, 8], [7, 8, 9, 10, 11]]
 
 
 def test_another_conversation_is_kept_whole_in_another_vocabulary():
@@ -342,7 +342,7 @@ def test_another_conversation_is_kept_whole_in_another_vocabulary():
     for vocabulary in ("words", "others"):
         lane.start(vocabulary, SIZE)
         lane.end(np.arange(9, dtype=np.uint32))
-        assert kept(memory, vocabulary) == [list(range(9))]
+        assert kept_rows(memory, vocabulary) == [list(range(9))]
 
 
 def test_what_is_said_where_its_texts_cannot_be_had_is_not_kept_among_others(tmp_path):
@@ -359,7 +359,7 @@ def test_what_is_said_where_its_texts_cannot_be_had_is_not_kept_among_others(tmp
         process.wait()
     lane.start("words", SIZE)
     lane.end(ids(4, 5))
-    assert kept(memory) == [[1, 2, 3], [4, 5]]
+    assert kept_rows(memory) == [[1, 2, 3], [4, 5]]
     lane.release()
 
 
@@ -380,7 +380,7 @@ def test_the_last_lane_that_is_released_closes_the_file(tmp_path):
     second.end(ids(3, 4))
     other = TextMemory(tmp_path)
     with pytest.raises(UnsupportedError, match="Another device"):
-        kept(other)
+        kept_rows(other)
     second.release()
-    assert kept(other) == [[1, 2], [3, 4]]
+    assert kept_rows(other) == [[1, 2], [3, 4]]
     other.close()

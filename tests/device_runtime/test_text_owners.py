@@ -50,17 +50,17 @@ def test_each_owner_is_quoted_its_own_words(tmp_path: Path, folder: bool) -> Non
     for at, owner in enumerate(OWNERS):
         say(lane, owner, [5, 6, 50 + at])
     for each in (lane, other, lane):
-        found = [quoted(each, owner, [9, 5, 6]) for owner in OWNERS]
-        assert found == [50, 51, 52, -1]
+        result = [quoted(each, owner, [9, 5, 6]) for owner in OWNERS]
+        assert result == [50, 51, 52, -1]
 
 
 @pytest.mark.parametrize("owner", OWNERS)
 def test_shared_words_are_quoted_under_lossless_protocols_alone(owner: Owner) -> None:
     lane = Recollection(TextMemory(shared=True))
     say(lane, "alice", SECRET)
-    own = 41 if owner == "alice" else -1
+    ours = 41 if owner == "alice" else -1
     assert quoted(lane, owner, [9, 2, 3]) == 41
-    assert quoted(lane, owner, [9, 2, 3], lossless=False) == own
+    assert quoted(lane, owner, [9, 2, 3], lossless=False) == ours
     if owner is not None:
         say(lane, owner, [2, 3, 60])
         assert quoted(lane, owner, [9, 2, 3], lossless=False) == 60
@@ -87,18 +87,18 @@ def test_a_lane_forgets_the_conversation_of_its_last_owner() -> None:
 def test_what_repetitions_were_worth_is_told_of_the_owner_alone() -> None:
     lane = Recollection(TextMemory())
 
-    def told(owner: str) -> float:
+    def message_of(owner: str) -> float:
         quoted(lane, owner, [7, 8, 7, 8, 7, 8])
         echo = lane.predict([])
         assert echo is not None
         return lane.acceptance(echo)
 
-    before = told("bob")
+    before = message_of("bob")
     say(lane, "alice", [])
     for end in range(2, 60):
         lane.update(np.tile(ids(1, 2), 30)[:end])
-    assert told("carol") == before
-    assert told("alice") > before
+    assert message_of("carol") == before
+    assert message_of("alice") > before
 
 
 def test_what_could_not_be_kept_is_not_among_the_words_of_the_last_owner(tmp_path: Path) -> None:
@@ -170,11 +170,11 @@ def test_files_of_owners_that_do_not_come_again_are_removed(
         for owner in ("often", f"client {at}"):
             say(lane, owner, [] if at and owner == "often" else SECRET)
         lane.release()
-    left = sorted(one.name for one in (tmp_path / "owners").iterdir() if one.name != "secret")
+    left = sorted(path.name for path in (tmp_path / "owners").iterdir() if path.name != "secret")
     assert len(left) <= 9
     stay = ("first", "often", "client 19", "client 18")
     assert {folder.owner_path("words", owner).name for owner in stay} <= set(left)
-    assert not [one for one in left if "partial" in one]
+    assert not [path for path in left if "partial" in path]
     assert [*tmp_path.glob("*.own.texts")]
     first.close()
 
@@ -204,14 +204,14 @@ def test_whose_texts_they_are_is_not_on_disk(tmp_path: Path) -> None:
             lane.release()
     finally:
         os.umask(before)
-    found = [sorted((tmp_path / name / "owners").iterdir()) for name in ("a", "b")]
-    assert all(len(each) == 2 for each in found)
-    assert {one.name for one in found[0]} & {one.name for one in found[1]} == {"secret"}
-    for one in (*found[0], *found[1]):
-        assert stat.S_IMODE(one.stat().st_mode) == 0o600
-        assert stat.S_IMODE(one.parent.stat().st_mode) == 0o700
-        assert b"alice" not in one.read_bytes()
-        assert "alice" not in one.name
+    result = [sorted((tmp_path / name / "owners").iterdir()) for name in ("a", "b")]
+    assert all(len(each) == 2 for each in result)
+    assert {item.name for item in result[0]} & {item.name for item in result[1]} == {"secret"}
+    for item in (*result[0], *result[1]):
+        assert stat.S_IMODE(item.stat().st_mode) == 0o600
+        assert stat.S_IMODE(item.parent.stat().st_mode) == 0o700
+        assert b"alice" not in item.read_bytes()
+        assert "alice" not in item.name
 
 
 def test_texts_of_owners_come_back_while_the_folder_has_its_secret(
@@ -265,8 +265,8 @@ def test_texts_from_before_there_were_owners_are_quoted_to_nobody(
     memory = TextMemory(tmp_path, shared=True)
     lane = Recollection(memory)
     for exact, wanted in ((True, 7), (False, -1)):
-        found = {quoted(lane, owner, [6, 99], lossless=exact) for owner in OWNERS}
-        assert found == {wanted}
+        result = {quoted(lane, owner, [6, 99], lossless=exact) for owner in OWNERS}
+        assert result == {wanted}
     lane.release()
     assert len(caplog.messages) == 1
 

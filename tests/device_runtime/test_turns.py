@@ -37,7 +37,7 @@ def device(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
         yield opened
 
 
-def said(pieces: Any) -> str:
+def output_of(pieces: Any) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -48,12 +48,12 @@ def begun(work: Callable[[], object]) -> threading.Thread:
 
 
 def test_200_answers_from_eight_threads_and_tasks(device: Device) -> None:
-    asked = [
+    wanted = [
         (question, wish(protocol, tokens=4 + at % 9))
         for at, question in enumerate(QUESTIONS)
         for protocol in PROTOCOLS[:5]
     ]
-    alone = [device.generate(question, **how).tokens for question, how in asked]
+    alone = [device.generate(question, **how).tokens for question, how in wanted]
 
     def streamed(question: str, how: dict[str, Any]) -> list[int]:
         with device.stream(question, **how) as pieces:
@@ -61,10 +61,10 @@ def test_200_answers_from_eight_threads_and_tasks(device: Device) -> None:
 
     async def by_tasks(pool: ThreadPoolExecutor) -> list[list[int]]:
         asyncio.get_running_loop().set_default_executor(pool)
-        return await asyncio.gather(*(asyncio.to_thread(streamed, *each) for each in asked))
+        return await asyncio.gather(*(asyncio.to_thread(streamed, *each) for each in wanted))
 
     with ThreadPoolExecutor(4) as threads, ThreadPoolExecutor(4) as others:
-        by_threads = [threads.submit(device.generate, each, **how) for each, how in asked]
+        by_threads = [threads.submit(device.generate, each, **how) for each, how in wanted]
         together = asyncio.run(by_tasks(others))
         assert [each.result().tokens for each in by_threads] == alone
     assert together == alone
@@ -80,7 +80,7 @@ def test_a_second_answer_of_the_same_thread_is_refused(device: Device, protocol:
             call("ho", **wish(protocol))
     with pytest.raises(DeviceInUseError):
         device.probe()
-    assert text + said(first) == whole
+    assert text + output_of(first) == whole
     assert first.generation is not None
     assert list(first) == []
 
@@ -156,7 +156,7 @@ def test_a_stream_may_be_read_in_another_thread(device: Device) -> None:
         text = next(pieces).text + pool.submit(next, pieces).result().text
         with pytest.raises(DeviceInUseError):  # the reader would wait for itself
             pool.submit(device.generate, "ho", **wish()).result()
-        assert text + said(pieces) == whole
+        assert text + output_of(pieces) == whole
         assert pool.submit(device.generate, "hi", **wish()).result().text == whole
 
 
@@ -189,7 +189,7 @@ def test_what_needs_no_turn_answers_meanwhile(device: Device) -> None:
     assert device.last_checked_s <= time.monotonic()
     with device.beside() as other:
         assert other.generate("hi", **wish()).text == whole  # in the same thread
-    assert text + said(pieces) == whole
+    assert text + output_of(pieces) == whole
 
 
 def test_a_callback_may_not_ask_its_own_device(pair: Pair, edge: EdgeServer) -> None:
@@ -300,11 +300,11 @@ def test_a_forked_child_is_refused_at_once(pair: Pair, edge: EdgeServer) -> None
                 pieces.close()
                 del pieces
                 gc.collect()
-                with Device(pair.draft, edge.endpoint, threads=1) as own:
-                    assert own.generate("hi", **wish()).text == whole
+                with Device(pair.draft, edge.endpoint, threads=1) as ours:
+                    assert ours.generate("hi", **wish()).text == whole
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert text + said(pieces) == whole
+        assert text + output_of(pieces) == whole
         assert device.generate("hi", **wish()).text == whole

@@ -26,24 +26,25 @@ with Device("drafter", "tcp://127.0.0.1:7077") as device:
 
 
 def test_a_struct_says_what_keywords_say(device: Device) -> None:
-    asked = {"protocol": "adaptive", "temperature": 1.0, "seed": 3, "max_tokens": 24}
+    requests = {"protocol": "adaptive", "temperature": 1.0, "seed": 3, "max_tokens": 24}
     struct, keywords, strict = (
-        device.generate([3, 1, 4], **asked, **own)
-        for own in ({"options": RelaxationOptions(tau=0.9)}, {"tau": 0.9}, {"tau": 0.0})
+        device.generate([3, 1, 4], **requests, **ours)
+        for ours in ({"options": RelaxationOptions(tau=0.9)}, {"tau": 0.9}, {"tau": 0.0})
     )
     assert struct.tokens == keywords.tokens
     assert struct.notes == keywords.notes != strict.notes
-    nearer = device.generate([3, 1, 4], **asked, options=RelaxationOptions(tau=0.9), tau=0.0)
+    nearer = device.generate([3, 1, 4], **requests, options=RelaxationOptions(tau=0.9), tau=0.0)
     assert nearer.tokens == strict.tokens  # a keyword wins
 
 
 def test_auto_takes_it_too(device: Device) -> None:
     among = Auto(among=["adaptive"], lossy=True)
-    asked = {"protocol": among, "window": 4, "temperature": 1.0, "seed": 3, "max_tokens": 24}
-    found = [
-        device.generate([3, 1, 4], **asked, options=RelaxationOptions(tau=tau)) for tau in (0.9, 0)
+    requests = {"protocol": among, "window": 4, "temperature": 1.0, "seed": 3, "max_tokens": 24}
+    result = [
+        device.generate([3, 1, 4], **requests, options=RelaxationOptions(tau=tau))
+        for tau in (0.9, 0)
     ]
-    assert found[0].notes["deviation"] > found[1].notes["deviation"] == 0.0
+    assert result[0].notes["deviation"] > result[1].notes["deviation"] == 0.0
 
 
 @pytest.mark.slow
@@ -61,6 +62,6 @@ def test_mypy_knows_them(tmp_path: Path, change: tuple[str, str], complaint: str
 
     caller = tmp_path / "caller.py"
     caller.write_text(CALLER.replace(*change))
-    told, trouble, code = api.run(["--strict", "--config-file=pyproject.toml", str(caller)])
-    assert (code, trouble) == (int(bool(complaint)), ""), told
-    assert complaint in told
+    info, trouble, code = api.run(["--strict", "--config-file=pyproject.toml", str(caller)])
+    assert (code, trouble) == (int(bool(complaint)), ""), info
+    assert complaint in info

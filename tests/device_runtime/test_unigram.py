@@ -42,9 +42,9 @@ def test_one_vocabulary(edge: EdgeServer, tmp_path: Path, template: str) -> None
     """Also where the edge's chat template is another: then the drafter's own is used."""
     draft = artifact(tmp_path / "draft", 2, template)
     with Device(draft, edge.endpoint, threads=1) as device:
-        said = {"max_tokens": 24}
-        drafted = device.generate("The quick brown fox", protocol="greedy", window=3, **said)
-        alone = device.generate("The quick brown fox", protocol="stream", **said)
+        fields = {"max_tokens": 24}
+        drafted = device.generate("The quick brown fox", protocol="greedy", window=3, **fields)
+        alone = device.generate("The quick brown fox", protocol="stream", **fields)
         assert drafted.tokens == alone.tokens
         assert drafted.text == alone.text == device.tokenizer.decode(alone.tokens)
         assert device.prompt("a </s>").ids.tolist().count(2) == 0

@@ -140,7 +140,7 @@ def test_everything_twice_and_things_of_other_rounds(liar: Liar) -> None:
     assert [(r.accepted, r.notes["forgiven"], r.inquired) for r in answer.rounds] == [(1, 1, 1)] * 6
     assert answer.tokens[1::2] == [1] * 6
     states = [request for request in edge.requests if isinstance(request, m.States)]
-    assert [one.start for one in states] == [len(PROMPT) + 2 * i for i in range(6)]
+    assert [state.start for state in states] == [len(PROMPT) + 2 * i for i in range(6)]
 
 
 @pytest.mark.waits
@@ -172,9 +172,9 @@ def test_an_edge_that_refuses_the_states(
 
 
 def test_states_are_sent_for_what_was_asked_and_once(liar: Liar) -> None:
-    asked = iter([b"\0\2\3"])
+    wanted = iter([b"\0\2\3"])
     edge, device = liar(
-        scripted([lambda w: inquiry(w, f) if (f := next(asked, b"")) else settled(w)], [settled])
+        scripted([lambda w: inquiry(w, f) if (f := next(wanted, b"")) else settled(w)], [settled])
     )
     answer = device.generate(PROMPT, protocol=SELECTIVE, window=4, max_tokens=8)
     assert [each.inquired for each in answer.rounds] == [3, *[0] * 7]

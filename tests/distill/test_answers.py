@@ -28,7 +28,7 @@ def test_answers_are_there_when_the_file_is_opened_again(tmp_path: Path) -> None
     first = TrainingExampleFile(path)
     for number in range(3):
         first.add(answered(number))
-    assert TrainingExampleFile(path).answers == {one.key: one for one in map(answered, range(3))}
+    assert TrainingExampleFile(path).answers == {item.key: item for item in map(answered, range(3))}
 
 
 def test_a_line_that_was_cut_off_is_dropped_wherever_that_was(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
     ]
     lines = [{"question": "1 + 1?", "answer": "2"}, {"prompt": "Hi", "kind": "chat"}]
     path = tmp_path / "made.jsonl"
-    path.write_text("\n".join(json.dumps(one) for one in [*lines, {"messages": talk}]))
+    path.write_text("\n".join(json.dumps(item) for item in [*lines, {"messages": talk}]))
     first, second, third = asking.read(path)
     assert (first, second) == (DistillPrompt("made", "1 + 1?"), DistillPrompt("chat", "Hi"))
     # the answer that stands there is left out: the target gives its own
@@ -60,15 +60,15 @@ def test_what_is_no_prompt_is_told_in_one_sentence(
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
-    with pytest.raises(UnsupportedError, match=r"^[^\n]*$") as told:
+    with pytest.raises(UnsupportedError, match=r"^[^\n]*$") as info:
         asking.read(path)
-    assert fault in str(told.value)
+    assert fault in str(info.value)
 
 
 def test_built_in_prompts_are_a_few_hundred_of_several_kinds() -> None:
-    found = asking.built_in()
-    kinds = Counter(one.kind for one in found)
-    assert len({one.key for one in found}) == len(found) >= 250
+    result = asking.built_in()
+    kinds = Counter(item.kind for item in result)
+    assert len({item.key for item in result}) == len(result) >= 250
     assert len(kinds) >= 8
     assert min(kinds.values()) >= 25
     assert set(UNTRAINED) < set(kinds)
@@ -84,23 +84,23 @@ def test_a_prompt_is_learnt_or_held_out_and_more_prompts_change_no_choice(
     given_: list[DistillPrompt], fewer: int, held: float
 ) -> None:
     whole = asking.select(given_, [], most=1000, mixed=0, held=held)
-    keys = {one.key for one in given_}
-    learnt, out = ({one.key for one in ones} for ones in (whole.learnt, whole.held))
+    keys = {item.key for item in given_}
+    learnt, out = ({item.key for item in ones} for ones in (whole.learnt, whole.held))
     assert learnt | out == keys
     assert not learnt & out
     assert out
     some = given_[:fewer]
     part = asking.select(some, [], most=1000, mixed=0, held=held)
     if len(part.held) > 1:  # a single one may be there because one has to be
-        assert {one.key for one in part.held} <= out
+        assert {item.key for item in part.held} <= out
 
 
 def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
     chosen = asking.select(mine, asking.built_in(), most=20, mixed=40, held=0.2)
     assert not chosen.kinds & set(UNTRAINED)
-    assert set(UNTRAINED) <= {one.kind for one in chosen.held}
-    assert sum(one.kind == "mine" for one in [*chosen.learnt, *chosen.held]) == 20
+    assert set(UNTRAINED) <= {item.kind for item in chosen.held}
+    assert sum(item.kind == "mine" for item in [*chosen.learnt, *chosen.held]) == 20
     assert len(chosen.kinds) >= 7  # what is mixed in is of all the other kinds
 
 
@@ -111,15 +111,15 @@ def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
 
 def test_what_is_to_measure_by_is_never_learnt() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
-    apart = [DistillPrompt("exam", one.asked) for one in mine[:10]]
+    apart = [DistillPrompt("exam", item.asked) for item in mine[:10]]
     chosen = asking.select(mine, [], most=30, mixed=0, held=0.2, apart=apart)
-    assert {one.key for one in apart} <= {one.key for one in chosen.held}
-    assert not {one.key for one in apart} & {one.key for one in chosen.learnt}
+    assert {item.key for item in apart} <= {item.key for item in chosen.held}
+    assert not {item.key for item in apart} & {item.key for item in chosen.learnt}
 
 
 def test_a_prompt_that_is_given_twice_counts_once() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
     exam = [DistillPrompt("exam", f"question {number}") for number in range(10)]
     chosen = asking.select([*mine, *mine, *exam], [], most=30, mixed=0, held=0.2, apart=exam)
-    keys = [one.key for one in [*chosen.learnt, *chosen.held]]
-    assert sorted(keys) == sorted(one.key for one in [*mine, *exam])
+    keys = [item.key for item in [*chosen.learnt, *chosen.held]]
+    assert sorted(keys) == sorted(item.key for item in [*mine, *exam])

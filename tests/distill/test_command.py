@@ -11,7 +11,7 @@ from tests.support.commands import refusal
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "said"),
+    ("more", "code", "text"),
     [
         (["--out", "{target}"], 64, "--out is the folder of --target: name another."),
         (["--out", "run", "--run-folder", "./run"], 64, "--out is the folder of --run-folder"),
@@ -27,14 +27,14 @@ def test_what_would_end_a_run_late_is_refused_at_once(
     capsys: pytest.CaptureFixture[str],
     more: list[str],
     code: int,
-    said: str,
+    text: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("thesis").mkdir()
     Path("thesis/chapter").write_text("1")
-    told = [one.format(target=pair.target) for one in more]
-    line = refusal(capsys, code, "distill", "--draft", "d", "--target", pair.target, *told)
-    assert said in line
+    info = [item.format(target=pair.target) for item in more]
+    line = refusal(capsys, code, "distill", "--draft", "d", "--target", pair.target, *info)
+    assert text in line
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
 
 
@@ -46,6 +46,6 @@ def test_without_torch_nobody_is_asked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pilotfish.distill.trainable_drafter.find_spec", lambda _: None)
-    told = ["--draft", "d", "--target", pair.target, "--out", "out"]
-    assert "Training needs torch" in refusal(capsys, 70, "distill", *told)
+    messages = ["--draft", "d", "--target", pair.target, "--out", "out"]
+    assert "Training needs torch" in refusal(capsys, 70, "distill", *messages)
     assert not list(tmp_path.iterdir())

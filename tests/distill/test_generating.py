@@ -35,40 +35,40 @@ def lanes(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
 
 
 def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -> None:
-    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
-    told: list[tuple[int, int]] = []
-    found, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(
-        SELECTION, kept, lambda done, total: told.append((done, total))
+    training_example_file = TrainingExampleFile(tmp_path / "answers.jsonl")
+    messages: list[tuple[int, int]] = []
+    result, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(
+        SELECTION, training_example_file, lambda done, total: messages.append((done, total))
     )
     assert left_out == 0
-    assert {one.key for one in found} == {one.key for one in ASKED}
-    assert [one.held for one in found] == [one.prompting in SELECTION.held for one in found]
-    assert told == [(number, 12) for number in range(13)]
-    for one in found:
-        alone = lanes.generate(one.prompting.asked, protocol="stream", max_tokens=12)
-        assert one.answer == alone.tokens
+    assert {item.key for item in result} == {item.key for item in ASKED}
+    assert [item.held for item in result] == [item.prompting in SELECTION.held for item in result]
+    assert messages == [(number, 12) for number in range(13)]
+    for item in result:
+        alone = lanes.generate(item.prompting.asked, protocol="stream", max_tokens=12)
+        assert item.answer == alone.tokens
         assert all(
-            top[0] == label for top, label in zip(one.row.likely, one.row.labels, strict=True)
+            top[0] == label for top, label in zip(item.row.likely, item.row.labels, strict=True)
         )
-    assert TrainingExampleFile(kept.path).answers == kept.answers
+    assert TrainingExampleFile(training_example_file.path).answers == training_example_file.answers
 
 
 def test_what_is_answered_is_not_asked_again(lanes: Device, tmp_path: Path) -> None:
-    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
+    training_example_file = TrainingExampleFile(tmp_path / "answers.jsonl")
     AnswerCollector(lanes, OPTIONS, 3).collect(
-        Selection(ASKED[3:6], ASKED[:2]), kept, lambda *_: None
+        Selection(ASKED[3:6], ASKED[:2]), training_example_file, lambda *_: None
     )
-    before = kept.path.read_bytes()
-    found, _ = AnswerCollector(lanes, OPTIONS, 3).collect(
-        SELECTION, TrainingExampleFile(kept.path), lambda *_: None
+    before = training_example_file.path.read_bytes()
+    result, _ = AnswerCollector(lanes, OPTIONS, 3).collect(
+        SELECTION, TrainingExampleFile(training_example_file.path), lambda *_: None
     )
-    assert len(found) == 12
-    assert kept.path.read_bytes().startswith(before)
-    assert kept.path.read_bytes().count(b"\n") == 12
+    assert len(result) == 12
+    assert training_example_file.path.read_bytes().startswith(before)
+    assert training_example_file.path.read_bytes().count(b"\n") == 12
 
 
 def test_an_edge_that_dies_costs_no_answer(pair: Pair, tmp_path: Path) -> None:
-    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
+    training_example_file = TrainingExampleFile(tmp_path / "answers.jsonl")
     many = Selection([DistillPrompt("a", f"say {number}") for number in range(200)], ASKED[:1])
 
     with (
@@ -81,55 +81,61 @@ def test_an_edge_that_dies_costs_no_answer(pair: Pair, tmp_path: Path) -> None:
                 os.kill(edge.pid, signal.SIGKILL)
 
         with pytest.raises(EdgeLostError, match=r"answers are kept in .* the same command again"):
-            AnswerCollector(device, OPTIONS, 3).collect(many, kept, kill)
-    there = TrainingExampleFile(kept.path).answers
+            AnswerCollector(device, OPTIONS, 3).collect(many, training_example_file, kill)
+    there = TrainingExampleFile(training_example_file.path).answers
     assert 5 <= len(there) < 100
-    assert there == kept.answers
+    assert there == training_example_file.answers
 
 
 def test_prompts_without_room_are_left_out(lanes: Device, tmp_path: Path) -> None:
-    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
+    training_example_file = TrainingExampleFile(tmp_path / "answers.jsonl")
     long = DistillPrompt("a", "say " * (lanes.context // 2))
-    found, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(
-        Selection([long, *ASKED[3:5]], ASKED[:1]), kept, lambda *_: None
+    result, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(
+        Selection([long, *ASKED[3:5]], ASKED[:1]), training_example_file, lambda *_: None
     )
-    assert (len(found), left_out) == (3, 1)
+    assert (len(result), left_out) == (3, 1)
     options = AnswerOptions(tokens=lanes.context)
     with pytest.raises(UnsupportedError, match=r"no prompt fits .* lower --tokens"):
-        AnswerCollector(lanes, options, 3).collect(SELECTION, kept, lambda *_: None)
+        AnswerCollector(lanes, options, 3).collect(
+            SELECTION, training_example_file, lambda *_: None
+        )
 
 
 def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     pair: Pair, lanes: Device, tmp_path: Path
 ) -> None:
-    found, _ = AnswerCollector(lanes, OPTIONS, 3).collect(
+    result, _ = AnswerCollector(lanes, OPTIONS, 3).collect(
         SELECTION, TrainingExampleFile(tmp_path / "answers.jsonl"), lambda *_: None
     )
     engine = EngineSettings(threads=1)
     measurer = Measurer(pair.draft, lanes.context, engine, None)
-    for one in found:
-        agreed = one.row.agreed(measurer.choices(one.row)).tolist()
+    for item in result:
+        agreed = item.row.agreed(measurer.choices(item.row)).tolist()
         # windows of one token: each round says whether one draft agreed, and then commits one more
-        drafted = lanes.generate(one.prompting.asked, protocol="greedy", window=1, max_tokens=12)
+        drafted = lanes.generate(item.prompting.asked, protocol="greedy", window=1, max_tokens=12)
         at = 0
         for round_ in drafted.rounds:
             if round_.window and at < len(agreed):
                 assert bool(round_.accepted) == agreed[at]
             at += len(round_.tokens)
     itself = measure_agreement(
-        Measurer(pair.target, lanes.context, engine, None), found, lambda _: None
+        Measurer(pair.target, lanes.context, engine, None), result, lambda _: None
     )
     assert itself[ALL].alpha == 1.0
     assert set(itself) == {"a", "b", ALL}
 
 
 def test_an_answer_too_long_for_the_drafter_is_left_out(lanes: Device, tmp_path: Path) -> None:
-    kept = TrainingExampleFile(tmp_path / "answers.jsonl")
-    found, _ = AnswerCollector(lanes, OPTIONS, 3).collect(SELECTION, kept, lambda *_: None)
-    row = msgspec.structs.replace(found[0].row, ids=[1] * (lanes.context + 1))
-    kept.add(msgspec.structs.replace(found[0], row=row))
-    again, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(SELECTION, kept, lambda *_: None)
-    assert again == found[1:]
+    training_example_file = TrainingExampleFile(tmp_path / "answers.jsonl")
+    result, _ = AnswerCollector(lanes, OPTIONS, 3).collect(
+        SELECTION, training_example_file, lambda *_: None
+    )
+    row = msgspec.structs.replace(result[0].row, ids=[1] * (lanes.context + 1))
+    training_example_file.add(msgspec.structs.replace(result[0], row=row))
+    again, left_out = AnswerCollector(lanes, OPTIONS, 3).collect(
+        SELECTION, training_example_file, lambda *_: None
+    )
+    assert again == result[1:]
     assert left_out == 1
 
 

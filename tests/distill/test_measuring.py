@@ -14,27 +14,27 @@ from pilotfish.distill.training_rows import TrainingRow, agreement
 
 
 def answered(kind: str, number: int) -> TrainingExample:
-    asked = DistillPrompt(kind, f"prompt {number}")
+    distill_prompt = DistillPrompt(kind, f"prompt {number}")
     row = TrainingRow([1, 2], 1, [0], [2], [[]], [[]])
-    return TrainingExample(asked.key, asked, True, [1], [2], "length", row)
+    return TrainingExample(distill_prompt.key, distill_prompt, True, [1], [2], "length", row)
 
 
 def test_a_kind_that_is_called_all_is_counted_once() -> None:
     answers = [answered(kind, number) for number, kind in enumerate([ALL, "chat", ALL])]
-    found = by_kind(answers, {one.key: np.array([one.kind == ALL]) for one in answers})
-    assert set(found) == {ALL, "chat"}
-    assert found[ALL].positions == 3
-    assert found[ALL].alpha == 2 / 3
+    result = by_kind(answers, {answer.key: np.array([answer.kind == ALL]) for answer in answers})
+    assert set(result) == {ALL, "chat"}
+    assert result[ALL].positions == 3
+    assert result[ALL].alpha == 2 / 3
 
 
 def test_the_table_shows_a_kind_as_it_is_called() -> None:
     figures = {kind: agreement([np.array([True])]) for kind in ("[/b]", "[red]x", ALL)}
-    found = Distilled(
+    distilled = Distilled(
         drafter="[/i]", target="t", artifact="a", learnt=1, held=2, tokens=3, left_out=0,
         kinds=["[/b]"], before=figures, after=figures, step=1, steps=1, curve=[],
     )  # fmt: skip
     console = Console(width=200)
-    with console.capture() as shown:
-        console.print(_table(found))
-    for said in ("[/b]", "[red]x (not learnt)", "[/i] for t"):
-        assert said in shown.get()
+    with console.capture() as display:
+        console.print(_table(distilled))
+    for name in ("[/b]", "[red]x (not learnt)", "[/i] for t"):
+        assert name in display.get()

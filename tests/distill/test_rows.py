@@ -19,8 +19,8 @@ def test_each_place_is_where_the_device_asks_for_the_token(words: str, data: st.
     answer = data.draw(st.lists(st.integers(0, pair.target.vocab_size - 1), max_size=12))
     tops = data.draw(st.lists(st.integers(0, pair.target.vocab_size - 1), max_size=3, unique=True))
     prompt = pair.prompt(PROMPT)
-    told = [TokenLogprob(-1.0, [(token, -1.0 - token) for token in tops]) for _ in answer]
-    row = row_of(pair, prompt, answer, told)
+    info = [TokenLogprob(-1.0, [(token, -1.0 - token) for token in tops]) for _ in answer]
+    row = row_of(pair, prompt, answer, info)
     to_own = pair.shared.to_draft_ids
     assert row.ids[: row.prompt] == prompt.draft_ids.tolist()
     for place, token in enumerate(answer):
@@ -32,27 +32,27 @@ def test_each_place_is_where_the_device_asks_for_the_token(words: str, data: st.
         else:
             assert row.at[place] == NOWHERE
         assert row.labels[place] == to_own[token]
-        assert row.likely[place] == [to_own[one] for one in tops if to_own[one] >= 0]
+        assert row.likely[place] == [to_own[top] for top in tops if to_own[top] >= 0]
         assert len(row.weights[place]) == len(row.likely[place])
     wanted = [i for i in range(len(answer)) if row.at[i] >= 0 and row.labels[i] >= 0]
     assert row.learnable.tolist() == wanted
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=10), max_size=5))
-def test_agreement_counts_as_the_definition_says(told: list[list[bool]]) -> None:
-    found = agreement([np.array(one, dtype=bool) for one in told])
-    flat = [hit for one in told for hit in one]
-    assert found.positions == len(flat)
-    assert found.alpha == pytest.approx(sum(flat) / len(flat) if flat else 0.0)
+def test_agreement_counts_as_the_definition_says(items: list[list[bool]]) -> None:
+    result = agreement([np.array(item, dtype=bool) for item in items])
+    flat = [hit for item in items for hit in item]
+    assert result.positions == len(flat)
+    assert result.alpha == pytest.approx(sum(flat) / len(flat) if flat else 0.0)
     # runs: what stands between two misses; the last one of an answer may be cut off by its end
-    ended = [len(run) for one in told for run in _text(one).split("-")[:-1]]
-    cut = [len(_text(one).split("-")[-1]) for one in told]
+    ended = [len(run) for item in items for run in _text(item).split("-")[:-1]]
+    cut = [len(_text(item).split("-")[-1]) for item in items]
     survival = 1.0
     for depth in range(1, 9):
         right = sum(run >= depth for run in [*ended, *cut])
         wrong = sum(run == depth - 1 for run in ended)
         survival *= right / (right + wrong) if right else 0.0
-        assert found.survival[depth - 1] == pytest.approx(survival)
+        assert result.survival[depth - 1] == pytest.approx(survival)
 
 
 def _text(hits: list[bool]) -> str:
@@ -61,6 +61,6 @@ def _text(hits: list[bool]) -> str:
 
 def test_where_the_drafter_is_not_asked_or_has_no_such_token_it_does_not_agree() -> None:
     row = TrainingRow([7, 8, 9], 1, [0, NOWHERE, 2], [8, 9, NOWHERE], [[]] * 3, [[]] * 3)
-    said = np.array([8, NOWHERE, NOWHERE])
-    assert row.agreed(said).tolist() == [True, False, False]
+    values = np.array([8, NOWHERE, NOWHERE])
+    assert row.agreed(values).tolist() == [True, False, False]
     assert row.learnable.tolist() == [0]

@@ -59,8 +59,8 @@ def test_an_edges_file_holds_where_a_request_says_nothing(
     write_relaxation(path, card(pair))
     options = {**SAMPLED, "protocol": "adaptive", "seed": 5}
     with (
-        EdgeServer(pair.target, threads=1, relaxation=path) as own,
-        Device(pair.draft, own.endpoint, threads=1) as other,
+        EdgeServer(pair.target, threads=1, relaxation=path) as edge_server,
+        Device(pair.draft, edge_server.endpoint, threads=1) as other,
     ):
         for named in ({}, {"tau": 0.2}, {"lambdas": SOME_KEY}, {"tau": 0.2, "lambdas": SOME_KEY}):
             wanted = {"tau": 0.7, "lambdas": NONE_KEY, **named}
@@ -78,15 +78,15 @@ def test_a_file_for_another_target_ends_the_start(pair: Pair, tmp_path: Path) ->
 
 
 BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "nothing": lambda said: None,
-    "a list": lambda said: [said],
-    "a newer format": lambda said: {**said, "format": 2},
-    "a τ beyond 1": lambda said: {**said, "tau": 1.5},
-    "a negative λ₁": lambda said: {**said, "lambda1": -1},
-    "a λ₂ that is text": lambda said: {**said, "lambda2": "0.3"},
-    "no λ₃": lambda said: {name: value for name, value in said.items() if name != "lambda3"},
-    "something else": lambda said: {**said, "colour": "blue"},
-    "no origin": lambda said: {**said, "target": {**said["target"], "origin": "x"}},
+    "nothing": lambda message: None,
+    "a list": lambda message: [message],
+    "a newer format": lambda message: {**message, "format": 2},
+    "a τ beyond 1": lambda message: {**message, "tau": 1.5},
+    "a negative λ₁": lambda message: {**message, "lambda1": -1},
+    "a λ₂ that is text": lambda message: {**message, "lambda2": "0.3"},
+    "no λ₃": lambda message: {name: value for name, value in message.items() if name != "lambda3"},
+    "something else": lambda message: {**message, "colour": "blue"},
+    "no origin": lambda message: {**message, "target": {**message["target"], "origin": "x"}},
 }
 
 

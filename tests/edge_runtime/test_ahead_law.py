@@ -123,10 +123,10 @@ class Device:
     """The device's half, one step at a time. asked: the tokens of its answer."""
 
     def __init__(
-        self, edge: Edge, model: Model, law: SamplingParams, prompt: Sequence[int], asked: int
+        self, edge: Edge, model: Model, law: SamplingParams, prompt: Sequence[int], requests: int
     ):
         self._edge, self._model, self._law = edge, model, law
-        self._last = len(prompt) + asked - 1
+        self._last = len(prompt) + requests - 1
         self.committed = CommittedTokens()
         self.committed.extend(prompt)
         self.answer: list[int] = []
@@ -158,10 +158,10 @@ class Device:
             hint = m.Hint(session=ME, generation=0, start=start, hash=digest)
             self.hints.append((hint, [bytes(frame) for frame in frames]))
 
-    def arrive(self, which: int, *, drop: bool, twice: bool) -> None:
+    def arrive(self, count_value: int, *, drop: bool, twice: bool) -> None:
         if not self.hints:
             return
-        at = which % len(self.hints)
+        at = count_value % len(self.hints)
         if not drop:
             hint, frames = self.hints[at]
             self._edge.take(ME, hint, *frames)
@@ -206,16 +206,16 @@ def begin(
     edge.take(session, message, encode_ids(np.array(prompt, np.uint32), VOCAB))
 
 
-def pulling(session: bytes, committed: CommittedTokens, asked: int) -> m.Pull:
+def pulling(session: bytes, committed: CommittedTokens, requests: int) -> m.Pull:
     return m.Pull(
-        session=session, generation=0, start=len(committed), hash=committed.hash, count=asked
+        session=session, generation=0, start=len(committed), hash=committed.hash, count=requests
     )
 
 
-def own_text(model: Model, law: SamplingParams, prompt: Sequence[int], asked: int) -> list[int]:
+def own_text(model: Model, law: SamplingParams, prompt: Sequence[int], requests: int) -> list[int]:
     """Choose the target's text token by token, up to the first end token."""
     text = list(prompt)
-    while len(text) < min(len(prompt) + asked, CONTEXT):
+    while len(text) < min(len(prompt) + requests, CONTEXT):
         row = logits(model, tuple(text))
         text.append(choose(row, law, len(text), Purpose.TARGET))
         if text[-1] == END:
@@ -236,7 +236,7 @@ def play(
     models: tuple[Model, Model],
     law: SamplingParams,
     prompt: Sequence[int],
-    asked: int,
+    requests: int,
     schedule: Sequence[Move],
     pace: tuple[float, float] = (0.03, 0.0),
 ) -> Edge:
@@ -244,32 +244,32 @@ def play(
     target, drafter = models
     edge = Edge(artifact, target, *pace)
     begin(edge, OTHER, "stream", law, prompt[:1])  # shares the passes
-    beside = CommittedTokens()
-    beside.extend(prompt[:1])
-    edge.take(OTHER, pulling(OTHER, beside, 6))
-    device = Device(edge, drafter, law, prompt, asked)
-    for move, which, ids in schedule:
-        step(device, edge, move, which, ids)
+    committed_tokens = CommittedTokens()
+    committed_tokens.extend(prompt[:1])
+    edge.take(OTHER, pulling(OTHER, committed_tokens, 6))
+    device = Device(edge, drafter, law, prompt, requests)
+    for move, kind, ids in schedule:
+        step(device, edge, move, kind, ids)
     while edge.go():
         device.receive()
     while device.receive():
         pass
-    assert device.answer == own_text(target, law, prompt, asked)
+    assert device.answer == own_text(target, law, prompt, requests)
     other = [id for _, ids in edge.sent[OTHER] for id in ids]
     assert other == own_text(target, law, prompt[:1], 6)
     return edge
 
 
-def step(device: Device, edge: Edge, move: str, which: int, ids: list[int]) -> None:
+def step(device: Device, edge: Edge, move: str, count_value: int, ids: list[int]) -> None:
     match move:
         case "draft":
             device.draft()
         case "tell":
             device.tell()
         case "arrive" | "twice" | "drop":
-            device.arrive(which, drop=move == "drop", twice=move == "twice")
+            device.arrive(count_value, drop=move == "drop", twice=move == "twice")
         case "forge" | "lie":
-            device.forge(which, ids, rightly=move == "forge")
+            device.forge(count_value, ids, rightly=move == "forge")
         case "pass":
             edge.go()
         case "receive":
@@ -295,11 +295,11 @@ def artifact(tmp_path_factory) -> Artifact:
 )
 @examples(120)
 def test_any_schedule_gives_the_targets_own_text(
-    artifact, kind, seed, sampling, draws, prompt, asked, schedule, pace
+    artifact, kind, seed, sampling, draws, prompt, requests, schedule, pace
 ):
     models = tuple(Model(VOCAB, seed, side, kind) for side in (0, 1))
     law = SamplingParams(sampling=sampling, seed=draws)
-    play(artifact, models, law, prompt, asked, schedule, pace)
+    play(artifact, models, law, prompt, requests, schedule, pace)
 
 
 def random_games(number: int) -> Iterator[dict]:

@@ -16,7 +16,7 @@ LISTED = Path("nodes.toml")
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind"),
+    ("options", "kind"),
     [
         ({}, "local"),
         ({"federate": LISTED}, "federated"),
@@ -24,14 +24,16 @@ LISTED = Path("nodes.toml")
         ({"cluster": ClusterPlan(runner="ray", replicas=2)}, "cluster"),
     ],
 )
-def test_the_kind_of_target_follows_from_what_is_given(asked: dict[str, object], kind: str) -> None:
-    config = replace(LOCAL, **asked)
+def test_the_kind_of_target_follows_from_what_is_given(
+    options: dict[str, object], kind: str
+) -> None:
+    config = replace(LOCAL, **options)
     assert config.kind == kind
     assert config.nodes == (LISTED if kind in ("federated", "pipeline") else None)
 
 
 @pytest.mark.parametrize(
-    ("asked", "complaint"),
+    ("options", "complaint"),
     [
         ({"federate": LISTED, "pipeline": LISTED}, "one kind of target"),
         ({"cluster": ClusterPlan(stages=2)}, "go with --cluster ray"),
@@ -40,10 +42,10 @@ def test_the_kind_of_target_follows_from_what_is_given(asked: dict[str, object],
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
-    asked: dict[str, object], complaint: str
+    options: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        replace(LOCAL, **asked)
+        replace(LOCAL, **options)
 
 
 def test_none_means_no_decision_heads_at_all() -> None:

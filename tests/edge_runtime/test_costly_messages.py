@@ -83,20 +83,20 @@ def test_another_device_is_served(
                 client.send(*window)
         waits = []
         while len(waits) < 40:
-            asked = time.monotonic()
+            wanted = time.monotonic()
             session.go_on(honest, 1, [1, 2])
             honest.say(m.Ping(nonce=1))
             assert isinstance(honest.receive(), m.Pong)
-            waits.append(time.monotonic() - asked)
+            waits.append(time.monotonic() - wanted)
             for client in costly:
                 client.send(*window)
         assert max(waits) < WORST_S
-        said: Counter[str] = Counter()
+        counter: Counter[str] = Counter()
         while costly[0].socket.poll(300):
             reply = costly[0].receive()
             assert isinstance(reply, m.Failure)
-            said[reply.code] += 1
-        assert said.keys() <= {"bad-draft", "diverged", "rate-limited"}
+            counter[reply.code] += 1
+        assert counter.keys() <= {"bad-draft", "diverged", "rate-limited"}
         honest.say(m.Close(session=session.id))
         costly[0].say(m.Close(session=theirs.id))
     time.sleep(1.2)
@@ -140,16 +140,16 @@ def refused(admission: Admission, client: bytes, now_s: float) -> bool:
 def test_a_client_that_is_alone_has_all_the_time_there_is() -> None:
     """Beside another one it has half, at most."""
     admission = Admission(1e9)
-    for beside in (False, True):
+    for number in (False, True):
         served = 0
         for tick in range(1000):  # of 10 ms, and every message takes one
-            now_s = 100.0 * beside + tick * 0.01
-            if beside:
+            now_s = 100.0 * number + tick * 0.01
+            if number:
                 assert not refused(admission, b"another", now_s)
             if not refused(admission, b"busy", now_s):
                 served += 1
                 admission.charge(b"busy", 0.01)
-        assert served == pytest.approx(500 if beside else 1000, rel=0.05)
+        assert served == pytest.approx(500 if number else 1000, rel=0.05)
 
 
 @pytest.mark.parametrize("cost_s", [0.01, 0.05, 0.1, 0.2, 0.8, 5.0])

@@ -48,8 +48,8 @@ def test_options_behind_a_long_text_cost_what_a_row_costs(edge: Daemon) -> None:
         client.send(*session.begin(text))
         session.go_on(client, 1, ids)
         plain_s = spent_s(edge, client, session, ids)
-        told = {"keep": TEXT, "hash": session.committed.hash_at(TEXT), "logprobs": 20}
-        frames = session.begin(text, shape=shape, **told)
+        options = {"keep": TEXT, "hash": session.committed.hash_at(TEXT), "logprobs": 20}
+        frames = session.begin(text, shape=shape, **options)
         client.send(frames[0], b"")
         session.go_on(client, 1, ids)
         assert spent_s(edge, client, session, ids) - plain_s < MOST_S

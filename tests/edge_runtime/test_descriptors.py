@@ -75,7 +75,7 @@ def test_an_edge_without_open_files_goes_on(pair: Pair, tmp_path: Path) -> None:
             assert cpu_s(edge) - began_s < 1.0, "it was busy with nothing"
             friend.say(m.Ping(nonce=2))
             assert isinstance(friend.receive(), m.Pong)
-            assert any("no room for more" in told.get("STATUS", "") for _, told in systemd.received)
+            assert any("no room for more" in info.get("STATUS", "") for _, info in systemd.received)
         told_once(edge)
         assert scrape(port)["connections_crowded"] == 0
         with RawClient(edge.endpoint) as another:
@@ -95,14 +95,14 @@ def test_a_worker_without_open_files_goes_on(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "connections", "found"),
+    ("limit", "connections", "results"),
     [(1024, 300, 300), (1024, 2000, 896), (256, 300, 128), (64, 300, 16), (49, 300, 2)],
 )
 def test_connections_leave_open_files_for_other_needs(
-    limit: int, connections: int, found: int, monkeypatch: pytest.MonkeyPatch
+    limit: int, connections: int, results: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pilotfish.base.descriptors.raised_limit", lambda wanted: limit)
-    assert connection_room(connections, 128) == found
+    assert connection_room(connections, 128) == results
 
 
 @pytest.mark.parametrize("where", ["pass", "rule"])

@@ -20,9 +20,9 @@ def unpaused(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) 
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = list(caplog.messages)
+    items = list(caplog.messages)
     caplog.clear()
-    return found
+    return items
 
 
 @pytest.mark.usefixtures("unpaused")

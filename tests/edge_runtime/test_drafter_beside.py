@@ -28,15 +28,15 @@ def metrics() -> int:
 
 
 @pytest.fixture(scope="module")
-def beside(long_pair: Pair, metrics: int) -> Iterator[Daemon]:
+def edge_with_drafter(long_pair: Pair, metrics: int) -> Iterator[Daemon]:
     flags = ("--target", long_pair.target, "--threads", 1, "--draft", long_pair.draft)
     with running(*flags, "--context", 512, "--metrics", metrics) as daemon:
         yield daemon
 
 
 @pytest.fixture(scope="module")
-def device(long_pair: Pair, beside: Daemon) -> Iterator[Device]:
-    with Device(long_pair.draft, beside.endpoint, threads=1) as opened:
+def device(long_pair: Pair, edge_with_drafter: Daemon) -> Iterator[Device]:
+    with Device(long_pair.draft, edge_with_drafter.endpoint, threads=1) as opened:
         yield opened
 
 
@@ -44,18 +44,18 @@ def device(long_pair: Pair, beside: Daemon) -> Iterator[Device]:
 def test_the_text_is_the_streams_and_drafts_of_the_edge_come_true(
     device: Device, metrics: int, temperature: float
 ) -> None:
-    asked = {"max_tokens": TOKENS, "temperature": temperature}
+    requests = {"max_tokens": TOKENS, "temperature": temperature}
     before = scrape(metrics).get('hint_accepted_tokens_total{source="edge"}', 0)
     accepted = drafted = 0
     for seed in range(8):
         prompt = [seed + 1, 2, 3]
-        alone = device.generate(prompt, protocol="stream", seed=seed, **asked)
-        hinted = device.generate(prompt, protocol="ahead", hints="edge", seed=seed, **asked)
+        alone = device.generate(prompt, protocol="stream", seed=seed, **requests)
+        hinted = device.generate(prompt, protocol="ahead", hints="edge", seed=seed, **requests)
         assert hinted.tokens == alone.tokens
         assert len(hinted.tokens) == TOKENS
-        own = [round_ for round_ in hinted.rounds if round_.source == "edge"]
-        accepted += sum(round_.accepted for round_ in own)
-        drafted += sum(round_.window for round_ in own)
+        ours = [round_ for round_ in hinted.rounds if round_.source == "edge"]
+        accepted += sum(round_.accepted for round_ in ours)
+        drafted += sum(round_.window for round_ in ours)
         assert not any(round_.source == "device" for round_ in hinted.rounds)
     assert 0 < accepted <= drafted
     figures = scrape(metrics)
@@ -66,14 +66,16 @@ def test_the_text_is_the_streams_and_drafts_of_the_edge_come_true(
 
 
 def test_a_device_may_refuse_the_edges_drafts(device: Device) -> None:
-    asked = {"max_tokens": TOKENS, "protocol": "ahead", "temperature": 0.0}
-    answer = device.generate([5, 6, 7], hints="device", **asked)
+    requests = {"max_tokens": TOKENS, "protocol": "ahead", "temperature": 0.0}
+    answer = device.generate([5, 6, 7], hints="device", **requests)
     assert {round_.source for round_ in answer.rounds} <= {"", "device"}
 
 
-def test_the_welcome_tells_how_fast_the_drafter_is(beside: Daemon, long_pair: Pair) -> None:
+def test_the_welcome_tells_how_fast_the_drafter_is(
+    edge_with_drafter: Daemon, long_pair: Pair
+) -> None:
     manifest = Artifact.open(long_pair.draft).manifest
-    with RawClient(beside.endpoint) as client:
+    with RawClient(edge_with_drafter.endpoint) as client:
         client.say(
             m.Hello(
                 version=m.VERSION,
@@ -85,13 +87,13 @@ def test_the_welcome_tells_how_fast_the_drafter_is(beside: Daemon, long_pair: Pa
         )
         welcome = client.receive()
     assert isinstance(welcome, m.Welcome)
-    assert [told.tokens for told in welcome.drafts] == [1, 2, 4]
-    assert all(told.ns > 0 for told in welcome.drafts)
+    assert [draft.tokens for draft in welcome.drafts] == [1, 2, 4]
+    assert all(draft.ns > 0 for draft in welcome.drafts)
 
 
-def test_many_sessions_leave_nothing_behind(beside: Daemon, metrics: int) -> None:
+def test_many_sessions_leave_nothing_behind(edge_with_drafter: Daemon, metrics: int) -> None:
     def sessions(count: int) -> None:
-        with RawClient(beside.endpoint) as client:
+        with RawClient(edge_with_drafter.endpoint) as client:
             for _ in range(count):
                 session = RawSession()
                 client.send(*session.begin([*PROMPT, *range(1, 40)], "ahead"))
@@ -101,9 +103,9 @@ def test_many_sessions_leave_nothing_behind(beside: Daemon, metrics: int) -> Non
 
     before = scrape(metrics)
     sessions(40)
-    held_mib = resident_mib(beside.pid)
+    held_mib = resident_mib(edge_with_drafter.pid)
     sessions(400)
-    assert resident_mib(beside.pid) - held_mib < 4.0
+    assert resident_mib(edge_with_drafter.pid) - held_mib < 4.0
     await_sample(metrics, "sessions", before["sessions"])
     time.sleep(0.1)
     after = scrape(metrics)

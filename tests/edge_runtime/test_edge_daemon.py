@@ -65,13 +65,13 @@ def test_what_systemd_is_told(pair: Pair, systemd: Systemd) -> None:
         assert systemd.await_("STATUS", "serving").endswith(": 0 devices, 0 sessions, 0 passes")
         with Device(pair.draft, daemon.endpoint, threads=1) as device:
             device.generate(PROMPT, protocol="greedy", max_tokens=4)
-            told = ""
-            while not re.fullmatch(r"serving tiny: 1 device, 1 session, [1-9]\d* pass(es)?", told):
+            text = ""
+            while not re.fullmatch(r"serving tiny: 1 device, 1 session, [1-9]\d* pass(es)?", text):
                 since = len(systemd.received)
                 device.generate(
                     PROMPT, protocol="greedy", max_tokens=1
                 )  # so that there is something to tell
-                told = systemd.await_("STATUS", since=since)
+                text = systemd.await_("STATUS", since=since)
         idle_s = time.monotonic()
         time.sleep(1.6)  # an idle edge feeds its watchdog too
         fed = [idle_s, *systemd.fed(idle_s), time.monotonic()]
@@ -242,18 +242,18 @@ def test_what_needs_a_restart_does_not_change_by_halves(
 ) -> None:
     """Neither how long a message may be, nor, when the keys are gone, the last allowed ones."""
     config = EdgeConfig(target=pair.target, keys=folder)
-    found = [config]
+    results = [config]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     started = EdgeKeys.load(folder)
     listener = Listener(context, "tcp://127.0.0.1:0", started, bounds_of(config))
     with SocketlessEdge(pair.target) as edge:
-        settings = LiveSettings(config, started, lambda: found[0], EdgeMetrics())
+        settings = LiveSettings(config, started, lambda: results[0], EdgeMetrics())
         keys.allow(folder, key_folders["eve"] / "device.pub", "eve")
         (folder / "allowed" / "bob.pub").unlink()
         settings.reload(listener, edge.service)
         allowed = EdgeKeys.load(folder).allowed
         assert allowed != started.allowed
-        found[0] = replace(config, keys=None, limits=EdgeLimits(message_mib=1))
+        results[0] = replace(config, keys=None, limits=EdgeLimits(message_mib=1))
         settings.reload(listener, edge.service)
         assert listener.gate is not None
         assert listener.gate.allowed == edge.service._allowed == allowed
@@ -268,7 +268,7 @@ def test_a_list_that_moves_where_none_can_be_read_is_read_where_it_was(
 ) -> None:
     """Whoever is taken off there is out, and whoever is put there comes in."""
     config = EdgeConfig(target=pair.target, keys=folder)
-    found = [config]
+    results = [config]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     started = EdgeKeys.load(folder)
     listener = Listener(context, "tcp://127.0.0.1:0", started, bounds_of(config))
@@ -280,8 +280,8 @@ def test_a_list_that_moves_where_none_can_be_read_is_read_where_it_was(
         elsewhere.mkdir()
         (elsewhere / "allowed").write_text("")
     with SocketlessEdge(pair.target) as edge:
-        settings = LiveSettings(config, started, lambda: found[0], EdgeMetrics())
-        found[0] = replace(config, keys=elsewhere)
+        settings = LiveSettings(config, started, lambda: results[0], EdgeMetrics())
+        results[0] = replace(config, keys=elsewhere)
         keys.allow(folder, key_folders["eve"] / "device.pub", "eve")
         (folder / "allowed" / "bob.pub").unlink()
         settings.reload(listener, edge.service)

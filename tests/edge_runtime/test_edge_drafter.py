@@ -54,13 +54,13 @@ class Price:
 def drafting(
     folder: Path, price: Price | None = None, slots: int = 4, ends: tuple[int, ...] = ()
 ) -> Iterator[Beside]:
-    beside = Beside(Decoder(folder, slots=slots, threads=1), price or Price(), ends)
-    beside.start()
+    neighbour = Beside(Decoder(folder, slots=slots, threads=1), price or Price(), ends)
+    neighbour.start()
     try:
-        yield beside
+        yield neighbour
     finally:
-        beside.close()
-        assert not beside.is_alive()
+        neighbour.close()
+        assert not neighbour.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +70,13 @@ def alone(pair: Pair) -> Callable[[np.ndarray, SamplingParams, int], list[int]]:
 
     def say(text: np.ndarray, law: SamplingParams, count: int) -> list[int]:
         decoder.rollback(0, 0)
-        said: list[int] = []
+        lines: list[int] = []
         row = decoder.prefill(0, text).logits[0]
         while True:
-            said.append(choose(row, law, len(text) + len(said), Purpose.TARGET))
-            if len(said) == count:
-                return said
-            row = decoder.prefill(0, said[-1:]).logits[0]
+            lines.append(choose(row, law, len(text) + len(lines), Purpose.TARGET))
+            if len(lines) == count:
+                return lines
+            row = decoder.prefill(0, lines[-1:]).logits[0]
 
     return say
 
@@ -93,8 +93,8 @@ def drafted(trail: Trail, count: int) -> list[int]:
 @pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_it_drafts_what_the_drafter_says(pair: Pair, alone, law: SamplingParams) -> None:
     expected = alone(PROMPT, law, 60)
-    with drafting(pair.draft) as beside:
-        trail = beside.follow(b"a", 0, PROMPT, law)
+    with drafting(pair.draft) as neighbour:
+        trail = neighbour.follow(b"a", 0, PROMPT, law)
         trail.set_requested_end(FAR)
         for at in range(0, 60, 4):
             assert drafted(trail, 3) == expected[at : at + 3]
@@ -104,8 +104,8 @@ def test_it_drafts_what_the_drafter_says(pair: Pair, alone, law: SamplingParams)
 def test_it_follows_the_text_where_it_goes(pair: Pair, alone) -> None:
     rng = np.random.default_rng(0)
     text = PROMPT
-    with drafting(pair.draft) as beside:
-        trail = beside.follow(b"a", 1, text, GREEDY)
+    with drafting(pair.draft) as neighbour:
+        trail = neighbour.follow(b"a", 1, text, GREEDY)
         trail.set_requested_end(FAR)
         for _ in range(12):
             assert drafted(trail, 1) == alone(text, GREEDY, 1)
@@ -116,9 +116,9 @@ def test_it_follows_the_text_where_it_goes(pair: Pair, alone) -> None:
 
 def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alone) -> None:
     long = np.resize(PROMPT, 200)
-    with drafting(pair.draft) as beside:
-        trails = [beside.follow(bytes([at]), at, PROMPT[at:], GREEDY) for at in range(3)]
-        trails.append(beside.follow(b"long", 3, long, GREEDY))
+    with drafting(pair.draft) as neighbour:
+        trails = [neighbour.follow(bytes([at]), at, PROMPT[at:], GREEDY) for at in range(3)]
+        trails.append(neighbour.follow(b"long", 3, long, GREEDY))
         for trail in trails:
             trail.set_requested_end(FAR)
         for at, trail in enumerate(trails[:3]):
@@ -127,13 +127,15 @@ def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alon
         for _ in range(10):
             for trail in trails[:3]:
                 trail.record_tokens(drafted(trail, 1))
-        assert beside._metrics.drafter_tokens > beside._metrics.drafter_passes  # of several at once
+        assert (
+            neighbour._metrics.drafter_tokens > neighbour._metrics.drafter_passes
+        )  # of several at once
 
 
 def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
-    with drafting(pair.draft) as beside:
-        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
-        eventually(lambda: beside._slots[0].length == len(PROMPT) - 1)  # reads the prompt
+    with drafting(pair.draft) as neighbour:
+        trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
+        eventually(lambda: neighbour._slots[0].length == len(PROMPT) - 1)  # reads the prompt
         time.sleep(0.05)
         assert not trail.propose(FAR).ids
         trail.set_requested_end(len(PROMPT) + 4)
@@ -147,16 +149,16 @@ def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
 
 
 def test_it_stops_at_an_end_token_and_behind_it(pair: Pair, alone) -> None:
-    said = alone(PROMPT, GREEDY, 8)
-    end = next(token for at, token in enumerate(said) if at >= 2 and token not in said[:at])
-    count = said.index(end) + 1
-    with drafting(pair.draft, ends=(end,)) as beside:
-        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+    reply = alone(PROMPT, GREEDY, 8)
+    end = next(token for at, token in enumerate(reply) if at >= 2 and token not in reply[:at])
+    count = reply.index(end) + 1
+    with drafting(pair.draft, ends=(end,)) as neighbour:
+        trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         trail.set_requested_end(FAR)
-        assert drafted(trail, count) == said[:count]
+        assert drafted(trail, count) == reply[:count]
         time.sleep(0.05)
         assert len(trail.propose(FAR).ids) == count
-        trail.record_tokens(said[:count])
+        trail.record_tokens(reply[:count])
         time.sleep(0.05)
         assert not trail.propose(FAR).ids
 
@@ -164,19 +166,19 @@ def test_it_stops_at_an_end_token_and_behind_it(pair: Pair, alone) -> None:
 def test_a_full_edge_has_the_cores_for_itself(pair: Pair) -> None:
     price = Price()
     price.now = 1.0
-    with drafting(pair.draft, price) as beside:
-        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+    with drafting(pair.draft, price) as neighbour:
+        trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         trail.set_requested_end(FAR)
         time.sleep(0.1)
-        assert beside._metrics.drafter_passes == 0
+        assert neighbour._metrics.drafter_passes == 0
         price.now = 0.01
         trail.record_tokens([1])  # as the next pass lands
         assert drafted(trail, 1)
 
 
 def test_drafts_that_never_come_true_become_few(pair: Pair) -> None:
-    with drafting(pair.draft) as beside:
-        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+    with drafting(pair.draft) as neighbour:
+        trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         trail.set_requested_end(FAR)
         for _ in range(60):
             trail.record_tokens([(drafted(trail, 1)[0] + 1) % VOCAB])
@@ -188,39 +190,39 @@ def test_drafts_that_never_come_true_become_few(pair: Pair) -> None:
 
 
 def test_a_generation_that_nobody_holds_is_let_go_of(pair: Pair) -> None:
-    with drafting(pair.draft, slots=2) as beside:
+    with drafting(pair.draft, slots=2) as neighbour:
         for at in range(60):
-            trail = beside.follow(bytes([at]), at % 2, PROMPT, GREEDY)
+            trail = neighbour.follow(bytes([at]), at % 2, PROMPT, GREEDY)
             trail.set_requested_end(FAR)
             drafted(trail, 1)
         del trail
         gc.collect()
-        eventually(lambda: not len(beside._trails))
-        spent = beside._metrics.drafter_passes
+        eventually(lambda: not len(neighbour._trails))
+        spent = neighbour._metrics.drafter_passes
         time.sleep(0.05)
-        assert beside._metrics.drafter_passes == spent
+        assert neighbour._metrics.drafter_passes == spent
 
 
 def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None:
-    with drafting(pair.draft) as beside:
-        first = beside.follow(b"a", 0, PROMPT, GREEDY)
+    with drafting(pair.draft) as neighbour:
+        first = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         first.set_requested_end(FAR)
         text = np.concatenate([PROMPT, np.array(drafted(first, 4), np.uint32), PROMPT[:3]])
-        second = beside.follow(b"a", 0, text, GREEDY)
-        with beside.changed:
-            assert beside._make_task(second).cached >= len(PROMPT)
+        second = neighbour.follow(b"a", 0, text, GREEDY)
+        with neighbour.changed:
+            assert neighbour._make_task(second).cached >= len(PROMPT)
         # but nothing of another session's text counts as held
-        third = beside.follow(b"b", 0, text, GREEDY)
-        with beside.changed:
-            assert beside._make_task(third).cached == 0
+        third = neighbour.follow(b"b", 0, text, GREEDY)
+        with neighbour.changed:
+            assert neighbour._make_task(third).cached == 0
         third.set_requested_end(FAR)
         assert drafted(third, 3) == alone(text, GREEDY, 3)
 
 
 def test_a_text_beyond_the_drafters_context_is_left_alone(pair: Pair) -> None:
-    with drafting(pair.draft) as beside:
-        long = beside.follow(b"a", 0, np.resize(PROMPT, 257), GREEDY)
-        almost = beside.follow(b"b", 1, np.resize(PROMPT, 254), GREEDY)
+    with drafting(pair.draft) as neighbour:
+        long = neighbour.follow(b"a", 0, np.resize(PROMPT, 257), GREEDY)
+        almost = neighbour.follow(b"b", 1, np.resize(PROMPT, 254), GREEDY)
         long.set_requested_end(FAR)
         almost.set_requested_end(FAR)
         eventually(lambda: len(almost.propose(FAR).ids) == 3)  # of which the last is not read
@@ -240,15 +242,15 @@ def test_a_pass_that_fails_ends_the_drafts_of_its_sessions_only(pair: Pair, monk
         return forward(self, passes)
 
     monkeypatch.setattr(Decoder, "forward", failing)
-    with drafting(pair.draft) as beside:
-        first = beside.follow(b"a", 0, PROMPT, GREEDY)
+    with drafting(pair.draft) as neighbour:
+        first = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         first.set_requested_end(FAR)
         drafted(first, 1)
         time.sleep(0.05)
         broken.set()
         first.record_tokens([0, 0])
         eventually(lambda: not broken.is_set())
-        second = beside.follow(b"b", 1, PROMPT, GREEDY)
+        second = neighbour.follow(b"b", 1, PROMPT, GREEDY)
         second.set_requested_end(FAR)
         assert drafted(second, 1)
         assert not first.propose(FAR).ids
@@ -262,8 +264,8 @@ def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pa
             return super().__call__()
 
     price = Unsure()
-    with drafting(pair.draft, price) as beside:
-        first = beside.follow(b"a", 0, PROMPT, GREEDY)
+    with drafting(pair.draft, price) as neighbour:
+        first = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         first.set_requested_end(FAR)
         drafted(first, 1)
         price.now = -1.0
@@ -272,19 +274,19 @@ def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pa
         time.sleep(0.05)
         assert caplog.text.count("Traceback") == 1  # it waits for news
         price.now = 0.0
-        second = beside.follow(b"b", 1, PROMPT, GREEDY)
+        second = neighbour.follow(b"b", 1, PROMPT, GREEDY)
         second.set_requested_end(FAR)
         assert drafted(second, 1)
         assert not first.propose(FAR).ids
 
 
 def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
-    beside = Beside(Decoder(pair.draft, slots=1, threads=1), Price(), ())  # never runs
-    trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+    neighbour = Beside(Decoder(pair.draft, slots=1, threads=1), Price(), ())  # never runs
+    trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     for _ in range(3000):
         trail.draft_ahead.append(1, 0.5, 1.0)
         trail.record_tokens([1])
-    assert 0 < len(beside.comparisons) < 2000
+    assert 0 < len(neighbour.comparisons) < 2000
 
 
 def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -> None:
@@ -295,12 +297,12 @@ def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -
         return common_prefix(a, b)
 
     monkeypatch.setattr("pilotfish.edge_runtime.edge_drafter.common_prefix", counting)
-    with drafting(pair.draft) as beside:
-        trails = [beside.follow(bytes([at]), at, PROMPT, GREEDY) for at in range(4)]
-        for slot in beside._slots:
+    with drafting(pair.draft) as neighbour:
+        trails = [neighbour.follow(bytes([at]), at, PROMPT, GREEDY) for at in range(4)]
+        for slot in neighbour._slots:
             eventually(lambda slot=slot: slot.length == len(PROMPT) - 1)
         for at in range(3):  # further turns of the same sessions, of which one is asked for tokens
-            trails[at] = beside.follow(bytes([at]), at, PROMPT, GREEDY)
+            trails[at] = neighbour.follow(bytes([at]), at, PROMPT, GREEDY)
         trails[0].set_requested_end(FAR)
         for at in range(20):
             trails[0].record_tokens([drafted(trails[0], 1)[0] ^ (at % 2)])
@@ -317,22 +319,22 @@ def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -
 @examples(40)
 def test_it_knows_what_a_slot_holds(pair: Pair, steps: list[tuple[int, int, int, bool]]) -> None:
     # driven by hand: texts also change between the choice of a pass and the pass
-    beside = Beside(_decoder(pair), Price(), ())
-    trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+    neighbour = Beside(_decoder(pair), Price(), ())
+    trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     trail.requested_end = FAR
     for passes, right, wrong, under_way in steps:
         for _ in range(passes):
-            if tasks := beside._next_tasks():
-                beside._forward(tasks)
-        tasks = beside._next_tasks()
+            if tasks := neighbour._next_tasks():
+                neighbour._forward(tasks)
+        tasks = neighbour._next_tasks()
         if tasks and not under_way:
-            beside._forward(tasks)
+            neighbour._forward(tasks)
         ids = [*trail.propose(right).ids, *range(wrong)]
         if ids:
             trail.record_tokens(ids)
         if tasks and under_way:
-            beside._forward(tasks)
-        slot, text = beside._slots[0], trail.draft_ahead.text.ids
+            neighbour._forward(tasks)
+        slot, text = neighbour._slots[0], trail.draft_ahead.text.ids
         assert trail.cached is not None
         assert slot.ids[: trail.cached].tolist() == text[: trail.cached].tolist()
         assert trail.cached <= slot.length
@@ -358,16 +360,16 @@ def test_the_drafter_does_not_keep_the_interpreter(pair: Pair) -> None:
 
 
 def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: Path) -> None:
-    kept = np.array([*range(0, VOCAB - 1, 3), VOCAB - 1])
-    said = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, kept=kept.tolist())
+    values = np.array([*range(0, VOCAB - 1, 3), VOCAB - 1])
+    reply = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, kept=values.tolist())
     whole = Decoder(tiny_artifact(tmp_path / "whole", vocab=VOCAB, seed=2), threads=1)
     wanted = PROMPT
     for _ in range(4):
         whole.rollback(0, 0)
         logits = whole.prefill(0, wanted.astype(np.int64)).logits[0]
-        wanted = np.append(wanted, np.uint32(kept[logits[kept].argmax()]))
-    with drafting(said.path) as beside:
-        trail = beside.follow(b"one", 0, PROMPT, GREEDY)
+        wanted = np.append(wanted, np.uint32(values[logits[values].argmax()]))
+    with drafting(reply.path) as neighbour:
+        trail = neighbour.follow(b"one", 0, PROMPT, GREEDY)
         trail.set_requested_end(FAR)
         assert drafted(trail, 4) == wanted[len(PROMPT) :].tolist()
 

@@ -42,9 +42,9 @@ def server() -> Iterator[Exposition]:
         yield server
 
 
-def connect(port: int, said: bytes = b"") -> socket.socket:
+def connect(port: int, data: bytes = b"") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port), timeout=10)
-    connection.sendall(said)
+    connection.sendall(data)
     return connection
 
 

@@ -61,12 +61,12 @@ def compiled(edge: SocketlessEdge) -> None:
 
 
 def tokens(edge: SocketlessEdge, count: int, client: bytes = b"me") -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
+    results: list[int] = []
+    while len(results) < count:
         reply, frames = edge.reply_all(client)
         assert isinstance(reply, m.Tokens), reply
-        found += decode_ids(frames[0], 2**16).tolist()
-    return found
+        results += decode_ids(frames[0], 2**16).tolist()
+    return results
 
 
 def test_what_comes_meanwhile_is_served_in_order(edge: SocketlessEdge) -> None:
@@ -74,12 +74,12 @@ def test_what_comes_meanwhile_is_served_in_order(edge: SocketlessEdge) -> None:
     edge.deliver(begin(session, REGEX))
     edge.deliver(session.pull(6))
     assert edge.replies == []
-    told = tokens(edge, 6)
+    info = tokens(edge, 6)
     again = RawSession()
     edge.deliver(begin(again, REGEX))
     compiled(edge)
     edge.deliver(again.pull(6))
-    assert tokens(edge, 6) == told
+    assert tokens(edge, 6) == info
 
 
 def test_hints_wait_too(edge: SocketlessEdge) -> None:
@@ -264,21 +264,21 @@ def compiler_words(writers: Pair) -> Vocabulary:
     return vocabulary
 
 
-def order(vocabulary: Vocabulary, asked: Sequence[tuple[bytes, str]]) -> list[bytes]:
+def order(vocabulary: Vocabulary, items: Sequence[tuple[bytes, str]]) -> list[bytes]:
     """Whose grammars are compiled, in which order, if all wait behind one that is under way."""
     compiler = GrammarCompiler(vocabulary.grammars)
     done: list[Compilation] = []
-    found: list[Compilation] = []
+    results: list[Compilation] = []
     try:
-        for owner, text in ((b"first", many(300)), *asked):
-            done.append(Compilation(owner, Grammar("json", text), 1, found.append))
+        for owner, text in ((b"first", many(300)), *items):
+            done.append(Compilation(owner, Grammar("json", text), 1, results.append))
             compiler.submit(done[-1])
         until_s = time.monotonic() + 60.0
-        while len(found) < len(done) and time.monotonic() < until_s:
+        while len(results) < len(done) and time.monotonic() < until_s:
             compiler.run_callbacks()
             time.sleep(0.002)
-        assert not any(one.error for one in found)
-        return [one.owner for one in found][1:]
+        assert not any(result.error for result in results)
+        return [result.owner for result in results][1:]
     finally:
         compiler.close()
 
@@ -293,8 +293,8 @@ def test_keys_take_turns(compiler_words: Vocabulary) -> None:
 @pytest.fixture(scope="module")
 def daemon(writers: Pair, key_folders: dict[str, Path]) -> Iterator[Daemon]:
     flags = ("--target", writers.target, "--threads", 1, "--keys", key_folders["edge"])
-    with running(*flags, "--rate", 1e6) as one:
-        yield one
+    with running(*flags, "--rate", 1e6) as item:
+        yield item
 
 
 def trial_of(pid: int) -> int:
@@ -316,14 +316,14 @@ def test_a_trial_that_stood_still_bars_nobody(
     daemon: Daemon, writers: Pair, key_folders: dict[str, Path]
 ) -> None:
     schema = {"const": "ab"}
-    asked: dict[str, Any] = {"protocol": "stream", "schema": schema, "max_tokens": 12}
+    requests: dict[str, Any] = {"protocol": "stream", "schema": schema, "max_tokens": 12}
     with (
         Device(writers.draft, daemon.endpoint, key_folders["alice"], threads=1) as alice,
         Device(writers.draft, daemon.endpoint, key_folders["bob"], threads=1) as bob,
     ):
         os.kill(trial_of(daemon.pid), signal.SIGSTOP)
         for device in (alice, bob, alice):
-            assert device.generate(PROMPT, **asked).text == '"ab"'
+            assert device.generate(PROMPT, **requests).text == '"ab"'
 
 
 def test_grammars_of_one_key_delay_nobody_else(
@@ -335,12 +335,12 @@ def test_grammars_of_one_key_delay_nobody_else(
         session, theirs = RawSession(), [RawSession() for _ in range(8)]
         honest.send(*session.begin(PROMPT))
         session.go_on(honest, 2, [1])
-        for at, one in enumerate(theirs):
-            hostile.send(*begin(one, f"{many(400)}{' ' * at}".encode(), "json"))
-            hostile.send(*one.pull(1))
+        for at, item in enumerate(theirs):
+            hostile.send(*begin(item, f"{many(400)}{' ' * at}".encode(), "json"))
+            hostile.send(*item.pull(1))
         session.go_on(honest, 30, [1])
-        told = [reply for reply in hostile.settle() if isinstance(reply, m.Tokens | m.Failure)]
-        assert len(told) < 4
-        while len(told) < len(theirs):
-            told.append(hostile.receive(30.0))
-        assert all(isinstance(reply, m.Tokens) for reply in told), told
+        info = [reply for reply in hostile.settle() if isinstance(reply, m.Tokens | m.Failure)]
+        assert len(info) < 4
+        while len(info) < len(theirs):
+            info.append(hostile.receive(30.0))
+        assert all(isinstance(reply, m.Tokens) for reply in info), info

@@ -35,7 +35,7 @@ def plain_logits(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(23)-(25) row by row in float64, and the sum of the magnitudes that were added up."""
     tensors = {name: array.astype(np.float64) for name, array in of.tensors.items()}
-    found, sizes = [], []
+    result, sizes = [], []
     for h_d, h_t, (draft, wanted) in zip(*case, strict=True):
         if of.card.features == "states":
             raw = np.concatenate([h_d, h_t]).astype(np.float64)
@@ -53,10 +53,10 @@ def plain_logits(
                 u.append(min(max(c, -link.clip), link.clip))
                 size.append(abs(u[-1]))
         inner = np.maximum(tensors["w1"] @ u + tensors["b1"], 0.0)
-        found.append(tensors["w2"] @ inner + tensors["b2"][0])
+        result.append(tensors["w2"] @ inner + tensors["b2"][0])
         inner = abs(tensors["w1"]) @ size + abs(tensors["b1"])
         sizes.append(abs(tensors["w2"]) @ inner + abs(tensors["b2"][0]))
-    return np.array(found), np.array(sizes)
+    return np.array(result), np.array(sizes)
 
 
 POSITIVE = st.floats(1e3, 1e10)
@@ -95,12 +95,12 @@ def test_logits_are_those_of_plain_float64(
     made = card(features=features, link=link)
     judging = DecisionHead(made, weights(made, seed, scale, dtype))
     case = mismatches(count, seed, scale)
-    found = judging.logits(*case, channel)
+    result = judging.logits(*case, channel)
     expected, size = plain_logits(judging, case, channel)
-    assert found.dtype == np.float32
-    assert found.shape == (count,)
+    assert result.dtype == np.float32
+    assert result.shape == (count,)
     # at most 22 float32 roundings of 6e-8 in each of the sums
-    assert (abs(found - expected) <= 5e-6 * size).all()
+    assert (abs(result - expected) <= 5e-6 * size).all()
 
 
 @pytest.mark.parametrize(("count", "widths"), [(1, 60_000), (64, 1536), (7000, T)])
@@ -110,10 +110,10 @@ def test_logits_of_wide_or_many_states_are_the_same(count: int, widths: int) -> 
     judging = DecisionHead(made, weights(made))
     drafter, _, tokens = mismatches(count)
     wide = np.random.default_rng(2).standard_normal((count, widths)).astype(np.float32)
-    found = judging.logits(drafter, wide, tokens, GOOD)
+    result = judging.logits(drafter, wide, tokens, GOOD)
     expected, size = plain_logits(judging, (drafter, wide, tokens), GOOD)
-    assert (abs(found - expected) <= 1e-6 * size).all()
-    assert (abs(found - expected) <= 1e-3 * abs(expected).max()).all()
+    assert (abs(result - expected) <= 1e-6 * size).all()
+    assert (abs(result - expected) <= 1e-3 * abs(expected).max()).all()
 
 
 @given(SEEDS, st.integers(0, 20), CHANNELS, st.floats(0, 1))
@@ -260,8 +260,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("buckets", [1, 7, 1024, 65_536])
 def test_buckets_are_even(buckets: int) -> None:
     """Of a vocabulary's ids none has much more than its share."""
-    found = token_buckets(np.arange(150_000), buckets)
-    counts = np.bincount(found, minlength=buckets)
+    result = token_buckets(np.arange(150_000), buckets)
+    counts = np.bincount(result, minlength=buckets)
     assert len(counts) == buckets
     assert counts.max() <= math.ceil(150_000 / buckets) * 1.5 + 2
     assert token_buckets(np.array([[2**32 - 1, 0]]), buckets).shape == (1, 2)
@@ -276,10 +276,10 @@ def manifest(**change: Any) -> Manifest:
 
 
 def test_head_is_refused_for_another_target() -> None:
-    own = manifest()
-    end = ModelIdentity(model="large", origin=own.origin, hidden=T, precision="fp32")
+    ours = manifest()
+    end = ModelIdentity(model="large", origin=ours.origin, hidden=T, precision="fp32")
     made = head(target=end)
-    made.check_target(own)
+    made.check_target(ours)
     made.check_target(manifest(dialect="contrib"))
     other = manifest(model="stranger", source=Source(kind="random", location="seed 2"))
     for target in (other, manifest(hidden=T + 1)):
@@ -294,13 +294,13 @@ def test_head_is_refused_for_another_target() -> None:
 
 
 def test_another_precision_is_served_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    own = manifest()
-    made = head(target=ModelIdentity(model="large", origin=own.origin, hidden=T, precision="int4"))
+    ours = manifest()
+    made = head(target=ModelIdentity(model="large", origin=ours.origin, hidden=T, precision="int4"))
     with caplog.at_level(logging.WARNING, "pilotfish.edge"):
         made.check_target(manifest(precision="int4"))
         assert caplog.messages == []
-        made.check_target(own)
-        made.check_target(own)
+        made.check_target(ours)
+        made.check_target(ours)
     assert caplog.messages == [
         "the decision head tiny was trained on int4 states of large and judges fp32 ones"
     ]

@@ -126,14 +126,14 @@ def test_names_of_nothing_are_refused(name: str) -> None:
 def rewrite(path: Path, data: bytes) -> None:
     """Put these weights there, and their digest into the card."""
     path.with_suffix(".safetensors").write_bytes(data)
-    told = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**told, "sha256": sha256(data).hexdigest()}))
+    payload = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**payload, "sha256": sha256(data).hexdigest()}))
 
 
 def saved_weights(**change: Any) -> bytes:
     tensors = {**weights(card()), **change}
-    kept = {name: array for name, array in tensors.items() if array is not None}
-    return safetensors.numpy.save(kept)
+    selection = {name: array for name, array in tensors.items() if array is not None}
+    return safetensors.numpy.save(selection)
 
 
 def changed(name: str, at: int | tuple[int, ...], value: float) -> Arrays:
@@ -143,8 +143,10 @@ def changed(name: str, at: int | tuple[int, ...], value: float) -> Arrays:
 
 
 def one_tensor(dtype: str, shape: list[int], size: int) -> bytes:
-    told = json.dumps({"w1": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
-    return len(told).to_bytes(8, "little") + told + bytes(size)
+    encoded = json.dumps(
+        {"w1": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}
+    ).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + bytes(size)
 
 
 WHOLE = saved_weights()
@@ -273,8 +275,8 @@ POINT = {"threshold": 0.5, "forgiven": 0.5}
 )
 def test_damaged_cards_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     path = head().save(tmp_path)
-    told = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**told, **change}))
+    payload = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**payload, **change}))
     with pytest.raises(HeadError, match=named):
         DecisionHead.load(str(path))
 
@@ -322,10 +324,10 @@ def test_card_that_could_not_be_read_again_makes_no_head() -> None:
 
 
 def test_error_has_its_code_and_exit() -> None:
-    found = from_code("head", "x")
-    assert isinstance(found, HeadError)
-    assert isinstance(found, PilotfishError)
-    assert found.exit_code == 66  # which systemd does not try again
+    result = from_code("head", "x")
+    assert isinstance(result, HeadError)
+    assert isinstance(result, PilotfishError)
+    assert result.exit_code == 66  # which systemd does not try again
 
 
 def test_formats_are_those_of_the_codec() -> None:

@@ -168,13 +168,13 @@ def test_drafts_taken_for_a_pass_that_was_not_made_cost_nothing():
 
 
 @pytest.mark.parametrize(
-    ("whose", "names"),
+    ("source_value", "names"),
     [("all", [DEVICE, TEXT, EDGE]), ("device", [DEVICE]), ("edge", [TEXT, EDGE])],
 )
-def test_whose_hints_are_used_is_the_generations_choice(whose, names):
+def test_whose_hints_are_used_is_the_generations_choice(source_value, names):
     committed = CommittedTokens()
     committed.extend([1, 2, 1])
-    exchange = Ahead(AheadOptions(hints=whose))
+    exchange = Ahead(AheadOptions(hints=source_value))
     under = create_hint_sources(exchange, committed, 64, Trailing)
     assert [account.name for account in under.budgets] == names
     frames = [bytes(encode_ids(np.array([2, 1], np.uint32), 10)), b"\xff\xff"]
@@ -222,9 +222,9 @@ def test_a_repeat_is_found_soon_however_long_nothing_was_repeated():
         committed.extend([id])
         source.record_tokens([id])
     assert not any(offered[:200])
-    found = next(at for at, ids in enumerate(offered) if ids)
-    assert found - 200 <= 5
-    for at in range(found, len(offered) - 4):
+    first = next(at for at, ids in enumerate(offered) if ids)
+    assert first - 200 <= 5
+    for at in range(first, len(offered) - 4):
         assert offered[at] == list(range(20 + at - 200, 24 + at - 200))
 
 

@@ -38,8 +38,8 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         "spread",
     )
     assert (read.late_s, read.give_up_s) == (10.0, 60.0)
-    (one,) = read_addresses(tmp_path / "workers.toml", read.worker)
-    assert one == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:1", b"")
+    (item,) = read_addresses(tmp_path / "workers.toml", read.worker)
+    assert item == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:1", b"")
 
     public = keys.create(tmp_path / "theirs", keys.EDGE)
     text = f"""
@@ -55,9 +55,9 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
     read = read_node_list(listing(tmp_path, text), Federation)
     assert [node.weight for node in read.worker] == [3.0, 1.0]
     assert read.worker[0].digest == "0123456789abcdef"
-    found = read_addresses(tmp_path / "workers.toml", read.worker)
-    assert [place.name for place in found] == ["one", "tcp://127.0.0.1:2"]
-    assert found[0].key == public.read_bytes().strip()
+    addresses = read_addresses(tmp_path / "workers.toml", read.worker)
+    assert [place.name for place in addresses] == ["one", "tcp://127.0.0.1:2"]
+    assert addresses[0].key == public.read_bytes().strip()
     pipeline = read_node_list(listing(tmp_path, ONE.replace("worker", "stage")), Pipeline)
     assert pipeline.states == "fp32"
 
@@ -141,9 +141,11 @@ def test_what_leaves_the_machine_goes_to_known_keys_only(tmp_path: Path) -> None
     ours = EdgeKeys.load(tmp_path / "ours")
     known = f'key = "{public}"'
 
-    def locked(address: str, key: str, own: EdgeKeys | None) -> None:
+    def locked(address: str, key: str, our_value: EdgeKeys | None) -> None:
         path = listing(tmp_path, f'[[worker]]\naddress = "{address}"\n{key}')
-        expect_encrypted(path, read_addresses(path, read_node_list(path, Federation).worker), own)
+        expect_encrypted(
+            path, read_addresses(path, read_node_list(path, Federation).worker), our_value
+        )
 
     locked("tcp://127.0.0.1:1", "", None)
     locked("tcp://10.0.0.1:1", known, ours)

@@ -38,8 +38,8 @@ def test_a_smaller_pull_during_a_pass(tmp_path: Path, protocol: str, count: int)
     )  # fmt: skip
 
     def pull(count: int) -> list[bytes]:
-        asked = m.Pull(session=id_, generation=0, start=len(PROMPT), hash=text.hash, count=count)
-        return [m.encode(asked)]
+        wanted = m.Pull(session=id_, generation=0, start=len(PROMPT), hash=text.hash, count=count)
+        return [m.encode(wanted)]
 
     with SocketlessEdge(tmp_path / "target") as edge:
         edge.deliver([m.encode(begin), ids_bytes(PROMPT)])
@@ -88,9 +88,9 @@ def test_a_pass_under_way_brings_no_more_than_was_pulled_last(
         session.committed.extend(text[:sent])
         edge.deliver(session.pull(20 - sent))
         while sent < 20:
-            found = taken(edge)
-            assert found == text[sent : sent + len(found)]
-            sent += len(found)
+            result = taken(edge)
+            assert result == text[sent : sent + len(result)]
+            sent += len(result)
 
 
 @pytest.mark.parametrize("less", [False, True])
@@ -154,10 +154,10 @@ def test_a_source_that_becomes_good_is_heard_again() -> None:
     chain = HintChain(CommittedTokens(), 64)
     hints = HintSources([SourceBudget(DeviceHints(chain), "device")], chain)
     for good in (False, True):
-        heard = 0
+        received = 0
         for _ in range(1000):
             chain.ids, chain.acceptances = [1] * 15, [1.0] * 15
             drafts = hints.attach(len(hints.propose(15, 0.1)))
-            heard += bool(drafts)
+            received += bool(drafts)
             hints.record_pass([1] * (len(drafts) + 1) if good else [2], len(drafts) if good else 0)
-    assert heard > 500
+    assert received > 500

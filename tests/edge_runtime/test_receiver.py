@@ -135,10 +135,10 @@ def test_pings_are_answered_while_the_target_is_busy(slow_edge: EdgeServer) -> N
         busy.send(*session.window([1, 2]))
         waits = []
         while not busy.socket.poll(0):
-            asked = time.monotonic()
+            wanted = time.monotonic()
             other.say(m.Ping(nonce=1))
             assert isinstance(other.receive(), m.Pong)
-            waits.append(time.monotonic() - asked)
+            waits.append(time.monotonic() - wanted)
             time.sleep(0.002)
         reading_s = time.monotonic() - began
         assert isinstance(busy.receive(), m.Verdict)

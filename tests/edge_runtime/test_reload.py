@@ -89,8 +89,8 @@ def test_a_key_taken_off_the_list_is_out_whatever_else_is_broken(
         assert any(name in done.stderr for name in named)
         for name in named:
             daemon.await_line(f"reloaded except for this: .*{name}")
-        told = [told.get("STATUS", "") for _, told in systemd.received[before:] if "READY" in told]
-        assert "; not in force: " in told[0]
+        info = [info.get("STATUS", "") for _, info in systemd.received[before:] if "READY" in info]
+        assert "; not in force: " in info[0]
         await_sample(port, 'connections_cut_total{reason="revoked-key"}', 1)
         await_sample(port, 'handshakes_refused_total{reason="key"}', 1)  # it tried to come back
         sessions[0].go_on(stays, 2)

@@ -129,9 +129,9 @@ def test_the_prompts_are_told_once_over_a_connection(long_pair: Pair) -> None:
 
 def owner_of(edge: SocketlessEdge, session: RawSession, client: bytes) -> None:
     """Let a session belong to this connection, as to every one of its key."""
-    found = edge.service.sessions.get(session.id)
-    assert found is not None
-    found.owner = client
+    value = edge.service.sessions.get(session.id)
+    assert value is not None
+    value.owner = client
 
 
 def test_what_was_not_taken_is_told_again(long_pair: Pair) -> None:
@@ -164,9 +164,9 @@ def test_the_prompts_outlive_a_failed_pass(long_pair: Pair) -> None:
             edge.service.finish_job(job)
         edge.fails("target-lost")
         edge.deliver(session.pull(1))
-        told = np.frombuffer(edge.reply_all()[1][-1], entry_type(2))
-        assert len(told) == len(prompt) - 1
-        assert not np.isnan(told["own"]).any()
+        info = np.frombuffer(edge.reply_all()[1][-1], entry_type(2))
+        assert len(info) == len(prompt) - 1
+        assert not np.isnan(info["own"]).any()
 
 
 def test_a_listed_key_pulls_the_same_again_and_again(tmp_path, key_folders) -> None:
@@ -181,10 +181,10 @@ def test_a_listed_key_pulls_the_same_again_and_again(tmp_path, key_folders) -> N
         reply, frames = client.receive_all(60.0)
         assert isinstance(reply, m.Tokens)
         assert sum(map(len, frames)) > 4 * 10**5
-        told: list[tuple[m.Reply, list[bytes]]] = []
+        messages: list[tuple[m.Reply, list[bytes]]] = []
         for _ in range(5):
             for _ in range(40):  # an edge has room for 64 replies at least
                 client.send(*session.pull(1))
-            told += client.settle_all()
-        assert sum(sum(map(len, frames)) for _, frames in told) < 10**5
-        assert len(told) == 200
+            messages += client.settle_all()
+        assert sum(sum(map(len, frames)) for _, frames in messages) < 10**5
+        assert len(messages) == 200

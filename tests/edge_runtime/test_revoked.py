@@ -41,7 +41,7 @@ def begun(edge: SocketlessEdge, owner: bytes) -> RawSession:
     return session
 
 
-def asked(edge: SocketlessEdge, owner: bytes) -> list[m.Reply]:
+def requests(edge: SocketlessEdge, owner: bytes) -> list[m.Reply]:
     """What an owner is told once all that it asked for is done."""
     edge.start()
     edge.deliver([m.encode(m.Ping(nonce=1))], owner)
@@ -57,7 +57,7 @@ def test_the_places_of_a_revoked_key_are_free_at_once(edge: SocketlessEdge) -> N
     assert edge.service.sessions_by_device() == {}
     for _ in range(2):  # none of them has idled for long
         begun(edge, ALICE)
-    assert [type(reply) for reply in asked(edge, ALICE)] == [m.Pong]
+    assert [type(reply) for reply in requests(edge, ALICE)] == [m.Pong]
     assert edge.service.sessions_by_device() == {"alice": 2}
     assert edge.tally.sessions_ended["revoked"] == 2
     assert edge.tally.sessions_ended["displaced"] == 0
@@ -89,7 +89,7 @@ def test_work_under_way_for_a_revoked_key_is_dropped_and_others_go_on(
     edge.deliver(mine.window(), BOB)
     edge.deliver(other.window(), ALICE)
     edge.service.apply_config(LIMITS, {ALICE: "alice"})
-    assert m.Verdict in [type(reply) for reply in asked(edge, ALICE)]
+    assert m.Verdict in [type(reply) for reply in requests(edge, ALICE)]
     assert m.Verdict not in [type(reply) for to, reply, _ in edge.replies if to == BOB]
     assert edge.tally.windows["greedy"] == 1
     assert edge.service.sessions_by_device() == {"alice": 1}

@@ -44,9 +44,9 @@ class Fleet:
     def __init__(self, pair: Pair, endpoint: str, edge_keys: Path, folder: Path) -> None:
         self.folders = []
         for number in range(DEVICES):
-            own = folder / f"device-{number}"
-            keys.allow(edge_keys, keys.create(own, keys.DEVICE), f"device-{number}")
-            self.folders.append(own)
+            ours = folder / f"device-{number}"
+            keys.allow(edge_keys, keys.create(ours, keys.DEVICE), f"device-{number}")
+            self.folders.append(ours)
         self._pair, self._endpoint, self._edge_keys = pair, endpoint, edge_keys
         self.answers: list[list[int]] = []
 
@@ -54,13 +54,13 @@ class Fleet:
         """Let each device begin; the edge has read its list."""
         self._give_edge_pub(self.folders)
         self.devices = [
-            Device(self._pair.draft, self._endpoint, own, threads=1, on_link_loss="fail")
-            for own in self.folders
+            Device(self._pair.draft, self._endpoint, folder, threads=1, on_link_loss="fail")
+            for folder in self.folders
         ]
 
     def _give_edge_pub(self, folders: list[Path]) -> None:
-        for own in folders:
-            shutil.copy(self._edge_keys / "edge.pub", own / "edge.pub")
+        for folder in folders:
+            shutil.copy(self._edge_keys / "edge.pub", folder / "edge.pub")
 
     def run(self, device: Device) -> None:
         for _ in range(ANSWERS):
@@ -126,11 +126,11 @@ def test_who_still_has_the_former_key_is_known(
     rotation.begin(folder)
     new = DeviceKeys(bob.secret, bob.public, keys.read_public(folder / "edge.pub"))
     with running(*flags, systemd=systemd) as daemon:
-        for held, behind in ((bob, 1), (new, 0), (bob, 1)):
+        for held, previous in ((bob, 1), (new, 0), (bob, 1)):
             with RawClient(daemon.endpoint, held) as client:
                 client.say(m.Ping(nonce=1))
                 assert isinstance(client.receive(), m.Pong)
-                assert scrape(port)["former_key_devices"] == behind
+                assert scrape(port)["former_key_devices"] == previous
         systemd.await_("STATUS", "serving")
         rotation.finish(folder)
         assert reload_as_systemd(systemd, daemon.pid).returncode == 0
@@ -226,7 +226,7 @@ def test_another_key_without_a_rotation_needs_a_restart(
         daemon.await_line("edge.key has changed without a rotation")
         assert (
             "edge.key has changed"
-            in [told["STATUS"] for _, told in systemd.received if "STATUS" in told][-1]
+            in [info["STATUS"] for _, info in systemd.received if "STATUS" in info][-1]
         )
         with RawClient(daemon.endpoint, DeviceKeys.load(key_folders["bob"])) as client:
             client.say(m.Ping(nonce=1))

@@ -67,8 +67,8 @@ class Client:
 
 
 def text(seed: int, length: int) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(0, 60, length).tolist()
-    return found
+    values: list[int] = np.random.default_rng(seed).integers(0, 60, length).tolist()
+    return values
 
 
 def run_all(scheduler: Scheduler) -> list[Job]:
@@ -143,9 +143,9 @@ def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
     never_begun = client.window(text(0, 2 * CHUNK + 4))
     never_begun.cancelled = True
     wanted = client.window(text(5, 50))
-    beside = other.window(text(6, 30))
+    neighbour = other.window(text(6, 30))
     done = run_all(scheduler)
-    assert set(done) == {wanted, beside}
+    assert set(done) == {wanted, neighbour}
     np.testing.assert_allclose(client.seen[-1], alone(decoder, text(5, 50), rows=3), atol=1e-4)
 
 
@@ -214,11 +214,11 @@ def test_a_pass_that_fails_fails_its_jobs_and_no_others(
     assert run_all(scheduler) == [too_long]
     assert too_long.error is not None
     again = greedy.window([*good, *text(1, 5)], rows=5)
-    beside = honest.window(text(2, 12))
+    neighbour = honest.window(text(2, 12))
     done = run_all(scheduler)
-    assert {again, beside} == set(done)
+    assert {again, neighbour} == set(done)
     assert again.error is None
-    assert beside.error is None
+    assert neighbour.error is None
     np.testing.assert_allclose(
         greedy.seen[-1], alone(decoder, [*good, *text(1, 5)], rows=5), atol=1e-4
     )

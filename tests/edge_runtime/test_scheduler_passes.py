@@ -203,17 +203,17 @@ def test_a_job_cancelled_in_a_pass_leaves_its_slot_to_the_next_session(
     """The slot is given away meanwhile: nothing of the old session counts as held."""
     target = Steered(depth=2)
     scheduler = Scheduler(target, clock)
-    gone = job(0, [1, 2, 3, 4], clock)
-    scheduler.submit(gone)
+    missing = job(0, [1, 2, 3, 4], clock)
+    scheduler.submit(missing)
     leave(scheduler)
-    gone.cancelled = True
+    missing.cancelled = True
     heir = job(0, [1, 2, 3, 5], clock)
     heir.session = b"another" * 2
     scheduler.submit(heir)
     leave(scheduler)
     assert len(target.started) == 1
     target.finish(min(target.started))
-    assert collect(scheduler) == [gone]
+    assert collect(scheduler) == [missing]
     leave(scheduler)
     (spans,) = target.started.values()
     assert spans[0].base == 0

@@ -95,8 +95,8 @@ def path_tokens(draft: Draft, node: int) -> list[int]:
 
 
 def text(seed: int, length: int) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(0, 60, length).tolist()
-    return found
+    values: list[int] = np.random.default_rng(seed).integers(0, 60, length).tolist()
+    return values
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def desk(decoders: tuple[Watched, Decoder]) -> Desk:
 def tree() -> Draft:
     """⟨2,2,2⟩ in which some candidates are equal."""
     for seed in range(100):
-        found = drafted("tree", (2, 2, 2), seed)
-        if 10 <= len(found.ids) < NODES:
-            return found
+        result = drafted("tree", (2, 2, 2), seed)
+        if 10 <= len(result.ids) < NODES:
+            return result
     pytest.fail("no tree with duplicates")
 
 
@@ -221,14 +221,14 @@ def test_of_a_tree_whose_rule_fails_nothing_stays(
     desk: Desk, tree: Draft, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="pilotfish.edge")
-    prompt, beside = text(6, 20), text(7, 15)
+    prompt, neighbour = text(6, 20), text(7, 15)
     failing, _ = desk.submit(0, prompt, tree, accept=-1)
-    other, other_seen = desk.submit(1, beside, tree, accept=1)
+    other, other_seen = desk.submit(1, neighbour, tree, accept=1)
     assert set(desk.run()) == {failing, other}
     assert isinstance(failing.error, ValueError)
     assert failing.decision is None
     assert other.error is None
-    desk.agrees(other_seen, beside, tree)
+    desk.agrees(other_seen, neighbour, tree)
     assert desk.decoder.length(0) == len(prompt)
     desk.take_fed()
     _, seen = desk.submit(0, prompt, tree, accept=1)

@@ -68,17 +68,17 @@ def test_a_session_goes_on_from_what_its_slot_holds(pair) -> None:
         edge.deliver(session.window([1, 2]))
         session.settle([1, 2], edge.reply())
         before = edge.scheduler.passes
-        kept, rest = session.committed.ids.tolist(), [5, 6, 7]
+        selection, rest = session.committed.ids.tolist(), [5, 6, 7]
         digest = session.committed.hash
-        frames = session.begin(rest, keep=len(kept), hash=digest)
+        frames = session.begin(rest, keep=len(selection), hash=digest)
         session.committed.truncate(0)
-        session.committed.extend([*kept, *rest])
+        session.committed.extend([*selection, *rest])
         edge.deliver(frames)
         edge.deliver(session.window())
         session.settle([], edge.reply())
         assert edge.scheduler.passes - before == 2
         got = session.committed.ids.tolist()
-        assert got == greedy_text(edge, [*kept, *rest])[: len(got)]
+        assert got == greedy_text(edge, [*selection, *rest])[: len(got)]
 
 
 def test_a_slot_keeps_nothing_of_another_session(pair) -> None:

@@ -41,36 +41,36 @@ def test_states_while_the_window_is_at_the_target(still: SocketlessEdge, pair: P
 
 def test_refusals_and_forgiven_tokens_are_counted(still: SocketlessEdge, pair: Pair) -> None:
     session = RawSession(conditions=conditions_of(pair))
-    asked = asked_of(still, session, threshold=1.0)
-    states = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)
+    wanted = asked_of(still, session, threshold=1.0)
+    states = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted)
     for bad in BAD.values():
-        still.deliver([states[0], *bad(len(asked[0]))])
-    still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked, generation=9))
+        still.deliver([states[0], *bad(len(wanted[0]))])
+    still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted, generation=9))
     assert still.tally.refusals == {"malformed": len(BAD), "diverged": 1}
     still.replies.clear()
     still.deliver(states)
     verdict = still.reply()
     assert isinstance(verdict, m.Verdict)
-    assert verdict.notes == [len(asked[0])]
-    assert still.tally.notes == {("forgiven", SELECTIVE): len(asked[0])}
+    assert verdict.notes == [len(wanted[0])]
+    assert still.tally.notes == {("forgiven", SELECTIVE): len(wanted[0])}
 
 
 def test_a_device_that_never_sends_its_states_holds_no_place(
     still: SocketlessEdge, pair: Pair
 ) -> None:
     session = RawSession(conditions=conditions_of(pair))
-    asked = asked_of(still, session)
+    wanted = asked_of(still, session)
     still.deliver(RawSession().begin(PROMPT), b"another")
     assert not still.replies
-    still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked))
+    still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted))
     still.fails("unknown-session")
 
 
 def test_an_edge_that_stops_waits_for_the_states(still: SocketlessEdge, pair: Pair) -> None:
     session = RawSession(conditions=conditions_of(pair))
-    asked = asked_of(still, session)
+    wanted = asked_of(still, session)
     still.service.drain()
     assert not still.service.drained
-    still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked))
+    still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted))
     assert isinstance(still.reply(), m.Verdict)
     assert still.service.drained

@@ -413,14 +413,14 @@ def test_a_link_that_changes_all_the_time_loses_nothing(shared_link):
 
 @pytest.mark.timing
 def test_a_generation_is_the_same_across_a_long_link(pair, edge, device):
-    asked = {"protocol": "greedy", "window": 4, "max_tokens": 24}
-    plain = device.generate("abc", **asked)
+    requests = {"protocol": "greedy", "window": 4, "max_tokens": 24}
+    plain = device.generate("abc", **requests)
 
     def travel_s(generation, share):
         return quantile([r.timings.uplink + r.timings.downlink for r in generation.rounds], share)
 
     def measure(share):
-        distant = far.generate("abc", **asked)
+        distant = far.generate("abc", **requests)
         assert distant.tokens == plain.tokens
         return travel_s(distant, share) - travel_s(plain, share)
 

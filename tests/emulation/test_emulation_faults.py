@@ -110,8 +110,8 @@ def test_an_absent_edge_closes_the_connection_and_may_come_later(capfd):
         with serving(echo, port), connected(link.endpoint) as client:
             client.sendall(b"there")
             assert received(client, 5) == b"there"
-    said = capfd.readouterr().err.splitlines()
-    assert said == [
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
         f"{endpoint} does not answer: Connection refused",
         f"{endpoint} answers again",
     ]
@@ -208,8 +208,8 @@ def test_more_connections_than_descriptors_wait_their_turn():
         for number, client in enumerate(clients):  # in turn: each one that ends makes room
             assert received(client, 1) == bytes([number])
             client.close()
-        _, said = child.communicate("", timeout=20)
-    assert said.splitlines() == ["8 connections are as many as there can be"]
+        _, reply = child.communicate("", timeout=20)
+    assert reply.splitlines() == ["8 connections are as many as there can be"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -334,9 +334,9 @@ def test_the_command_says_what_passed(number, code, last):
         emulator.send_signal(number)
         out, err = emulator.communicate(timeout=20)
     assert emulator.returncode == code
-    said = err.splitlines()
-    assert said[0].startswith("pilotfish: passed 5,000 bytes up and 5,000 down in ")
-    assert said[1:] == last
+    lines = err.splitlines()
+    assert lines[0].startswith("pilotfish: passed 5,000 bytes up and 5,000 down in ")
+    assert lines[1:] == last
     figures = json.loads(out)
     assert figures["up_bytes"] == figures["down_bytes"] == 5000
     assert figures["link"]["up_bps"] == 20e6

@@ -57,12 +57,12 @@ def test_a_trace_that_is_not_there(tmp_path):
     st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any),
     st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 4000)), max_size=20),
 )
-def test_the_clock_takes_opportunities_as_a_walk_over_all_of_them_does(steps, asked):
+def test_the_clock_takes_opportunities_as_a_walk_over_all_of_them_does(steps, requests):
     times = [sum(steps[: i + 1]) for i in range(len(steps))]
     trace = Trace(array("Q", times))
     clock = TraceClock(trace, 0.0)
     index, room, now = -1, 0, 0.0
-    for gap, size in asked:
+    for gap, size in requests:
         now += gap
         left = clock.leave(now, size)
         if index >= 0 and trace.time_s(index) < now:

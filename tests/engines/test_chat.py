@@ -34,11 +34,11 @@ def test_llama3() -> None:
 
 def test_qwen() -> None:
     system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-    asked = "<|im_start|>user\n Hi <b>🐟</b> <|im_end|>\n"
+    text = "<|im_start|>user\n Hi <b>🐟</b> <|im_end|>\n"
     assert template("qwen2.5").render([USER]) == (
-        f"<|im_start|>system\n{system}<|im_end|>\n{asked}<|im_start|>assistant\n"
+        f"<|im_start|>system\n{system}<|im_end|>\n{text}<|im_start|>assistant\n"
     )
-    assert template("qwen2.5").render([USER], add_generation_prompt=False).endswith(asked)
+    assert template("qwen2.5").render([USER], add_generation_prompt=False).endswith(text)
     silent = template("qwen3").render([USER], enable_thinking=False)
     assert silent.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
@@ -158,13 +158,13 @@ def test_unsafe_values_are_nothing() -> None:
 
 def test_two_threads_render_at_once() -> None:
     shared = template("qwen2.5")
-    expected, found = shared.render(CHAT), []
+    expected, result = shared.render(CHAT), []
     threads = [
-        threading.Thread(target=lambda: found.extend(shared.render(CHAT) for _ in range(50)))
+        threading.Thread(target=lambda: result.extend(shared.render(CHAT) for _ in range(50)))
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected] * 200
+    assert result == [expected] * 200

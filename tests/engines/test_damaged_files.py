@@ -64,16 +64,16 @@ def assert_read_or_refused(
     """Whatever becomes of the file, it is read or refused; a message is one line that names it."""
     whole, rng = path.read_bytes(), random.Random(path.name)
     load(path)
-    said = []
+    lines = []
     for _ in range(times):
         path.write_bytes(spoilt(whole, rng))
         try:
             load(path)
         except refusal as error:
-            said.append(str(error))
-    assert len(said) > times / 10
-    assert [words for words in said if len(words.splitlines()) != 1] == []
-    assert [words for words in said if path.stem not in words] == []
+            lines.append(str(error))
+    assert len(lines) > times / 10
+    assert [words for words in lines if len(words.splitlines()) != 1] == []
+    assert [words for words in lines if path.stem not in words] == []
     path.write_bytes(whole)
 
 
@@ -105,7 +105,7 @@ def test_spoilt_manifest_that_opens_loads_or_is_refused(target: Path) -> None:
     path = target / "manifest.json"
     whole, rng = path.read_bytes(), random.Random(1)
     start = whole.index(b'"dimensions"')
-    loaded, said = 0, []
+    loaded, reply = 0, []
     for _ in range(60):
         at = rng.randrange(start, len(whole))
         path.write_bytes(whole[:at] + b"%d" % rng.randrange(10) + whole[at + 1 :])
@@ -113,10 +113,10 @@ def test_spoilt_manifest_that_opens_loads_or_is_refused(target: Path) -> None:
             Decoder(Artifact.open(target), slots=2, context=64, threads=1, provider="cpu")
             loaded += 1
         except EngineError as error:
-            said.append(str(error))
+            reply.append(str(error))
     assert loaded
-    assert said
-    assert [words for words in said if len(words.splitlines()) != 1] == []
+    assert reply
+    assert [words for words in reply if len(words.splitlines()) != 1] == []
 
 
 def test_spoilt_tokenizer(target: Path) -> None:
@@ -220,8 +220,10 @@ def test_spoilt_list_of_nodes(
     path.write_bytes(data)
 
     def load(path: Path) -> None:
-        found = read_node_list(path, kind)
-        read_addresses(path, found.worker if isinstance(found, Federation) else found.stage)
+        node_list = read_node_list(path, kind)
+        read_addresses(
+            path, node_list.worker if isinstance(node_list, Federation) else node_list.stage
+        )
 
     assert_read_or_refused(path, load, (ConfigError, KeysError), 500)
 

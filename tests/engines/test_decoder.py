@@ -145,17 +145,17 @@ def test_a_cache_that_grows_amid_a_pass_keeps_what_the_pass_appended(tmp_path, d
     wanted = Decoder(artifact, threads=1).prefill(0, tokens[:90], rows=90).logits
     several = Decoder(artifact, slots=4, threads=1)
     several.forward([Pass(0, tokens[:60]), Pass(3, tokens[:150])])
-    found = several.forward([Pass(0, tokens[60:90])])[0].logits
-    np.testing.assert_allclose(found, wanted[60:], atol=1e-4)
+    logits = several.forward([Pass(0, tokens[60:90])])[0].logits
+    np.testing.assert_allclose(logits, wanted[60:], atol=1e-4)
 
 
 def test_passes_of_which_no_row_is_wanted_stand_beside_others(decoder):
     decoder = type(decoder)(decoder.artifact, slots=SLOTS)  # with buffers that are as yet small
     decoder.forward([Pass(slot=0, tokens=TOKENS[:3])])
     quiet = Pass(slot=4, tokens=TOKENS[:5], rows=0)
-    asked, none = decoder.forward([Pass(slot=0, tokens=TOKENS[3:6]), quiet])
+    wanted, none = decoder.forward([Pass(slot=0, tokens=TOKENS[3:6]), quiet])
     assert none.logits.shape[0] == none.hidden.shape[0] == 0
-    logits = asked.logits.copy()
+    logits = wanted.logits.copy()
     same(logits, whole(decoder, TOKENS[:6], slot=1)[3:])
     after = decoder.forward([Pass(slot=4, tokens=TOKENS[5:6])])[0].logits.copy()
     same(after, whole(decoder, TOKENS[:6], slot=1)[5:])

@@ -105,10 +105,10 @@ def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):
         inputs = {item.name for item in backend._session.get_inputs()}
         profiles = Profiles.for_slots(decoder.artifact.manifest, 3, decoder.context)
         shapes = {}
-        for which in ("min", "opt", "max"):
-            listed = options[f"trt_profile_{which}_shapes"].split(",")
+        for kind in ("min", "opt", "max"):
+            listed = options[f"trt_profile_{kind}_shapes"].split(",")
             pairs = [entry.split(":") for entry in listed]
-            shapes[which] = {name: tuple(map(int, size.split("x"))) for name, size in pairs}
+            shapes[kind] = {name: tuple(map(int, size.split("x"))) for name, size in pairs}
         assert shapes["min"].keys() == shapes["opt"].keys() == shapes["max"].keys() == inputs
         whole = Profile("all", shapes["min"], shapes["opt"], shapes["max"])
         for profile in profiles.both:

@@ -80,8 +80,8 @@ def test_logits_are_those_of_the_cpu(tmp_path, family, precision, error, dialect
         Decoder(artifact, provider=provider).forward([Pass(0, TOKENS)])[0]
         for provider in ("cuda", "cpu")
     )
-    for one, other in ((got.logits, wanted.logits), (got.hidden, wanted.hidden)):
-        assert np.linalg.norm(one - other) < error * np.linalg.norm(other)
+    for item, other in ((got.logits, wanted.logits), (got.hidden, wanted.hidden)):
+        assert np.linalg.norm(item - other) < error * np.linalg.norm(other)
 
 
 def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path):

@@ -182,10 +182,10 @@ def test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies(decoder, 
         decoder.prefill(slot, TRUNK, rows=0)
     got = decoder.forward([Pass(0, tokens, 1 + len(tree), parents)])[0].logits.copy()
     same(got, by_paths(decoder, 1, tokens, parents)[chain - 1 :])
-    kept = [*range(chain), *(chain + node for node in accepted)]
-    decoder.keep_path(0, kept)
+    remaining = [*range(chain), *(chain + node for node in accepted)]
+    decoder.keep_path(0, remaining)
     fresh = type(decoder)(decoder.artifact)
-    same(after(decoder, 0, [5, 6]), after_text(fresh, 0, [*TRUNK, *tokens[kept]], [5, 6]))
+    same(after(decoder, 0, [5, 6]), after_text(fresh, 0, [*TRUNK, *tokens[remaining]], [5, 6]))
 
 
 def test_trees_of_several_slots_beside_chains_in_one_forward(decoder):

@@ -134,8 +134,8 @@ def test_what_a_message_says_is_text(name: str, vocabulary: str, data: st.DataOb
     parts = st.one_of(st.sampled_from(written(tokenizer)), pieces)
     evil = data.draw(st.lists(parts, max_size=6).map("".join))
 
-    def chat(said: str) -> list[dict[str, Any]]:
-        return [*user("x"), {"role": "assistant", "content": said}, *user(said)]
+    def chat(reply: str) -> list[dict[str, Any]]:
+        return [*user("x"), {"role": "assistant", "content": reply}, *user(reply)]
 
     ids = dialogue.ids(chat(evil))
     assert controls(tokenizer, ids) == controls(tokenizer, dialogue.ids(chat("x")))
@@ -159,7 +159,7 @@ def test_what_is_around_such_a_message_is_read_as_ever(vocabulary: str) -> None:
     chat = [*user(" one"), {"role": "assistant", "content": "two "}]
     tame, evil = (dialogue.ids([*chat, *user(text)]) for text in ("abc", f"abc{special}abc"))
     begins = next(
-        at for at, (one, other) in enumerate(zip(tame, evil, strict=False)) if one != other
+        at for at, (item, other) in enumerate(zip(tame, evil, strict=False)) if item != other
     )
     assert "ab" in tokenizer.decode(tame[:begins])
     assert tame[-3:] == evil[-3:]

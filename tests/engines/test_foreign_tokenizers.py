@@ -156,11 +156,11 @@ BREAKS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("tokenizer_json", "text"), BREAKS.values(), ids=BREAKS.keys())
 def test_where_the_library_panics_there_is_a_typed_error(tokenizer_json: str, text: str) -> None:
-    found = Vocabulary.decode(vocabulary(tokenizer_json).encode(), "x")
-    for encode in (found.tokenizer.encode, found.tokenizer.encode_rest):
+    decoded = Vocabulary.decode(vocabulary(tokenizer_json).encode(), "x")
+    for encode in (decoded.tokenizer.encode, decoded.tokenizer.encode_rest):
         with pytest.raises(ArtifactError, match="failed at a text"):
             encode(text)
-    assert found.tokenizer.encode("b d"), "and it goes on afterwards"
+    assert decoded.tokenizer.encode("b d"), "and it goes on afterwards"
 
 
 def test_a_panic_while_reading_is_a_typed_error() -> None:
@@ -237,13 +237,13 @@ TAKEN: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("tokenizer_json", TAKEN.values(), ids=TAKEN.keys())
 def test_what_language_models_have_is_taken(tokenizer_json: Callable[[], str]) -> None:
     text = tokenizer_json()
-    own = Tokenizer.from_json(text)
-    sent = vocabulary(text, vocab_size=own.vocab_size, eos_ids=[own.vocab_size - 1])
-    found = Vocabulary.decode(sent.encode(), "x")
-    assert found == sent
-    assert found.fingerprint == own.fingerprint
+    ours = Tokenizer.from_json(text)
+    sent = vocabulary(text, vocab_size=ours.vocab_size, eos_ids=[ours.vocab_size - 1])
+    decoded = Vocabulary.decode(sent.encode(), "x")
+    assert decoded == sent
+    assert decoded.fingerprint == ours.fingerprint
     for sample in (*PROSE, *CODE):
-        assert found.tokenizer.encode(sample) == own.encode(sample)
+        assert decoded.tokenizer.encode(sample) == ours.encode(sample)
 
 
 JSON = st.recursive(
@@ -265,7 +265,7 @@ def test_any_part_is_taken_or_refused(name: str, part: Any) -> None:
     except ArtifactError:
         return
     try:
-        found = Vocabulary.decode(vocabulary(text).encode(), "x")
+        decoded = Vocabulary.decode(vocabulary(text).encode(), "x")
     except ArtifactError:
         return
-    assert isinstance(found.tokenizer.encode("a b"), list)
+    assert isinstance(decoded.tokenizer.encode("a b"), list)

@@ -52,9 +52,9 @@ def test_both_engines_compute_the_same(tmp_path, family):
     ):
         got, wanted = step(theirs), step(ours)
         assert theirs.length(0) == ours.length(0)
-        for one, other in zip(got or [], wanted or [], strict=True):
-            same(one.logits, other.logits)
-            same(one.hidden, other.hidden)
+        for item, other in zip(got or [], wanted or [], strict=True):
+            same(item.logits, other.logits)
+            same(item.hidden, other.hidden)
 
 
 @given(data=st.data())
@@ -70,9 +70,9 @@ def test_any_drafts_kept_and_taken_back_leave_the_text_alone(decoder, data):
         drafts = {slot: data.draw(st.lists(number, min_size=1, max_size=30)) for slot in slots}
         decoder.forward([Pass(slot, np.array(draft), 1) for slot, draft in drafts.items()])
         for slot, draft in drafts.items():
-            kept = data.draw(st.integers(0, len(draft)))
-            decoder.keep_path(slot, range(kept))
-            texts[slot] += draft[:kept]
+            drawn_value = data.draw(st.integers(0, len(draft)))
+            decoder.keep_path(slot, range(drawn_value))
+            texts[slot] += draft[:drawn_value]
             if data.draw(st.booleans()):
                 del texts[slot][data.draw(st.integers(0, len(texts[slot]))) :]
                 decoder.rollback(slot, len(texts[slot]))
@@ -96,8 +96,8 @@ def test_trees_are_refused_and_a_tree_that_is_a_chain_is_read(decoder):
 def test_wide_passes_are_cut_and_answers_stay_in_their_rows(decoder, monkeypatch):
     wanted = whole(decoder, TOKENS[:50])
     monkeypatch.setattr(decoder._backend, "widest", 7)
-    asked = [Pass(1, TOKENS[:50], 33), Pass(0, TOKENS[:20], 0), Pass(3, TOKENS[:9], 1)]
-    first, none, last = decoder.forward(asked)
+    requests = [Pass(1, TOKENS[:50], 33), Pass(0, TOKENS[:20], 0), Pass(3, TOKENS[:9], 1)]
+    first, none, last = decoder.forward(requests)
     same(first.logits, wanted[17:])
     assert len(none.logits) == 0
     same(last.logits, wanted[8:9])
@@ -133,11 +133,11 @@ def test_other_providers_are_refused(decoder, provider):
 def test_files_that_were_replaced_are_told(tmp_path):
     artifact = genai_artifact(tmp_path / "a")
     other = genai_artifact(tmp_path / "b", layers=3)
-    for name, said in (("model.onnx", "model.onnx"), ("genai_config.json", "genai_config.json")):
+    for name, reply in (("model.onnx", "model.onnx"), ("genai_config.json", "genai_config.json")):
         content = (artifact.path / name).read_bytes()
         (artifact.path / name).unlink()
         (artifact.path / name).write_bytes((other.path / name).read_bytes())
-        with pytest.raises(ArtifactError, match=rf"{said} is not the file that was exported"):
+        with pytest.raises(ArtifactError, match=rf"{reply} is not the file that was exported"):
             open_model(artifact)
         (artifact.path / name).write_bytes(content)
     assert open_model(artifact).provider == "cpu"

@@ -62,10 +62,10 @@ LANGUAGE = language()
 BEGINNINGS = {text[:end] for text in LANGUAGE for end in range(len(text) + 1)}
 
 
-def may_follow(said: str) -> set[int]:
+def may_follow(message: str) -> set[int]:
     """The tokens that may follow a text, by brute force."""
-    found = {at for at, token in enumerate(TOKENS) if said + token in BEGINNINGS}
-    return found | ({END} if said in LANGUAGE else set())
+    result = {at for at, token in enumerate(TOKENS) if message + token in BEGINNINGS}
+    return result | ({END} if message in LANGUAGE else set())
 
 
 def allowed(constraint: GrammarConstraint, answer: list[int], *paths: list[int]) -> list[set[int]]:
@@ -86,17 +86,17 @@ def test_each_row_allows_what_continues_its_own_path(
             with pytest.raises(GrammarError, match="so far is not of the grammar"):
                 allowed(constraint, answer, *paths)
             continue
-        for path, found in zip(paths, allowed(constraint, answer, *paths), strict=True):
-            said = "".join(TOKENS[token] for token in [*answer, *path])
+        for path, result in zip(paths, allowed(constraint, answer, *paths), strict=True):
+            reply = "".join(TOKENS[token] for token in [*answer, *path])
             every = set(range(END + 1))
-            assert found == (may_follow(said) if said in BEGINNINGS else every)
+            assert result == (may_follow(reply) if reply in BEGINNINGS else every)
 
 
 def test_what_is_complete_ends_and_what_follows_the_end_is_left_alone(small: Grammars) -> None:
     constraint = small.constraint(Grammar("regex", "ab"))
-    found = allowed(constraint, [], [], [2], [2, END], [2, END, 0], [4])
+    result = allowed(constraint, [], [], [2], [2, END], [2, END, 0], [4])
     every = set(range(END + 1))
-    assert found == [{2}, {END}, every, every, every]  # forced: in its own tokens
+    assert result == [{2}, {END}, every, every, every]  # forced: in its own tokens
 
 
 def test_forced_text_stops_where_tokens_may_be_longer(english: Vocabulary) -> None:
@@ -172,8 +172,8 @@ def test_a_draft_that_leads_astray_harms_no_row_but_its_own(small: Grammars) -> 
     none, every = np.empty(0, np.uint32), set(range(END + 1))
     logits = np.zeros((4, END + 1), np.float32)
     assert constraint.forbid(logits, none, [[], [0], [1], [1, 1]]) == [1]
-    found = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in logits]
-    assert found == [{0, 1}, every, {1, END}, {1, END}]
+    result = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in logits]
+    assert result == [{0, 1}, every, {1, END}, {1, END}]
     with pytest.raises(GrammarError, match="No token"):
         allowed(constraint, [0], [])
 
@@ -233,13 +233,13 @@ HOSTILE = {
 
 def test_what_is_costly_ends_the_answer(english: Vocabulary) -> None:
     constraint = english.grammars.constraint(HOSTILE["forced later"])
-    said = np.array(english.tokenizer.encode("b"), np.uint32)
+    values = np.array(english.tokenizer.encode("b"), np.uint32)
     begun_s, refused = time.thread_time(), False
     for _ in range(100):
         logits = np.zeros((64, english.vocab_size), np.float32)
         try:
-            ids = constraint.forced(said, [])[:63]
-            constraint.forbid(logits, said, [ids[:at] for at in range(64)])
+            ids = constraint.forced(values, [])[:63]
+            constraint.forbid(logits, values, [ids[:at] for at in range(64)])
         except GrammarError as error:
             refused = "costs too much" in str(error)
             break
@@ -315,32 +315,32 @@ def test_a_vocabulary_that_puts_spaces_before_texts(grammar: Grammar) -> None:
     """What is forced is in the middle of a text, wherever it is."""
     tokenizer = sentencepiece()
     size = tokenizer.vocab_size
-    constraint, said = Grammars(tokenizer, size, [2]).constraint(grammar), []
-    while len(said) < 60:
+    constraint, reply = Grammars(tokenizer, size, [2]).constraint(grammar), []
+    while len(reply) < 60:
         logits = np.zeros((1, size), np.float32)
-        constraint.forbid(logits, np.array(said, np.uint32), [[]])
+        constraint.forbid(logits, np.array(reply, np.uint32), [[]])
         token = int(np.isfinite(logits[0]).nonzero()[0][-1])
         if token == 2:
             break
-        said.append(token)
-    text = b"".join(map(tokenizer.token_bytes, said)).decode()
+        reply.append(token)
+    text = b"".join(map(tokenizer.token_bytes, reply)).decode()
     wanted = {"json": '{"the": ["left", "right"]}', "regex": grammar.text}
     assert text in (wanted.get(grammar.kind), " yes", "no")
 
 
 def test_threads_may_compile_at_once(small: Grammars) -> None:
-    found = []
+    results = []
 
     def compile_one(at: int) -> None:
         constraint = small.constraint(Grammar("regex", f"a{{{1 + at % 3}}}"))
-        found.append(allowed(constraint, [], [], [0] * (1 + at % 3)))
+        results.append(allowed(constraint, [], [], [0] * (1 + at % 3)))
 
     threads = [threading.Thread(target=compile_one, args=(at,)) for at in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [[{0}, {END}]] * 12
+    assert results == [[{0}, {END}]] * 12
 
 
 def test_an_endless_trial_ends_with_its_parent_or_by_itself() -> None:

@@ -39,8 +39,8 @@ def damaged(folder: Path, to: Path, name: str = WEIGHTS) -> Path:
 
 def open_files(folder: Path) -> list[Path]:
     """Those of the folder that this process holds open."""
-    found = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
-    return [Path(name) for name in found if Path(name).parent == folder]
+    result = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+    return [Path(name) for name in result if Path(name).parent == folder]
 
 
 def inspected(artifact: Artifact) -> Inspection:
@@ -55,9 +55,9 @@ def inspected(artifact: Artifact) -> Inspection:
 
 
 def test_files_that_are_whole_pass(tmp_path: Path) -> None:
-    found = inspected(Artifact.open(write(tmp_path / "a")))
-    assert found.passed
-    assert found.damage == ""
+    result = inspected(Artifact.open(write(tmp_path / "a")))
+    assert result.passed
+    assert result.damage == ""
 
 
 def test_files_that_were_read_are_let_go(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_files_that_were_read_are_let_go(tmp_path: Path) -> None:
 def test_any_file_that_differs_is_named(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "a")
     (folder / name).write_bytes(FILES[name][:-1] + b"x")
-    found = inspected(Artifact.open(folder))
-    assert not found.passed
-    assert str(folder / name) in found.damage
-    assert "export the model again" in found.damage
+    result = inspected(Artifact.open(folder))
+    assert not result.passed
+    assert str(folder / name) in result.damage
+    assert "export the model again" in result.damage
 
 
 def test_another_model_that_takes_the_place_is_not_mistaken_for_damage(tmp_path: Path) -> None:

@@ -80,10 +80,10 @@ def test_both_engines_compute_the_same(tmp_path, family):
         lambda model: model.forward([Pass(2, TEXT[9:12]), Pass(0, TEXT[:2])]),
     ):
         got, wanted = step(theirs), step(ours)
-        for one, other in zip(got or [], wanted or [], strict=True):
-            assert one.logits.shape == other.logits.shape
-            same(one.logits, other.logits)
-            same(one.hidden, other.hidden)
+        for item, other in zip(got or [], wanted or [], strict=True):
+            assert item.logits.shape == other.logits.shape
+            same(item.logits, other.logits)
+            same(item.hidden, other.hidden)
         lengths = [theirs.length(slot) for slot in range(3)]
         assert lengths == [ours.length(slot) for slot in range(3)]
 
@@ -113,8 +113,8 @@ def test_a_pass_wider_than_a_run_is_cut_chains_and_trees(decoder):
     same(decoder.forward([Pass(1, tokens[:200])])[0].logits, tree[:200])
     same(decoder.forward([Pass(1, tokens[[201, 203]])])[0].logits, tree[[201, 203]])
     decoder.keep_path(0, [*range(200), 201, 203])
-    one, other = decoder.forward([Pass(slot, np.array([9])) for slot in (0, 1)])
-    same(one.logits, other.logits)
+    item, other = decoder.forward([Pass(slot, np.array([9])) for slot in (0, 1)])
+    same(item.logits, other.logits)
 
 
 def test_a_pass_that_fails_appends_nothing(decoder, monkeypatch):
@@ -123,11 +123,11 @@ def test_a_pass_that_fails_appends_nothing(decoder, monkeypatch):
     first = grow(decoder, 0, TEXT[:2], parents[:2], [])
     run, left = native.Cells.run, [1]
 
-    def failing(cells, *given):
+    def failing(cells, *values):
         if not left:
             raise ProviderError("no more memory")
         left.pop()
-        run(cells, *given)
+        run(cells, *values)
 
     passes = [Pass(0, TEXT[2:14], 12, parents), Pass(1, TEXT[:150])]
     with monkeypatch.context() as patch:
@@ -292,10 +292,10 @@ def test_weights_in_blocks_compute_a_token_alone_as_among_others(default_gguf):
         decoder.rollback(0, 0)
         decoder.prefill(0, TEXT[:40], rows=0)
         pieces = np.split(TEXT[40:60], range(width, 20, width))
-        found = [decoder.forward([Pass(0, piece)])[0].logits.copy() for piece in pieces]
-        rows.append(np.concatenate(found))
+        result = [decoder.forward([Pass(0, piece)])[0].logits.copy() for piece in pieces]
+        rows.append(np.concatenate(result))
     decoder.rollback(0, 50)
-    beside = [Pass(0, TEXT[50:60]), Pass(1, TEXT[:9])]
-    rows.append(np.concatenate([rows[0][:10], decoder.forward(beside)[0].logits]))
+    neighbour = [Pass(0, TEXT[50:60]), Pass(1, TEXT[:9])]
+    rows.append(np.concatenate([rows[0][:10], decoder.forward(neighbour)[0].logits]))
     for other in rows[1:]:
         np.testing.assert_array_equal(other, rows[0])

@@ -34,17 +34,17 @@ class Sequences:
 
     def append(self, positions: list[int], sequences: list[list[int]]) -> list[list[int]]:
         """Run a batch; return what each token sees, itself included."""
-        lengths = {one: len(self.held.get(one, [])) for ids in sequences for one in ids}
+        lengths = {item: len(self.held.get(item, [])) for ids in sequences for item in ids}
         for ids in sequences:
-            assert len({lengths[one] for one in ids}) == 1, "coupled sequences have diverged"
+            assert len({lengths[item] for item in ids}) == 1, "coupled sequences have diverged"
         seen = []
         for position, ids in zip(positions, sequences, strict=True):
             assert ids
-            for one in ids:
-                held = self.held.setdefault(one, [])
+            for item in ids:
+                held = self.held.setdefault(item, [])
                 assert len(held) == position, "positions are consecutive"
                 held.append(self.count)
-            assert len({tuple(self.held[one]) for one in ids}) == 1
+            assert len({tuple(self.held[item]) for item in ids}) == 1
             seen.append(list(self.held[ids[0]]))
             self.count += 1
         return seen
@@ -138,21 +138,21 @@ def test_any_play_keeps_llama_cpps_rules_and_every_token_sees_its_own_path(data)
             slot.run(data.draw(st.integers(1, 5)))
         elif step == "fail":
             parents = grown(data.draw, slot.parents, 3)
-            before = {one: list(held) for one, held in slot.memory.held.items()}
+            before = {item: list(held) for item, held in slot.memory.held.items()}
             growth = slot.branches.plan(Pass(0, np.zeros(3, np.int64), parents=np.array(parents)))
             slot.branches.enter(growth)
             slot.memory.append(list(growth.positions)[:2], growth.sequences[:2])
             slot.branches.undo(growth)
             after = slot.memory.held
-            for one in IDS:  # spare lines may hold less
-                assert after.get(one, []) == before.get(one, [])[: len(after.get(one, []))]
+            for item in IDS:  # spare lines may hold less
+                assert after.get(item, []) == before.get(item, [])[: len(after.get(item, []))]
             for line in {0, *slot.branches._lines}:
                 assert after.get(IDS[line], []) == before.get(IDS[line], [])
         else:
             size = data.draw(st.integers(1, 6))
             if step == "tree" and straight:  # behind a part of the chain, or all of it
-                behind = data.draw(st.integers(0, slot.branches.length))
-                begun = list(range(-1, behind - 1))
+                drawn_value = data.draw(st.integers(0, slot.branches.length))
+                begun = list(range(-1, drawn_value - 1))
             else:
                 begun = slot.parents
             slot.run(size, grown(data.draw, begun, size))

@@ -62,8 +62,8 @@ def test_a_slow_model_is_timed_once():
 
 def test_wider_passes_never_take_less():
     taken_s = dict(zip(WIDTHS, (0.2, 0.19, 0.21, 0.2, 0.22, 0.21), strict=True))
-    told = least_times(taken_s.__getitem__, WIDTHS, 512)
-    assert [*told.values()] == sorted(told.values())
+    info = least_times(taken_s.__getitem__, WIDTHS, 512)
+    assert [*info.values()] == sorted(info.values())
     assert 64 not in least_times(lambda width: 0.1, (*WIDTHS, 64), 32)
 
 
@@ -108,5 +108,5 @@ def test_a_process_that_is_stopped_while_it_measures_tells_the_times_of_one_that
         assert os.WIFSTOPPED(status)
         time.sleep(1.2)
         measuring.send_signal(signal.SIGCONT)
-        told, _ = measuring.communicate(timeout=60)
-    assert float(told) < 0.5
+        info, _ = measuring.communicate(timeout=60)
+    assert float(info) < 0.5

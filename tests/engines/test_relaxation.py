@@ -95,12 +95,12 @@ LEFT_OUT: dict[str, tuple[Any, list[str], Any]] = {
 
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_cannot_be_enforced_is_left_out_where_it_stands(name: str) -> None:
-    told, keywords, rest = LEFT_OUT[name]
-    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": told}, "required": ["e"]}
-    found = relax(assertions(json.dumps(schema)))
-    assert sorted(place.keyword for place in found.left_out) == sorted(keywords)
-    assert all(place.path[:2] == ("properties", "e") for place in found.left_out)
-    assert json.loads(found.text) == {**schema, "properties": {"a": ARGUMENT, "e": rest}}
+    info, keywords, rest = LEFT_OUT[name]
+    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": info}, "required": ["e"]}
+    result = relax(assertions(json.dumps(schema)))
+    assert sorted(place.keyword for place in result.left_out) == sorted(keywords)
+    assert all(place.path[:2] == ("properties", "e") for place in result.left_out)
+    assert json.loads(result.text) == {**schema, "properties": {"a": ARGUMENT, "e": rest}}
 
 
 ENFORCED: list[Any] = [
@@ -119,37 +119,37 @@ ENFORCED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("told", ENFORCED, ids=str)
-def test_what_can_be_enforced_is_whole(told: Any) -> None:
-    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": told}}
+@pytest.mark.parametrize("message", ENFORCED, ids=str)
+def test_what_can_be_enforced_is_whole(message: Any) -> None:
+    schema = {"type": "object", "properties": {"a": ARGUMENT, "e": message}}
     assert relax(assertions(json.dumps(schema))).left_out == ()
 
 
 def test_recursion_stays_but_where_it_has_siblings() -> None:
     node = {"type": "object", "properties": {"next": {"type": "object", "$ref": "#/$defs/n"}}}
-    found = relax(assertions(json.dumps({"$ref": "#/$defs/n", "$defs": {"n": node}})))
-    (place,) = found.left_out
+    result = relax(assertions(json.dumps({"$ref": "#/$defs/n", "$defs": {"n": node}})))
+    (place,) = result.left_out
     assert str(place) == '"$ref" (at /$defs/n/properties/next/$ref)'
 
 
 def test_a_schema_that_costs_too_much_becomes_any_object() -> None:
     hard = {f"p{n}": {"type": "string", "pattern": f"a{{{n}}}(?=x)"} for n in range(60)}
-    found = relax(assertions(json.dumps({"type": "object", "properties": hard})))
-    assert found.text == ANYTHING
-    assert found.summary == "all of it"
+    result = relax(assertions(json.dumps({"type": "object", "properties": hard})))
+    assert result.text == ANYTHING
+    assert result.summary == "all of it"
 
 
 def test_many_faults_that_say_the_same_take_few_trials() -> None:
     properties = {f"p{n}": {"type": "number", "maximum": 3.5e38} for n in range(300)}
-    found = relax(assertions(json.dumps({"type": "object", "properties": properties})))
-    assert found.total == 300
-    assert found.summary.endswith("and 297 more")
+    result = relax(assertions(json.dumps({"type": "object", "properties": properties})))
+    assert result.total == 300
+    assert result.summary.endswith("and 297 more")
 
 
 @pytest.mark.parametrize(("name", "schema"), tool_schemas().items())
 def test_the_types_of_zod_and_pydantic_compile(name: str, schema: dict[str, Any]) -> None:
-    found = relax(assertions(json.dumps(schema)))
-    keywords = {place.keyword for place in found.left_out}
+    result = relax(assertions(json.dumps(schema)))
+    keywords = {place.keyword for place in result.left_out}
     assert keywords == PARTLY.get(name, set())
 
 
@@ -204,10 +204,10 @@ def written(schema: str, rng: np.random.Generator) -> str:
 def test_lists_of_keywords_and_formats_are_the_parsers() -> None:
     """What a newer llguidance can do must not be left out."""
     for keyword in schemas.LACKING - {"divisibleBy", "disallow", "extends", "dependencies"}:
-        found = find_obstacle(
+        obstacle = find_obstacle(
             Outline(content=Grammar("json", json.dumps({keyword: {"maxLength": 1}})))
         )
-        assert found is not None, keyword
+        assert obstacle is not None, keyword
     for name in schemas.FORMATS:
         text = json.dumps({"type": "string", "format": name})
         assert assertions(text) == schemas.compact(json.loads(text))
@@ -229,60 +229,60 @@ def turn(tools: Tools) -> Outline:
     return Outline.for_chat_format(family, family.thought[1], tools=tools)
 
 
-def compiles(told: Outline) -> bool:
-    assert told.grammar is not None
-    if len(told.grammar.text) > MAX_GRAMMAR:
+def compiles(message: Outline) -> bool:
+    assert message.grammar is not None
+    if len(message.grammar.text) > MAX_GRAMMAR:
         return False
     try:
-        grammars().attempt(told.grammar)
+        grammars().attempt(message.grammar)
     except GrammarError:
         return False
     return True
 
 
 def test_all_types_at_once_compile_in_one_turn() -> None:
-    told = turn(tools_of(tool_schemas()))
-    found = with_relaxed_tools(told, (), compiles)
-    assert compiles(found)
-    assert [text for _, text in found.tools if text == ANYTHING] == []
+    info = turn(tools_of(tool_schemas()))
+    relaxed_tools = with_relaxed_tools(info, (), compiles)
+    assert compiles(relaxed_tools)
+    assert [text for _, text in relaxed_tools.tools if text == ANYTHING] == []
 
 
 def test_tools_that_are_too_much_together_lose_the_largest_schemas() -> None:
     words = [f"{at:04}" for at in range(2000)]
     large = {"type": "object", "properties": {"a": {"enum": words}}}
-    told = turn(tools_of({**dict.fromkeys("abcdefg", large), "small": {"type": "object"}}))
+    info = turn(tools_of({**dict.fromkeys("abcdefg", large), "small": {"type": "object"}}))
     strict = ("f0",)
-    found = with_relaxed_tools(told, strict, compiles)
-    assert compiles(found)
-    assert [text == ANYTHING for _, text in found.tools] == [
+    relaxed_tools = with_relaxed_tools(info, strict, compiles)
+    assert compiles(relaxed_tools)
+    assert [text == ANYTHING for _, text in relaxed_tools.tools] == [
         False,
         *[True] * 4,
         False,
         False,
         False,
     ]
-    everything = [name for name, _ in told.tools]
-    assert with_relaxed_tools(told, everything, compiles) == told
+    everything = [name for name, _ in info.tools]
+    assert with_relaxed_tools(info, everything, compiles) == info
 
 
 def test_divisors_that_are_too_many_together_are_left_out_first() -> None:
     fives = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}
-    told = turn(tools_of(dict.fromkeys("abcdefgh", fives)))
-    found = with_relaxed_tools(told, ("f0",), compiles)
-    assert compiles(found)
-    assert ["multipleOf" in text for _, text in found.tools] == [True] + [False] * 7
-    assert all('"integer"' in text for _, text in found.tools)
+    info = turn(tools_of(dict.fromkeys("abcdefgh", fives)))
+    relaxed_tools = with_relaxed_tools(info, ("f0",), compiles)
+    assert compiles(relaxed_tools)
+    assert ["multipleOf" in text for _, text in relaxed_tools.tools] == [True] + [False] * 7
+    assert all('"integer"' in text for _, text in relaxed_tools.tools)
 
 
 def test_descriptions_do_not_count() -> None:
     """Agents offer hundreds of kilobytes, most of them descriptions."""
     parameter = {"type": "string", "description": "It is said at length. " * 60}
     schema = {"type": "object", "properties": {f"p{at}": parameter for at in range(3)}}
-    told = turn(tools_of({str(at): schema for at in range(100)}))
-    assert told.grammar is not None
-    assert len(told.grammar.text) < 20_000
-    assert "at length" not in told.grammar.text
-    assert compiles(told)
+    info = turn(tools_of({str(at): schema for at in range(100)}))
+    assert info.grammar is not None
+    assert len(info.grammar.text) < 20_000
+    assert "at length" not in info.grammar.text
+    assert compiles(info)
 
 
 # Alone each compiles; so many of them are too large for the parser.
@@ -307,8 +307,8 @@ def test_what_only_many_of_a_kind_exceed_is_left_out_of_all_of_them() -> None:
 def test_a_schema_that_cannot_be_sent_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"properties": {"a": {"enum": [f"{at:06}" for at in range(MAX_GRAMMAR // 8)]}}}
     monkeypatch.setattr(TRIAL, "attempt", None)
-    found = relax(assertions(json.dumps(schema)))
-    assert (found.text, found.summary) == (ANYTHING, "all of it")
+    result = relax(assertions(json.dumps(schema)))
+    assert (result.text, result.summary) == (ANYTHING, "all of it")
 
 
 def costly(name: str) -> str:
@@ -392,8 +392,8 @@ def test_a_machine_that_is_too_busy_leaves_out_what_is_known(
         raise GrammarBusyError("later")
 
     monkeypatch.setattr(TRIAL, "attempt", busy)
-    told = {"type": "object", "properties": {"busy": {"uniqueItems": True, "pattern": "(?=a)"}}}
-    found = relax_tool("f", assertions(json.dumps(told)))
-    assert found.summary == '"uniqueItems" (at /properties/busy/uniqueItems)'
+    options = {"type": "object", "properties": {"busy": {"uniqueItems": True, "pattern": "(?=a)"}}}
+    result = relax_tool("f", assertions(json.dumps(options)))
+    assert result.summary == '"uniqueItems" (at /properties/busy/uniqueItems)'
     monkeypatch.undo()
-    assert len(relax_tool("f", assertions(json.dumps(told))).left_out) == 2
+    assert len(relax_tool("f", assertions(json.dumps(options))).left_out) == 2

@@ -20,7 +20,7 @@ def asserted(schema: Any) -> Any:
 
 
 def test_annotations_are_no_assertions() -> None:
-    told = {
+    options = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "T",
         "description": "long " * 1000,
@@ -31,7 +31,7 @@ def test_annotations_are_no_assertions() -> None:
         },
         "$defs": {"a": {"$comment": "c", "anyOf": [{"title": "A", "type": "null"}]}},
     }
-    assert asserted(told) == {
+    assert asserted(options) == {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
         "properties": {"e": {"type": "string"}, "f": {"items": {"type": "string"}}},
@@ -40,7 +40,7 @@ def test_annotations_are_no_assertions() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         {"properties": {"title": {"type": "string"}, "description": {}, "default": True}},
         {"properties": {"properties": {"properties": {"title": {}, "examples": {}}}}},
@@ -55,12 +55,12 @@ def test_annotations_are_no_assertions() -> None:
         {"x-guidance": {"whitespace_flexible": True}},
     ],
 )
-def test_names_and_data_stay(told: dict[str, Any]) -> None:
-    assert asserted(told) == told
+def test_names_and_data_stay(message: dict[str, Any]) -> None:
+    assert asserted(message) == message
 
 
 @pytest.mark.parametrize(
-    ("told", "same"),
+    ("message", "same"),
     [
         ({"uniqueItems": False}, {}),
         ({"propertyNames": {"type": "string"}}, {}),
@@ -88,8 +88,8 @@ def test_names_and_data_stay(told: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_can_be_said_in_another_way(told: dict[str, Any], same: dict[str, Any]) -> None:
-    assert asserted(told) == same
+def test_what_can_be_said_in_another_way(message: dict[str, Any], same: dict[str, Any]) -> None:
+    assert asserted(message) == same
 
 
 JSON = st.recursive(
@@ -141,8 +141,8 @@ SCHEMAS = st.recursive(st.booleans() | st.just({}), _schemas, max_leaves=5)
 
 def fits(value: Any, schema: Any) -> bool:
     """Whether a value fits a schema, by another reader; a reference to nowhere is to anything."""
-    told = {**schema, "nowhere": {"b": True}} if isinstance(schema, dict) else schema
-    return jsonschema.Draft202012Validator(told).is_valid(value)
+    info = {**schema, "nowhere": {"b": True}} if isinstance(schema, dict) else schema
+    return jsonschema.Draft202012Validator(info).is_valid(value)
 
 
 @given(st.fixed_dictionaries({"properties": st.dictionaries(st.sampled_from("ab"), SCHEMAS),
@@ -150,11 +150,11 @@ def fits(value: Any, schema: Any) -> bool:
                               "$defs": st.fixed_dictionaries({"d": st.just({"type": "array"})})}),
        st.lists(JSON, min_size=8, max_size=8))  # fmt: skip
 @examples(200)
-def test_all_that_fits_a_schema_fits_what_is_left_of_it(told: Any, values: list[Any]) -> None:
-    text = assertions(json.dumps(told))
+def test_all_that_fits_a_schema_fits_what_is_left_of_it(message: Any, values: list[Any]) -> None:
+    text = assertions(json.dumps(message))
     assert assertions(text) == text  # an edge of before compiles it as it is
-    found = relax(text)
+    result = relax(text)
     for value in [*values, {"a": values[0]}, {"a": values[1], "b": values[2]}]:
-        wanted = fits(value, told)
+        wanted = fits(value, message)
         assert fits(value, json.loads(text)) == wanted
-        assert fits(value, json.loads(found.text)) >= wanted
+        assert fits(value, json.loads(result.text)) >= wanted

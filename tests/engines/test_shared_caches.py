@@ -29,10 +29,10 @@ def test_each_layer_that_writes_has_a_cache_of_its_own_shape(tmp_path: Path, fam
     artifact = tiny_artifact(tmp_path / "a", architecture=family)
     inputs = onnx.load(artifact.graph_path, load_external_data=False).graph.input
     shapes = [item.type.tensor_type.shape.dim for item in inputs if item.name.startswith("past.")]
-    found = [(dims[1].dim_value, dims[3].dim_value) for dims in shapes]
-    assert found == [shape for shape in SHAPES[family] for _ in ("key", "value")]
-    said = artifact.manifest.cached
-    assert [(each.kv_heads, each.head_dim) for each in said] == SHAPES[family]
+    result = [(dims[1].dim_value, dims[3].dim_value) for dims in shapes]
+    assert result == [shape for shape in SHAPES[family] for _ in ("key", "value")]
+    cached = artifact.manifest.cached
+    assert [(each.kv_heads, each.head_dim) for each in cached] == SHAPES[family]
 
 
 def test_models_whose_layers_are_alike_say_nothing_of_it(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_pieces_rollbacks_kept_paths_and_slots(tmp_path: Path, family: str, dial
     decoder = Decoder(artifact, slots=3)
     whole = decoder.prefill(0, TEXT, rows=len(TEXT)).logits.copy()
 
-    def same(found: np.ndarray, at: int) -> None:
-        np.testing.assert_allclose(found, whole[at : at + len(found)], atol=1e-4)
+    def same(result: np.ndarray, at: int) -> None:
+        np.testing.assert_allclose(result, whole[at : at + len(result)], atol=1e-4)
 
     done = 0
     for size in PIECES:  # a piece, and wrong drafts behind it, while another slot reads, too

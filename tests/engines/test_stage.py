@@ -162,7 +162,7 @@ def play(runner: Any, plan: list[tuple[Any, ...]], vocabulary: int) -> list[Any]
     for kind, first, second in plan:
         try:
             if kind == "forward":
-                passes = [asked(runner, trees, each, vocabulary) for each in first]
+                passes = [requests(runner, trees, each, vocabulary) for each in first]
                 answers.append([out.logits.copy() for out in runner.forward(passes)])
                 for item in passes:
                     trees[item.slot] = [] if item.parents is None else item.parents.tolist()
@@ -179,7 +179,7 @@ def play(runner: Any, plan: list[tuple[Any, ...]], vocabulary: int) -> list[Any]
     return answers
 
 
-def asked(
+def requests(
     runner: Any, trees: dict[int, list[int]], wanted: tuple[int, str, int, int], vocabulary: int
 ) -> Pass:
     """A chain, or a tree that goes on where the slot's last pass ended, as numbers say."""
@@ -213,12 +213,12 @@ def test_any_play_on_the_stages_is_the_same_on_the_whole(
     vocabulary = cut.whole.manifest.vocab_size
     wanted, *others = (play(player, plan, vocabulary) for player in players)
     for got in others:
-        for one, two in zip(got, wanted, strict=True):
+        for item, two in zip(got, wanted, strict=True):
             if isinstance(two, list) and two and isinstance(two[0], np.ndarray):
-                for logits, expected in zip(one, two, strict=True):
+                for logits, expected in zip(item, two, strict=True):
                     np.testing.assert_allclose(logits, expected, atol=1e-4)
             else:
-                assert one == two
+                assert item == two
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,7 @@ def test_real_weights_in_stages_say_the_same_text(default_artifacts: Pair, tmp_p
     target = default_artifacts.target
     split_artifact(target, tmp_path / "cut", layers=[9, 7, 7, 7])
     prompt = np.random.default_rng(3).integers(0, 49152, 40)
-    told = []
+    messages = []
     for runner in (Decoder(target), Staged(tmp_path / "cut", Artifact.open(target))):
         logits = runner.prefill(0, prompt).logits[0].copy()
         first = logits
@@ -305,8 +305,8 @@ def test_real_weights_in_stages_say_the_same_text(default_artifacts: Pair, tmp_p
         for _ in range(16):
             tokens.append(int(logits.argmax()))
             logits = runner.forward([Pass(0, np.array(tokens[-1:]))])[0].logits[0].copy()
-        told.append((first, logits, tokens))
-    (a, b, text), (c, d, again) = told
+        messages.append((first, logits, tokens))
+    (a, b, text), (c, d, again) = messages
     assert text == again
     np.testing.assert_allclose(c, a, atol=1e-4)
     np.testing.assert_allclose(d, b, atol=1e-4)

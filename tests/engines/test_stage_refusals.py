@@ -80,7 +80,7 @@ def test_states_must_be_those_of_the_passes(cut: Both) -> None:
 
 
 def test_a_stage_is_no_whole_model_and_a_whole_model_no_stage(cut: Both) -> None:
-    one, two, _ = open_stages(cut.folder)
+    item, two, _ = open_stages(cut.folder)
     for named in (two.path, two):
         with pytest.raises(ArtifactError, match=r"stage 2 of 3 \(layer 1\).*cut from"):
             Decoder(named)
@@ -90,7 +90,7 @@ def test_a_stage_is_no_whole_model_and_a_whole_model_no_stage(cut: Both) -> None
                 kind(named)
     with pytest.raises(ArtifactError, match="folder of stage 1"):
         Head(two)
-    assert Head(one).logits(np.zeros((2, 64), np.float32)).shape == (2, 100)
+    assert Head(item).logits(np.zeros((2, 64), np.float32)).shape == (2, 100)
 
 
 @pytest.mark.parametrize("provider", ["tensorrt", "tensorrt-ep", "abacus"])
@@ -102,16 +102,16 @@ def test_providers_that_run_no_stages_are_named(cut: Both, provider: str) -> Non
 
 def test_damaged_graphs_are_refused_by_name(tmp_path: Path) -> None:
     whole = tiny_artifact(tmp_path / "a")
-    one, two = split_artifact(whole.path, tmp_path / "cut", stages=2)
-    for path in (one.head_path, two.graph_path):
+    item, two = split_artifact(whole.path, tmp_path / "cut", stages=2)
+    for path in (item.head_path, two.graph_path):
         path.write_bytes(b"not a graph")
     with pytest.raises(ArtifactError, match=r"head\.onnx is not the file that was exported"):
-        Head(one)
+        Head(item)
     with pytest.raises(ArtifactError, match=r"stage-2/model\.onnx is not the file"):
         Stage(two)
-    one.head_path.unlink()
+    item.head_path.unlink()
     with pytest.raises(ArtifactError, match=r"head\.onnx"):
-        Head(one.path)
+        Head(item.path)
 
 
 class Emptied(HostCache):

@@ -89,13 +89,13 @@ def test_after_a_rollback_to_anywhere_it_goes_on_right(decoder):
     random, text = np.random.default_rng(2), list(TEXT[:30])
     feed(decoder, text)
     for _ in range(25):
-        kept = int(random.integers(0, len(text) + 1))
+        number = int(random.integers(0, len(text) + 1))
         new = random.integers(0, 100, random.integers(1, 60)).tolist()
-        text = [*text[:kept], *new][:200]
-        if len(text) == kept:
+        text = [*text[:number], *new][:200]
+        if len(text) == number:
             continue
-        decoder.rollback(0, kept)
-        same(feed(decoder, text[kept:]), whole(decoder, text)[kept:])
+        decoder.rollback(0, number)
+        same(feed(decoder, text[number:]), whole(decoder, text)[number:])
 
 
 def test_rollbacks_add_up_before_the_next_pass(decoder):
@@ -180,19 +180,19 @@ def test_a_window_taken_back_reads_nothing_again(family, tmp_path, monkeypatch):
 
     decoder.prefill(0, TEXT[:40])
     monkeypatch.setattr(type(decoder), "_run", counting)
-    asked, random = 0, np.random.default_rng(4)
+    wanted, random = 0, np.random.default_rng(4)
     for _ in range(30):
         window = int(random.integers(1, WINDOW + 1))
         for part in ([window + 1], [1] * (window + 1)):
             held = decoder.length(0)
             for size in part:
                 feed(decoder, TEXT[:size])
-                asked += size
+                wanted += size
             decoder.rollback(0, held + int(random.integers(0, 2)))
-    assert sum(tokens) == asked
+    assert sum(tokens) == wanted
     decoder.rollback(0, 4)
     feed(decoder, TEXT[:1])
-    assert sum(tokens) > asked + 1  # further back, some are
+    assert sum(tokens) > wanted + 1  # further back, some are
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
@@ -260,13 +260,13 @@ def test_stages_are_refused(tmp_path):
 def test_state_spaces_of_primitives_are_those_of_linear_attention(tmp_path):
     if "opset24" not in runnable() or not has_linear_attention():
         pytest.skip("this onnxruntime has no LinearAttention")
-    found = []
+    results = []
     for dialect in ("opset17", "opset24"):
         decoder = Decoder(tiny_artifact(tmp_path / dialect, architecture="mamba2", dialect=dialect))
         feed(decoder, TEXT[:30])
         decoder.rollback(0, 27)
-        found.append(feed(decoder, TEXT[27:150]))
-    same(*found)
+        results.append(feed(decoder, TEXT[27:150]))
+    same(*results)
 
 
 def test_layers_of_one_part_and_of_both_keep_what_they_have(tmp_path):

@@ -155,9 +155,9 @@ def test_a_device_over_it_writes_the_same_text(pair, edge, device, tmp_path, mon
     if protocol == "tree":
         options |= {"temperature": 1.0, "seed": 5}
     with Device(pair.draft, edge.endpoint, threads=1, provider="tensorrt") as other:
-        told = [each.generate("abc", **options) for each in (device, other)]
-    assert told[0].text == told[1].text
-    accepted = [sum(each.accepted for each in generation.rounds) for generation in told]
+        info = [each.generate("abc", **options) for each in (device, other)]
+    assert info[0].text == info[1].text
+    accepted = [sum(each.accepted for each in generation.rounds) for generation in info]
     assert accepted[0] == accepted[1] > 0
 
 

@@ -276,12 +276,15 @@ def test_the_command_builds_once_for_each_artifact(tmp_path, artifact, monkeypat
     other = tiny_artifact(tmp_path / "other", dialect="opset24", precision="fp16")
     command = ["export", "engine", str(artifact.path), str(other.path), "--context", "128"]
     assert main([*command, "--json", "-"]) == 0
-    told = msgspec.json.decode(capsys.readouterr().out)
-    assert [entry["built"] for entry in told] == [True, True]
-    assert [entry["precision"] for entry in told] == ["fp32", "fp16"]
-    assert told[0] | {"tensorrt": "10.16", "gpu": "Orin", "compute": "8.7", "slots": 1} == told[0]
+    decoded = msgspec.json.decode(capsys.readouterr().out)
+    assert [entry["built"] for entry in decoded] == [True, True]
+    assert [entry["precision"] for entry in decoded] == ["fp32", "fp16"]
+    assert (
+        decoded[0] | {"tensorrt": "10.16", "gpu": "Orin", "compute": "8.7", "slots": 1}
+        == decoded[0]
+    )
     assert main(command) == 0
-    assert capsys.readouterr().out.split() == [entry["engine"] for entry in told]
+    assert capsys.readouterr().out.split() == [entry["engine"] for entry in decoded]
     assert trt.double.builds == 2
     for folder in (artifact, other):
         assert Decoder(folder).provider == "tensorrt"

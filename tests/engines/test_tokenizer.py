@@ -148,11 +148,11 @@ def test_stream_of_a_valid_text_never_shows_half_a_character(text: str, make) ->
     text = text.replace("\ufffd", "").replace("▁", "").encode("utf-8", "ignore").decode()
     tokenizer = make()
     assume(make is sentencepiece or set(text.encode()) <= known_bytes(tokenizer))
-    stream, shown = TextStream(tokenizer), ""
+    stream, display = TextStream(tokenizer), ""
     for id in tokenizer.encode(text):
-        shown += stream.push([id])
-        assert text.startswith(shown)
-    assert shown + stream.flush() == text
+        display += stream.push([id])
+        assert text.startswith(display)
+    assert display + stream.flush() == text
 
 
 def test_stream_costs_the_same_at_the_end_as_at_the_start() -> None:

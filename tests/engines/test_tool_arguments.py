@@ -29,8 +29,8 @@ from pilotfish.engines.schemas import assertions
 )
 def test_the_top_of_a_tools_schema(parameters: Any, arguments: dict[str, Any]) -> None:
     tool = Tool.read({"function": {"name": "f", "parameters": parameters}})
-    told = parameters if isinstance(parameters, dict) else {}
-    assert tool.arguments == {**told, "type": "object", **arguments}
+    info = parameters if isinstance(parameters, dict) else {}
+    assert tool.arguments == {**info, "type": "object", **arguments}
     assert relax(assertions(json.dumps(tool.arguments))).text != ANYTHING
 
 

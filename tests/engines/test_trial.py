@@ -28,17 +28,17 @@ ENDLESS = Grammar("lark", "start: X0\n" + "".join(
 
 @pytest.fixture
 def tried() -> Iterator[Trial]:
-    one = Trial()
-    one.start()
-    yield one
-    one.end()
+    item = Trial()
+    item.start()
+    yield item
+    item.end()
 
 
-def stopped(one: Trial) -> int:
+def stopped(trial_value: Trial) -> int:
     """Let its process stand still, as in a suspended or an overloaded machine; returns its pid."""
-    assert one._process is not None
-    os.kill(one._process.pid, signal.SIGSTOP)
-    return one._process.pid
+    assert trial_value._process is not None
+    os.kill(trial_value._process.pid, signal.SIGSTOP)
+    return trial_value._process.pid
 
 
 def test_a_process_that_stands_still_says_nothing_of_the_grammar(tried: Trial) -> None:
@@ -49,17 +49,17 @@ def test_a_process_that_stands_still_says_nothing_of_the_grammar(tried: Trial) -
 
 
 def test_one_that_stands_still_while_it_starts() -> None:
-    one = Trial()
+    item = Trial()
     try:
-        with one._lock:
-            one._running_process()
-        stopped(one)
+        with item._lock:
+            item._running_process()
+        stopped(item)
         begun_s = time.process_time()
-        one.attempt(FINE)
+        item.attempt(FINE)
         assert time.process_time() - begun_s < 1.0
-        assert one._process is not None
+        assert item._process is not None
     finally:
-        one.end()
+        item.end()
 
 
 def test_one_that_stands_still_ends_with_its_parent() -> None:
@@ -143,11 +143,11 @@ def small() -> Grammars:
 
 
 def test_what_a_grammar_does_itself_is_kept(small: Grammars) -> None:
-    for grammar, said in ((ENDLESS, TOO_LONG), (Grammar("regex", "("), "cannot be used")):
+    for grammar, reply in ((ENDLESS, TOO_LONG), (Grammar("regex", "("), "cannot be used")):
         for _ in range(2):
-            with pytest.raises(GrammarError, match=said):
+            with pytest.raises(GrammarError, match=reply):
                 small.constraint(grammar)
-        assert said in small.refusal(grammar)
+        assert reply in small.refusal(grammar)
     begun_s = TRIAL.cpu_s
     with pytest.raises(GrammarError):
         small.constraint(ENDLESS)

@@ -160,9 +160,9 @@ def test_what_the_grammar_wants_and_no_token_writes_is_an_error() -> None:
 
 
 def test_a_pair_of_one_vocabulary_needs_no_bridge() -> None:
-    own = vocabulary(unigram())
+    ours = vocabulary(unigram())
     other = vocabulary(unigram(), model="y", chat_template="{{ messages[0].content }}")
-    pair = Pair(own, other)
+    pair = Pair(ours, other)
     assert pair.trivial
     prompt = pair.prompt("a text", chat=False)
     assert prompt.ids.tolist() == [1, *unigram().encode("a text")]
@@ -171,8 +171,8 @@ def test_a_pair_of_one_vocabulary_needs_no_bridge() -> None:
 
 @pytest.mark.parametrize("other", [smollm2, sentencepiece])
 def test_no_bridge_leads_to_another_vocabulary(other: Any) -> None:
-    own, its = vocabulary(unigram(), model="uni"), vocabulary(other(), model="bpe")
-    for pair in ((own, its), (its, own)):
+    ours, its = vocabulary(unigram(), model="uni"), vocabulary(other(), model="bpe")
+    for pair in ((ours, its), (its, ours)):
         with pytest.raises(
             PairMismatchError, match="a Unigram vocabulary is only used by a drafter"
         ):
@@ -180,4 +180,4 @@ def test_no_bridge_leads_to_another_vocabulary(other: Any) -> None:
     with pytest.raises(ArtifactError, match="a Unigram vocabulary is only used by a drafter"):
         check_foreign(unigram()._json)
     with pytest.raises(ArtifactError, match="a Unigram vocabulary is only used by a drafter"):
-        Vocabulary.decode(own.encode(), "uni")
+        Vocabulary.decode(ours.encode(), "uni")

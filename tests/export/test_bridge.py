@@ -73,44 +73,51 @@ def naive_mass(drafter: Artifact, text: str, window: int, shared: Sequence[int])
 
 
 def test_of_a_cut_head_only_what_it_can_say_is_covered(target: Artifact, tmp_path: Path) -> None:
-    kept = [OWN.index(letter) for letter in "aeh"]
-    cut = tiny_artifact(tmp_path / "cut", tokens=OWN, eos="[end]", kept=sorted(kept))
-    found = compare_vocabularies(cut, target, TEXT)
+    selection = [OWN.index(letter) for letter in "aeh"]
+    cut = tiny_artifact(tmp_path / "cut", tokens=OWN, eos="[end]", kept=sorted(selection))
+    vocabularies = compare_vocabularies(cut, target, TEXT)
     pieces = [Tokenizer(target).piece(id) for id in Tokenizer(target).encode(TEXT)]
-    assert found.coverage == pytest.approx(sum(piece in "aeh" for piece in pieces) / len(pieces))
-    assert found.mass == pytest.approx(1.0)
+    assert vocabularies.coverage == pytest.approx(
+        sum(piece in "aeh" for piece in pieces) / len(pieces)
+    )
+    assert vocabularies.mass == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("text", [TEXT, TEXT * 9])  # the latter is longer than the context
 def test_the_figures_are_what_they_are_called(
     drafter: Artifact, target: Artifact, text: str
 ) -> None:
-    found = compare_vocabularies(drafter, target, text)
+    vocabularies = compare_vocabularies(drafter, target, text)
     common = {*LETTERS, "Ġ", "in", "é"}
-    assert found.shared == len(common) + 1
-    assert (found.own_size, found.target_size) == (len(OWN) + 1, len(TARGET) + 1)
-    assert found.specials == {"</s>": "[end]"}
-    assert found.turn_end == "</s>"
+    assert vocabularies.shared == len(common) + 1
+    assert (vocabularies.own_size, vocabularies.target_size) == (len(OWN) + 1, len(TARGET) + 1)
+    assert vocabularies.specials == {"</s>": "[end]"}
+    assert vocabularies.turn_end == "</s>"
     pieces = [Tokenizer(target).piece(id) for id in Tokenizer(target).encode(text)]
-    assert found.target_tokens == len(pieces)
-    assert found.coverage == pytest.approx(sum(piece in common for piece in pieces) / len(pieces))
-    assert 0.3 < found.coverage < 0.9
+    assert vocabularies.target_tokens == len(pieces)
+    assert vocabularies.coverage == pytest.approx(
+        sum(piece in common for piece in pieces) / len(pieces)
+    )
+    assert 0.3 < vocabularies.coverage < 0.9
     shared = [id for id, piece in enumerate([*OWN, "</s>"]) if piece in common or piece == "</s>"]
-    assert found.positions == len(Tokenizer(drafter).encode(text))
-    assert found.mass == pytest.approx(naive_mass(drafter, text, 48, shared), abs=1e-5)
+    assert vocabularies.positions == len(Tokenizer(drafter).encode(text))
+    assert vocabularies.mass == pytest.approx(naive_mass(drafter, text, 48, shared), abs=1e-5)
 
 
 def test_a_long_text_is_cut_and_progress_is_told(
     drafter: Artifact, target: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_POSITIONS", 100)
-    told: list[tuple[int, int | None]] = []
+    messages: list[tuple[int, int | None]] = []
     long = compare_vocabularies(
-        drafter, target, TEXT * 20, progress=lambda label, done, total: told.append((done, total))
+        drafter,
+        target,
+        TEXT * 20,
+        progress=lambda label, done, total: messages.append((done, total)),
     )
     assert long.positions == 100
-    assert told[0] == (0, 100)
-    assert told[-1] == (100, 100)
+    assert messages[0] == (0, 100)
+    assert messages[-1] == (100, 100)
     assert long.target_tokens == len(Tokenizer(target).encode(TEXT * 20))
 
 
@@ -127,13 +134,13 @@ def test_the_table_says_what_the_figures_mean(
     text.write_text(TEXT)
     assert run(drafter.path, target.path, "--text", text) == 0
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    found = compare_vocabularies(drafter, target, TEXT)
+    vocabularies = compare_vocabularies(drafter, target, TEXT)
     for part in (
-        f"shared {found.shared} tokens",
+        f"shared {vocabularies.shared} tokens",
         "</s>",
         "[end] is drafted for it",  # no markup
-        f"coverage {found.coverage:.1%}",
-        f"mass {found.mass:.1%}",
+        f"coverage {vocabularies.coverage:.1%}",
+        f"mass {vocabularies.mass:.1%}",
         "Worth trying",
     ):
         assert part in words
@@ -144,9 +151,9 @@ def test_json(
 ) -> None:
     assert run(drafter.path, target.path, "--json", "-") == 0
     figures = json.loads(capsys.readouterr().out)
-    found = compare_vocabularies(drafter, target, SAMPLE)
-    assert figures["coverage"] == found.coverage
-    assert figures["mass"] == pytest.approx(found.mass)
+    vocabularies = compare_vocabularies(drafter, target, SAMPLE)
+    assert figures["coverage"] == vocabularies.coverage
+    assert figures["mass"] == pytest.approx(vocabularies.mass)
     assert figures["specials"] == {"</s>": "[end]"}
     assert (figures["trivial"], figures["hopeless"]) == (False, False)
     assert run(drafter.path, target.path, "--json", tmp_path / "figures.json") == 0
@@ -157,8 +164,8 @@ def test_json(
 def test_a_hopeless_pair_is_told_and_ends_with_1(
     drafter: Artifact, foreign: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = compare_vocabularies(drafter, foreign, SAMPLE)
-    assert found.coverage * found.mass < HOPELESS
+    vocabularies = compare_vocabularies(drafter, foreign, SAMPLE)
+    assert vocabularies.coverage * vocabularies.mass < HOPELESS
     assert run(drafter.path, foreign.path) == 1
     assert "Hopeless" in capsys.readouterr().out
     assert run(drafter.path, foreign.path, "--json", "-") == 1
@@ -168,15 +175,15 @@ def test_a_hopeless_pair_is_told_and_ends_with_1(
 def test_the_same_vocabulary_needs_no_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = tiny_artifact(tmp_path / "one", vocab=100, padded_vocab=104)
+    item = tiny_artifact(tmp_path / "one", vocab=100, padded_vocab=104)
     other = tiny_artifact(tmp_path / "other", vocab=100, padded_vocab=128, architecture="opt")
-    for artifact in (one, other):
+    for artifact in (item, other):
         artifact.graph_path.write_text("nothing runs this")
-    assert run(one.path, other.path) == 0
+    assert run(item.path, other.path) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "trivial" in out
     assert "104 and 128" in out
-    assert run(one.path, one.path, "--json", "-") == 0
+    assert run(item.path, item.path, "--json", "-") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures == {"trivial": True, "hopeless": False, "shared": 100}
 
@@ -243,9 +250,9 @@ def test_a_text_that_is_none_is_refused_in_one_line(
     if content is not None:
         text.write_bytes(content)
     assert run(drafter.path, target.path, "--text", text) == code
-    told = capsys.readouterr()
-    assert words in told.err.splitlines()[-1]
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert words in output.err.splitlines()[-1]
+    assert output.out == ""
 
 
 def test_no_artifact_and_nothing_in_common(
@@ -259,6 +266,6 @@ def test_no_artifact_and_nothing_in_common(
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     for part in ("coverage", "mass", "hopeless", "pilotfish export bridge drafter target", "76"):
-        assert part in told
+        assert part in out

@@ -41,9 +41,9 @@ def test_layer_by_layer_is_the_whole_model(tmp_path: Path, family: str) -> None:
     states = reference.states(tokens, lambda: parts.append(1))
     assert len(parts) == reference.parts
     with reference.head(states) as logits:
-        found = logits(20, 50)
+        result = logits(20, 50)
     wanted = whole.prefill(0, tokens, rows=30).logits
-    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    np.testing.assert_allclose(result, wanted, atol=2e-4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fp32"]
 
 
@@ -59,19 +59,19 @@ def test_a_text_is_read_by_the_rotary_factors_of_the_artifact(
     tokens = (5 * np.arange(length)) % 128
     reference = Reference(random, random.config, tmp_path)
     with reference.head(reference.states(tokens, lambda: None)) as logits:
-        found = logits(0, length)
+        result = logits(0, length)
     wanted = whole.prefill(0, tokens, rows=length).logits
-    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    np.testing.assert_allclose(result, wanted, atol=2e-4)
 
 
 def test_the_cost_is_that_of_both_exports_side_by_side(tmp_path: Path) -> None:
     path = source(tmp_path)
     made = export_model(str(path), tmp_path / "int4", precision="int4", check=True)
-    found = Artifact.open(made.path).manifest.cost
-    assert found is not None
+    result = Artifact.open(made.path).manifest.cost
+    assert result is not None
     tokenizer = Tokenizer(made.tokenizer_path)
     tokens = tokenizer.encode(TEXT)[: cost.LONGEST]
-    assert found.tokens == len(tokens)
+    assert result.tokens == len(tokens)
     exact = Decoder(export_model(str(path), tmp_path / "fp32"), provider="cpu")
     p, q = (
         np.exp(each - np.logaddexp.reduce(each, axis=1, keepdims=True))
@@ -80,9 +80,9 @@ def test_the_cost_is_that_of_both_exports_side_by_side(tmp_path: Path) -> None:
             for decoder in (exact, Decoder(made, provider="cpu"))
         )
     )
-    assert found.kl == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=0.02)
-    assert found.acceptance == pytest.approx(np.minimum(p, q).sum(axis=1).mean(), abs=1e-4)
-    assert 0.5 < found.acceptance < 1.0
+    assert result.kl == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=0.02)
+    assert result.acceptance == pytest.approx(np.minimum(p, q).sum(axis=1).mean(), abs=1e-4)
+    assert 0.5 < result.acceptance < 1.0
     assert {file.name for file in made.path.iterdir()} == {*made.manifest.files, "manifest.json"}
     made.verify()
 
@@ -150,14 +150,14 @@ def test_the_command_tells_it(tmp_path: Path, flags: tuple[str, ...]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path / 'a'}\n"
-    found = Artifact.open(tmp_path / "a").manifest.cost
-    told = re.search(r"int8 against float32.* KL (\S+) nats a token, α (\S+)", done.stderr)
+    result = Artifact.open(tmp_path / "a").manifest.cost
+    match = re.search(r"int8 against float32.* KL (\S+) nats a token, α (\S+)", done.stderr)
     if flags:
-        assert (found, told) == (None, None)
+        assert (result, match) == (None, None)
     else:
-        assert found is not None
-        assert told is not None
-        assert float(told[1]) == pytest.approx(found.kl, abs=1e-4)
+        assert result is not None
+        assert match is not None
+        assert float(match[1]) == pytest.approx(result.kl, abs=1e-4)
 
 
 def test_a_manifest_with_a_cost_is_checked(tmp_path: Path) -> None:

@@ -78,10 +78,12 @@ def test_caps_scales_and_narrow_embeddings_stay(tmp_path: Path, family: str) -> 
 def test_blocks_of_a_file_are_kept_and_the_file_is_smaller(tmp_path: Path, precision: Any) -> None:
     source = str(write_gguf(tmp_path / "tiny.gguf", LLAMA, kind=GGMLQuantizationType.Q8_0))
     whole = export_model(source, tmp_path / "whole", precision=precision)
-    kept = np.arange(0, whole.manifest.vocab_size, 4)
-    cut = export_model(source, tmp_path / "cut", precision=precision, head_tokens=kept, check=True)
+    selection = np.arange(0, whole.manifest.vocab_size, 4)
+    cut = export_model(
+        source, tmp_path / "cut", precision=precision, head_tokens=selection, check=True
+    )
     wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
-    np.testing.assert_allclose(got.logits, wanted.logits[:, kept], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got.logits, wanted.logits[:, selection], rtol=1e-5, atol=1e-5)
     assert cut.manifest.cost is not None  # against float32 with the same head
     assert cut.manifest.cost.acceptance > 0.8
     assert cut.manifest.origin == whole.manifest.origin  # heads that judge by states go with both
@@ -123,9 +125,9 @@ def test_a_list_of_tokens_that_is_wrong_is_refused(
 
 def test_an_altered_list_is_noticed_at_once(tmp_path: Path) -> None:
     path = _with_head_tokens(tmp_path / "a", np.array([1, 2, 3], "<u4").tobytes())
-    kept = Artifact.open(path).head_tokens
-    assert kept is not None
-    assert kept.tolist() == [1, 2, 3]
+    head_tokens = Artifact.open(path).head_tokens
+    assert head_tokens is not None
+    assert head_tokens.tolist() == [1, 2, 3]
     (path / "head_tokens.bin").write_bytes(np.array([1, 2, 4], "<u4").tobytes())
     with pytest.raises(ArtifactError, match=r"head_tokens\.bin is not the file that was exported"):
         Artifact.open(path)
@@ -207,16 +209,16 @@ def test_the_most_frequent_are_kept_and_then_the_lowest(
     source = RandomSource(tiny_config(), 1)
     counts = np.array(data.draw(st.lists(st.integers(0, 3), min_size=128, max_size=128)))
     useful = np.array(data.draw(st.lists(st.booleans(), min_size=128, max_size=128)))
-    kept = choose_tokens(source, count, counts, useful if some else None)
-    assert len(kept) == count
-    assert (np.diff(kept) > 0).all()
-    assert {*source.eos_ids} <= {*kept.tolist()}
+    tokens = choose_tokens(source, count, counts, useful if some else None)
+    assert len(tokens) == count
+    assert (np.diff(tokens) > 0).all()
+    assert {*source.eos_ids} <= {*tokens.tolist()}
 
     def rank(id: int) -> tuple[bool, int, int]:
         return (some and not useful[id], -int(counts[id]), id)
 
-    inside = [rank(id) for id in kept.tolist() if id not in source.eos_ids]
-    outside = [rank(id) for id in range(128) if id not in kept]
+    inside = [rank(id) for id in tokens.tolist() if id not in source.eos_ids]
+    outside = [rank(id) for id in range(128) if id not in tokens]
     assert not inside or not outside or max(inside) < min(outside)
 
 

@@ -75,8 +75,8 @@ def run(
         )
         for item in session.get_inputs()
     }
-    (found,) = session.run(["y"], feeds | {"x": x / np.float32(2)})
-    return np.asarray(found, np.float32)
+    (result,) = session.run(["y"], feeds | {"x": x / np.float32(2)})
+    return np.asarray(result, np.float32)
 
 
 def by_hand(
@@ -87,9 +87,9 @@ def by_hand(
     assert experts is not None
 
     def linear(name: str, value: Floats, rounding: Callable[[Floats], Floats] = rounded) -> Floats:
-        found = value @ rounding(source.tensor(f"{MODULE}.{name}.weight")).T
+        result = value @ rounding(source.tensor(f"{MODULE}.{name}.weight")).T
         bias = f"{MODULE}.{name}.bias"
-        return np.asarray(found + (source.tensor(bias) if bias in source.names() else 0))
+        return np.asarray(result + (source.tensor(bias) if bias in source.names() else 0))
 
     def fed(module: str, value: Floats, *, clamped: bool = True) -> Floats:
         gate, up = (linear(f"{module}.{part}_proj", value) for part in ("gate", "up"))
@@ -156,9 +156,9 @@ def test_rounded_experts_differ_by_the_rounding_of_activations_alone(
         steps = (codes.codes.astype(np.float32) - codes.zero_point).reshape(len(weight), -1, BLOCK)
         return (steps * codes.scales[..., None]).reshape(weight.shape)
 
-    found = run(tmp_path, dialect, config, x, "int8" if bits == 8 else "int4")
+    completed = run(tmp_path, dialect, config, x, "int8" if bits == 8 else "int4")
     exact = by_hand(config, x, rounded)
-    assert np.linalg.norm(found - exact) < 0.02 * np.linalg.norm(exact)
+    assert np.linalg.norm(completed - exact) < 0.02 * np.linalg.norm(exact)
     coarse = np.linalg.norm(by_hand(config, x) - exact) / np.linalg.norm(exact)
     assert bits == 8 or coarse > 0.05  # so that the first bound says something
 

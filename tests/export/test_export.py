@@ -215,13 +215,13 @@ def test_weights_stream_through_and_may_exceed_two_gigabytes(tmp_path):
 
 
 def test_progress_is_told(tmp_path):
-    told = []
+    messages = []
     source = RandomSource(tiny_config(), seed=0)
-    export_model(source, tmp_path / "a", progress=lambda *step: told.append(step))
-    labels = {label for label, _, _ in told}
+    export_model(source, tmp_path / "a", progress=lambda *step: messages.append(step))
+    labels = {label for label, _, _ in messages}
     assert labels
-    assert all(total is None or 0 <= done <= total for _, done, total in told)
-    assert any(done == total for _, done, total in told)
+    assert all(total is None or 0 <= done <= total for _, done, total in messages)
+    assert any(done == total for _, done, total in messages)
 
 
 def test_manifests_survive_json(tmp_path):

@@ -62,8 +62,8 @@ def read(values: dict[str, Any]) -> ModelConfig:
 
 def test_what_is_published_and_what_transformers_saves_are_one_model() -> None:
     saved = {key: value for key, value in GEMMA4.items() if "global" not in key}
-    own = {"head_dim": 32, "num_key_value_heads": 1}
-    saved["per_layer_config"] = {str(i): own for i in (1, 3, 5)}
+    fields = {"head_dim": 32, "num_key_value_heads": 1}
+    saved["per_layer_config"] = {str(i): fields for i in (1, 3, 5)}
     assert read(saved) == read(GEMMA4)
 
 
@@ -138,8 +138,8 @@ def test_a_directory_of_it_cut_and_whole(tmp_path: Path, values: dict[str, Any])
     exact = Decoder(export_model(str(source), tmp_path / "fp32")).prefill(0, text, rows=40).logits
     assert exact.std() > 0.01
     rounded = export_model(str(source), tmp_path / "int8", precision="int8")
-    found = Decoder(rounded).prefill(0, text, rows=40).logits
-    assert np.corrcoef(exact.ravel(), found.ravel())[0, 1] > 0.99
+    logits = Decoder(rounded).prefill(0, text, rows=40).logits
+    assert np.corrcoef(exact.ravel(), logits.ravel())[0, 1] > 0.99
     cut = export_model(str(source), tmp_path / "cut", first_layers=5)
     assert [each.layer for each in cut.manifest.cached] == [0, 1, 2, 3]
     short = msgspec.structs.replace(config, layers=5)

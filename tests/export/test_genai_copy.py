@@ -36,10 +36,10 @@ def edit(folder, how):
 
 
 def test_the_artifact_is_the_folders_files_with_a_manifest(folder):
-    kept = keep(folder)
-    manifest, ours = kept.manifest, Artifact.open(folder.with_name("tiny-ours")).manifest
+    selection = keep(folder)
+    manifest, ours = selection.manifest, Artifact.open(folder.with_name("tiny-ours")).manifest
     for name in ("model.onnx", "model.onnx.data", "genai_config.json"):
-        assert os.path.samefile(kept.path / name, folder / name)  # no second copy
+        assert os.path.samefile(selection.path / name, folder / name)  # no second copy
     assert manifest.files.keys() == {
         "model.onnx", "model.onnx.data", "genai_config.json", "tokenizer.json",
     }  # fmt: skip
@@ -52,11 +52,11 @@ def test_the_artifact_is_the_folders_files_with_a_manifest(folder):
         "tokenizer_fingerprint", "kv_dtype", "layers", "window",
     ):  # fmt: skip
         assert getattr(manifest, same) == getattr(ours, same), same
-    text = (kept.path / "manifest.json").read_text()
+    text = (selection.path / "manifest.json").read_text()
     assert json.loads(text)["trees"] is json.loads(text)["hidden_states"] is False
-    assert Artifact.open(kept.path).manifest == manifest
+    assert Artifact.open(selection.path).manifest == manifest
     assert {entry.dialect for entry in list_artifacts(folder.parent)} == {"genai", "contrib"}
-    kept.verify()
+    selection.verify()
 
 
 def test_what_the_graph_gives_and_keeps_to_stands_in_the_manifest(tmp_path):
@@ -101,16 +101,16 @@ def test_a_graph_whose_rotary_factors_grow_is_right_as_far_as_the_short_ones_go(
             graph.node.insert(at, node)
 
     edit(folder, branch)
-    kept = keep(folder)
-    assert kept.manifest.dimensions.context == 40
+    selection = keep(folder)
+    assert selection.manifest.dimensions.context == 40
     assert "other rotary factors" in caplog.text
-    assert open_model(kept).prefill(0, np.arange(40)).logits.shape == (1, 128)
-    edit(folder, lambda graph: graph.node.remove(_one(graph, "Greater")))
+    assert open_model(selection).prefill(0, np.arange(40)).logits.shape == (1, 128)
+    edit(folder, lambda graph: graph.node.remove(_single(graph, "Greater")))
     with pytest.raises(ExportError, match="branches"):
         keep(folder)
 
 
-def _one(graph, kind):
+def _single(graph, kind):
     return next(node for node in graph.node if node.op_type == kind)
 
 
@@ -124,10 +124,10 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize(("content", "said"), CONFIGS, ids=range(len(CONFIGS)))
-def test_damaged_configurations_are_refused(folder, content, said):
+@pytest.mark.parametrize(("content", "message"), CONFIGS, ids=range(len(CONFIGS)))
+def test_damaged_configurations_are_refused(folder, content, message):
     (folder / "genai_config.json").write_bytes(content)
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         keep(folder)
     assert not (folder.parent / "kept").exists()
 
@@ -176,12 +176,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), CHANGES, ids=range(len(CHANGES)))
-def test_configurations_that_are_not_the_graphs_are_refused(folder, changes, said):
+@pytest.mark.parametrize(("changes", "message"), CHANGES, ids=range(len(CHANGES)))
+def test_configurations_that_are_not_the_graphs_are_refused(folder, changes, message):
     change(folder, changes)
-    with pytest.raises(ExportError, match=said) as told:
+    with pytest.raises(ExportError, match=message) as info:
         keep(folder)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(info.value)
     assert not (folder.parent / "kept").exists()
 
 
@@ -211,7 +211,7 @@ def _pruned(graph):
 
 
 def _other_attention(graph):
-    _one(graph, "GroupQueryAttention").op_type = "MultiHeadAttention"
+    _single(graph, "GroupQueryAttention").op_type = "MultiHeadAttention"
 
 
 GRAPHS = [
@@ -226,10 +226,10 @@ GRAPHS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "said"), GRAPHS, ids=range(len(GRAPHS)))
-def test_graphs_of_another_kind_are_refused(folder, how, said):
+@pytest.mark.parametrize(("how", "message"), GRAPHS, ids=range(len(GRAPHS)))
+def test_graphs_of_another_kind_are_refused(folder, how, message):
     edit(folder, how)
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         keep(folder)
 
 
@@ -285,16 +285,16 @@ def test_stages_of_it_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"trees": True}, "reads no trees"),
         ({"files": {"model.onnx": "0" * 64, "tokenizer.json": "0" * 64}}, "genai_config"),
     ],
 )
-def test_manifests_that_say_otherwise_are_refused(tmp_path, changes, said):
+def test_manifests_that_say_otherwise_are_refused(tmp_path, changes, message):
     path = genai_artifact(tmp_path / "a").path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(ArtifactError, match=said):
+    with pytest.raises(ArtifactError, match=message):
         Artifact.open(path.parent)
 
 

@@ -49,9 +49,9 @@ def keep(file: Path, out: Path) -> Artifact:
 
 def test_the_artifact_is_the_file_with_a_tokenizer_and_a_manifest(tmp_path):
     file = gguf_file(tmp_path / "tiny-Q8_0.gguf", "qwen3")
-    kept, ours = keep(file, tmp_path / "kept"), export_model(str(file), tmp_path / "ours")
-    manifest, other = kept.manifest, ours.manifest
-    assert os.path.samefile(kept.gguf_path, file)  # no second copy
+    selection, ours = keep(file, tmp_path / "kept"), export_model(str(file), tmp_path / "ours")
+    manifest, other = selection.manifest, ours.manifest
+    assert os.path.samefile(selection.gguf_path, file)  # no second copy
     assert (manifest.dialect, manifest.precision, manifest.opset) == ("llamacpp", "gguf", None)
     assert manifest.files.keys() == {"model.gguf", "tokenizer.json"}
     for same in (
@@ -59,18 +59,18 @@ def test_the_artifact_is_the_file_with_a_tokenizer_and_a_manifest(tmp_path):
         "eos_ids", "chat_template", "tokenizer_fingerprint", "source", "origin",
     ):  # fmt: skip
         assert getattr(manifest, same) == getattr(other, same), same
-    assert Artifact.open(kept.path).manifest == manifest
-    assert kept.tokenizer_path.read_bytes() == ours.tokenizer_path.read_bytes()
+    assert Artifact.open(selection.path).manifest == manifest
+    assert selection.tokenizer_path.read_bytes() == ours.tokenizer_path.read_bytes()
     assert {entry.precision for entry in list_artifacts(tmp_path)} == {"gguf", "fp32"}
-    kept.verify()
-    content = bytearray(kept.gguf_path.read_bytes())
+    selection.verify()
+    content = bytearray(selection.gguf_path.read_bytes())
     content[-1] ^= 1
-    kept.gguf_path.write_bytes(content)
+    selection.gguf_path.write_bytes(content)
     with pytest.raises(ArtifactError, match=r"model\.gguf.*SHA-256"):
-        kept.verify()
-    kept.gguf_path.unlink()
+        selection.verify()
+    selection.gguf_path.unlink()
     with pytest.raises(ArtifactError, match=r"lacks model\.gguf"):
-        Artifact.open(kept.path)
+        Artifact.open(selection.path)
 
 
 def test_a_file_on_another_file_system_is_copied(tmp_path, monkeypatch):
@@ -79,9 +79,9 @@ def test_a_file_on_another_file_system_is_copied(tmp_path, monkeypatch):
 
     file = gguf_file(tmp_path / "tiny.gguf")
     monkeypatch.setattr(atomic.os, "link", refuse)
-    kept = keep(file, tmp_path / "kept")
-    assert not os.path.samefile(kept.gguf_path, file)
-    assert kept.gguf_path.read_bytes() == file.read_bytes()
+    selection = keep(file, tmp_path / "kept")
+    assert not os.path.samefile(selection.gguf_path, file)
+    assert selection.gguf_path.read_bytes() == file.read_bytes()
 
 
 def test_an_architecture_that_our_exporter_does_not_know_is_kept(tmp_path):
@@ -94,7 +94,7 @@ def test_an_architecture_that_our_exporter_does_not_know_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "architecture", "said"),
+    ("changes", "architecture", "message"),
     [
         ({"ssm.conv_kernel": 4}, "jamba", "jamba has recurrent states"),
         ({"shortconv.l_cache": 3}, "lfm2", "lfm2 has recurrent states"),
@@ -105,15 +105,15 @@ def test_an_architecture_that_our_exporter_does_not_know_is_kept(tmp_path):
         ({"context_length": 1.5}, "gemma2", "gemma2.context_length"),
     ],
 )
-def test_models_of_no_use_are_refused(tmp_path, changes, architecture, said):
+def test_models_of_no_use_are_refused(tmp_path, changes, architecture, message):
     file = write_foreign(tmp_path / "odd.gguf", architecture, {**HYBRID, **changes})
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         keep(file, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"block_count": 3}, "block_count is 3, but the file has tensors of 4"),
         ({"block_count": 4096}, "block_count is 4096, but the file has tensors of 4"),
@@ -124,9 +124,9 @@ def test_models_of_no_use_are_refused(tmp_path, changes, architecture, said):
         ({"attention.layer_norm_epsilon": float("inf")}, "epsilon is"),
     ],
 )
-def test_what_would_end_llama_cpps_process_is_refused(tmp_path, changes, said):
+def test_what_would_end_llama_cpps_process_is_refused(tmp_path, changes, message):
     file = write_foreign(tmp_path / "odd.gguf", "llama", {**HYBRID, **changes}, SOME)
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         keep(file, tmp_path / "kept")
 
 

@@ -51,8 +51,8 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path, family: st
     wanted = plain(checkpoint.config)
     for field in SAID_OTHERWISE.get(family, set()) | {"name"}:
         wanted[field] = getattr(file.config, field)
-    found = {name: getattr(file.config, name) for name in file.config.__struct_fields__}
-    for field, value in found.items():
+    results = {name: getattr(file.config, name) for name in file.config.__struct_fields__}
+    for field, value in results.items():
         assert plain_numbers(value) == wanted[field], field
     assert set(file.names()) == set(checkpoint.names())
     for name in checkpoint.names():
@@ -66,7 +66,11 @@ def plain_numbers(value: Any) -> Any:
 
 
 def test_every_architecture_that_is_read_is_among_them() -> None:
-    read = {own.gguf.name for own in ARCHITECTURES.values() if own.gguf is not None}
+    read = {
+        architecture.gguf.name
+        for architecture in ARCHITECTURES.values()
+        if architecture.gguf is not None
+    }
     assert read == {made["architecture"] for made in CONVERTED.values()}
 
 
@@ -79,9 +83,9 @@ def logits(source: Path, out: Path, **settings: Any) -> NDArray[np.float32]:
 @pytest.mark.parametrize("family", ["Gemma 3 4B", "Phi 4 mini", "SmolLM 3", "gpt-oss"])
 def test_its_graph_computes_what_the_checkpoints_does(tmp_path: Path, family: str) -> None:
     wanted = logits(write_checkpoint(tmp_path / "hf", family), tmp_path / "a")
-    found = logits(write_converted(tmp_path / "m.gguf", family), tmp_path / "b")
+    result = logits(write_converted(tmp_path / "m.gguf", family), tmp_path / "b")
     assert float(wanted.std()) > 0.1
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(result, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["Phi 4 mini", "Granite 3", "Qwen 3 MoE", "Granite MoE, shared"])
@@ -90,10 +94,10 @@ def test_blocks_are_kept_where_rows_move(tmp_path: Path, family: str) -> None:
     source = open_source(str(write_converted(tmp_path / "m.gguf", family, kind=Kind.Q8_0)))
     assert source.blocks() == ["Q8_0"]
     for name in source.names():
-        kept, values = source.quantized(name), source.tensor(name)
-        assert (kept is not None) == (values.ndim == 2)
-        if kept is not None:
-            np.testing.assert_array_equal(kept.floats(), values, name)
+        selection, values = source.quantized(name), source.tensor(name)
+        assert (selection is not None) == (values.ndim == 2)
+        if selection is not None:
+            np.testing.assert_array_equal(selection.floats(), values, name)
 
 
 @pytest.mark.parametrize("family", ["Phi 4 mini", "Granite 3"])
@@ -101,8 +105,8 @@ def test_a_stored_export_computes_nearly_the_same(tmp_path: Path, family: str) -
     needs("opset24")
     path = write_converted(tmp_path / "m.gguf", family, kind=Kind.Q8_0)
     wanted = logits(path, tmp_path / "a")
-    found = logits(path, tmp_path / "b", precision="stored", dialect="opset24")
-    assert float((found - wanted).std()) < 0.05 * float(wanted.std())
+    result = logits(path, tmp_path / "b", precision="stored", dialect="opset24")
+    assert float((result - wanted).std()) < 0.05 * float(wanted.std())
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -115,10 +119,10 @@ def read(file: GgufFile, metadata: dict[str, Any]) -> ModelConfig:
     other.metadata = {"general.architecture": architecture} | {
         f"{architecture}.{key}": value for key, value in metadata.items()
     }
-    model_type, own = find_class(other)
+    model_type, ours = find_class(other)
     stored = {name: t.shape for name, t in file.tensors.items() if "rope_" not in name}
     mixture = ARCHITECTURES[model_type].mixture
-    origins = find_weights(gguf_names(own, experts=mixture is not None), stored)
+    origins = find_weights(gguf_names(ours, experts=mixture is not None), stored)
     whole = {name: stored[origin.stored[0]] for name, origin in origins.items()}
     config, _ = read_metadata(other, model_type, whole)
     return config
@@ -150,11 +154,11 @@ def test_each_key_is_followed_or_refused(tmp_path: Path, family: str) -> None:
         unused.add("rope.scaling.original_context_length")
     for key, value in stated.items():
         changed = stated | {key: flipped(value)}
-        told = refusal(file, changed)
-        if told is None:
+        info = refusal(file, changed)
+        if info is None:
             assert (read(file, changed) == usual) == (key in unused), key
         else:
-            assert f"{architecture}." in told, key
+            assert f"{architecture}." in info, key
 
 
 def refusal(file: GgufFile, metadata: dict[str, Any]) -> str | None:

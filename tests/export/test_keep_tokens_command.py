@@ -53,17 +53,17 @@ def test_the_tokens_of_a_text_are_kept_first(
 ) -> None:
     out = tmp_path / "out"
     assert export(source, out, "--keep-tokens", 40, "--for", text, "--precision", "int8") == 0
-    told = capsys.readouterr()
-    assert told.out.strip() == str(out)
-    assert f"kept 40 of {whole.manifest.vocab_size} tokens, which are 100.00%" in told.err
-    assert "little text" in told.err
+    output = capsys.readouterr()
+    assert output.out.strip() == str(out)
+    assert f"kept 40 of {whole.manifest.vocab_size} tokens, which are 100.00%" in output.err
+    assert "little text" in output.err
     cut = Artifact.open(out)
     cut.verify()
-    kept = cut.head_tokens
-    assert kept is not None
-    own = Tokenizer(cut)
-    assert {*own.encode("zzzz xyz"), *cut.manifest.eos_ids} <= {*kept.tolist()}
-    rest = np.setdiff1d(kept, [*own.encode("zzzz xyz"), *cut.manifest.eos_ids])
+    head_tokens = cut.head_tokens
+    assert head_tokens is not None
+    tokenizer = Tokenizer(cut)
+    assert {*tokenizer.encode("zzzz xyz"), *cut.manifest.eos_ids} <= {*head_tokens.tolist()}
+    rest = np.setdiff1d(head_tokens, [*tokenizer.encode("zzzz xyz"), *cut.manifest.eos_ids])
     assert rest.max() < 60  # the lowest ids
 
 
@@ -98,8 +98,8 @@ def test_of_another_vocabulary_what_it_lacks_is_kept_last(
     assert "of all are tokens of the target, too" in capsys.readouterr().err
     cut = Artifact.open(out)
     assert cut.head_tokens is not None
-    own = Tokenizer(cut)
-    assert {own.encode(letter)[-1] for letter in "abcdefgh"} <= {*cut.head_tokens.tolist()}
+    tokenizer = Tokenizer(cut)
+    assert {tokenizer.encode(letter)[-1] for letter in "abcdefgh"} <= {*cut.head_tokens.tolist()}
 
 
 def test_beside_a_target_that_has_all_tokens_none_is_useless(
@@ -118,9 +118,9 @@ def test_a_target_that_it_cannot_draft_for_is_not_asked(
 ) -> None:
     target = unigram_artifact(tmp_path / "target", 1)
     assert export(source, tmp_path / "out", "--keep-tokens", 20, "--for", target) == 76
-    told = capsys.readouterr().err
-    assert "the target answers" not in told
-    assert "a Unigram vocabulary is only used by" in told
+    err = capsys.readouterr().err
+    assert "the target answers" not in err
+    assert "a Unigram vocabulary is only used by" in err
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_what_cannot_be_ends_in_a_sentence(
     if content is not None:
         path.write_bytes(content)
     assert export(source, tmp_path / "out", "--keep-tokens", count, "--for", path) == 65
-    told = capsys.readouterr().err.strip().splitlines()
-    assert reason in told[-1]
-    assert told[-1].startswith("pilotfish: ")
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert reason in lines[-1]
+    assert lines[-1].startswith("pilotfish: ")
     assert not (tmp_path / "out").exists()
 
 

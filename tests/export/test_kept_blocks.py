@@ -40,13 +40,13 @@ def test_kept_blocks_have_the_values_of_the_file(
     name: str, seed: int, rows: int, supers: int
 ) -> None:
     stored = random_blocks(np.random.default_rng(seed), Kind[name], rows, 256 * supers)
-    kept = keep_blocks(stored, FORMATS[name])
+    selection = keep_blocks(stored, FORMATS[name])
     wanted = gguf.dequantize(stored, Kind[name])
-    found = kept.floats()
-    assert found.shape == wanted.shape
+    result = selection.floats()
+    assert result.shape == wanted.shape
     # exact, but for the rounding of code · scale + offset where there are minima
-    most = 0.0 if kept.offsets is None else 1e-6 * float(np.abs(wanted).max())
-    assert float(np.abs(found - wanted).max()) <= most
+    most = 0.0 if selection.offsets is None else 1e-6 * float(np.abs(wanted).max())
+    assert float(np.abs(result - wanted).max()) <= most
 
 
 def calm_gguf(path: Path, config: dict[str, object], kind: Kind, kinds=None, **more: bool) -> Path:
@@ -103,15 +103,15 @@ def test_a_stored_export_computes_what_the_file_does(
     needs(dialect)
     path = calm_gguf(tmp_path / "m.gguf", config, kind, kinds, tie_word_embeddings=tied)
     plain = export_model(str(path), tmp_path / "fp32")
-    kept = export_model(str(path), tmp_path / "kept", precision="stored", dialect=dialect)
-    assert kept.manifest.precision == "stored"
+    model = export_model(str(path), tmp_path / "kept", precision="stored", dialect=dialect)
+    assert model.manifest.precision == "stored"
     if dialect == "opset24":
-        onnx.checker.check_model(str(kept.graph_path), full_check=True)
+        onnx.checker.check_model(str(model.graph_path), full_check=True)
     wanted = logits(Decoder(plain, provider="cpu"))
-    rounded = logits(Decoder(kept, provider="cpu"))
+    rounded = logits(Decoder(model, provider="cpu"))
     assert float((rounded - wanted).std()) < 0.05 * float(wanted.std())
-    found = logits(exact(kept, monkeypatch))
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * float(np.abs(wanted).max()))
+    result = logits(exact(model, monkeypatch))
+    np.testing.assert_allclose(result, wanted, atol=1e-4 * float(np.abs(wanted).max()))
 
 
 def test_a_tied_head_and_its_embedding_share_their_blocks(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_stored_blocks_go_into_stages_and_first_layers(tmp_path: Path) -> None:
     split_artifact(whole.path, tmp_path / "cut", stages=2)
     passes = [Pass(0, np.arange(20))]
     [wanted] = Decoder(whole).forward(passes)
-    [found] = Staged(tmp_path / "cut", whole).forward(passes)
-    np.testing.assert_array_equal(found.logits, wanted.logits)
+    [result] = Staged(tmp_path / "cut", whole).forward(passes)
+    np.testing.assert_array_equal(result.logits, wanted.logits)
     source = FirstLayers(open_source(str(path)), 1)
     name = "model.layers.{}.mlp.up_proj.weight"
     first = source.quantized(name.format(0))

@@ -26,15 +26,15 @@ Way = tuple[Mapping[str, Any], Callable[[Rounded], Tensors], int, bool, bool]
 
 
 def gptq(bits: int, version: str) -> tuple[Mapping[str, Any], Callable[[Rounded], Tensors]]:
-    said = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
-    return said, lambda it: packers.gptq(it, bits, one_less=version == "gptq")
+    fields = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
+    return fields, lambda it: packers.gptq(it, bits, one_less=version == "gptq")
 
 
 def compressed(
     bits: int, symmetric: bool
 ) -> tuple[Mapping[str, Any], Callable[[Rounded], Tensors]]:
-    said = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    return said, lambda it: packers.compressed(it, bits, symmetric=symmetric)
+    fields = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    return fields, lambda it: packers.compressed(it, bits, symmetric=symmetric)
 
 
 AWQ = ({"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}, packers.awq)
@@ -53,7 +53,7 @@ def checkpoint(
     path: Path, way: str, group: int = 32, seed: int = 0, config: dict[str, Any] = SIZES
 ) -> tuple[Path, dict[str, Rounded]]:
     """Write a model whose projections are packed; q, k and v share the order of their columns."""
-    said, packer, bits, symmetric, shuffled = WAYS[way]
+    reply, packer, bits, symmetric, shuffled = WAYS[way]
     tensors: dict[str, Any] = {}
     matrices: dict[str, Rounded] = {}
     for name, value in tiny_weights(config).items():
@@ -68,7 +68,7 @@ def checkpoint(
         groups = random_matrix(
             random, 8, width, bits=bits, group=min(group, width), symmetric=True, shuffled=shuffled
         ).groups
-        own = random_matrix(
+        ours = random_matrix(
             np.random.default_rng([seed, len(matrices)]),
             rows,
             width,
@@ -76,9 +76,9 @@ def checkpoint(
             group=min(group, width),
             symmetric=symmetric,
         )._replace(groups=groups)
-        matrices[name] = own
-        tensors |= {f"{module}.{part}": each for part, each in packer(own).items()}
-    return write_packed(path, config, said, tensors), matrices
+        matrices[name] = ours
+        tensors |= {f"{module}.{part}": each for part, each in packer(ours).items()}
+    return write_packed(path, config, reply, tensors), matrices
 
 
 @given(way=st.sampled_from(sorted(WAYS)), group=st.sampled_from([32, 64, 128]), seed=st.integers(0))
@@ -90,9 +90,9 @@ def test_packed_weights_are_read_as_they_were_written(
     source = open_source(str(path))
     for name, matrix in matrices.items():
         np.testing.assert_array_equal(source.tensor(name), matrix.floats())
-        kept = source.quantized(name)
-        assert kept is not None
-        np.testing.assert_array_equal(kept.floats(), matrix.floats())
+        selection = source.quantized(name)
+        assert selection is not None
+        np.testing.assert_array_equal(selection.floats(), matrix.floats())
     assert source.quantized("model.embed_tokens.weight") is None
 
 
@@ -104,24 +104,24 @@ def test_packed_weights_are_kept_and_computed_with(
     needs(dialect)
     path, _ = checkpoint(tmp_path / "m", way)
     plain = export_model(str(path), tmp_path / "fp32")
-    kept = export_model(str(path), tmp_path / "kept", precision="stored", dialect=dialect)
+    model = export_model(str(path), tmp_path / "kept", precision="stored", dialect=dialect)
     wanted = logits(Decoder(plain, provider="cpu"))
-    rounded = logits(Decoder(kept, provider="cpu"))
+    rounded = logits(Decoder(model, provider="cpu"))
     assert float((rounded - wanted).std()) < 0.05 * float(wanted.std())
-    found = logits(exact(kept, monkeypatch))
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * float(np.abs(wanted).max()))
+    result = logits(exact(model, monkeypatch))
+    np.testing.assert_allclose(result, wanted, atol=1e-4 * float(np.abs(wanted).max()))
 
 
 def test_int4_finds_the_groups_of_a_symmetric_checkpoint_again(tmp_path: Path) -> None:
     path, matrices = checkpoint(tmp_path / "m", "gptq", group=128)
     source = open_source(str(path))
     for name, matrix in matrices.items():
-        found = quantize(name, source.tensor(name), 4).floats()
-        np.testing.assert_allclose(found, matrix.floats(), atol=1e-6 * np.abs(found).max())
+        result = quantize(name, source.tensor(name), 4).floats()
+        np.testing.assert_allclose(result, matrix.floats(), atol=1e-6 * np.abs(result).max())
 
 
 def test_fused_matrices_are_kept_in_their_parts(tmp_path: Path) -> None:
-    said, packer, *_ = WAYS["gptq, asymmetric"]
+    reply, packer, *_ = WAYS["gptq, asymmetric"]
     config = {**SIZES, "model_type": "phi3", "pad_token_id": 0}
     random = np.random.default_rng(0)
     rows = {"self_attn.qkv_proj": 64 + 2 * 32, "mlp.gate_up_proj": 256}
@@ -131,14 +131,14 @@ def test_fused_matrices_are_kept_in_their_parts(tmp_path: Path) -> None:
     for layer in range(2):
         for module, count in rows.items():
             width = 128 if "down" in module else 64
-            own = random_matrix(random, count, width, bits=4, group=32, symmetric=False)
+            ours = random_matrix(random, count, width, bits=4, group=32, symmetric=False)
             prefix = f"model.layers.{layer}.{module}"
-            floats[prefix] = own.floats()
-            tensors |= {f"{prefix}.{part}": each for part, each in packer(own).items()}
-    source = open_source(str(write_packed(tmp_path / "m", config, said, tensors)))
+            floats[prefix] = ours.floats()
+            tensors |= {f"{prefix}.{part}": each for part, each in packer(ours).items()}
+    source = open_source(str(write_packed(tmp_path / "m", config, reply, tensors)))
     parts = [source.quantized(f"model.layers.1.self_attn.{part}_proj.weight") for part in "qkv"]
-    found = np.concatenate([part.floats() for part in parts if part is not None])
-    np.testing.assert_array_equal(found, floats["model.layers.1.self_attn.qkv_proj"])
+    result = np.concatenate([part.floats() for part in parts if part is not None])
+    np.testing.assert_array_equal(result, floats["model.layers.1.self_attn.qkv_proj"])
 
 
 # 8 of 64 columns: as many scales as rows
@@ -156,8 +156,8 @@ def test_fp8_is_dequantised_and_says_so(
             tensors[f"{module}.input_scale"] = np.ones(1, np.float32)
         else:
             tensors[name] = value
-    said = {"quant_method": "fp8", "weight_block_size": block and [block, block]}
-    path = write_packed(tmp_path / "m", SIZES, said, tensors)
+    fields = {"quant_method": "fp8", "weight_block_size": block and [block, block]}
+    path = write_packed(tmp_path / "m", SIZES, fields, tensors)
     source = open_source(str(path))
     assert "fp8" in caplog.text
     assert "dequantised" in caplog.text
@@ -171,17 +171,17 @@ def test_fp8_is_dequantised_and_says_so(
 def test_biases_of_zeros_that_quantisers_write_are_dropped_and_others_refused(
     tmp_path: Path,
 ) -> None:
-    said, packer, *_ = WAYS["gptq"]
+    reply, packer, *_ = WAYS["gptq"]
     path, matrices = checkpoint(tmp_path / "m", "gptq")
     tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
-    for name, own in matrices.items():
+    for name, ours in matrices.items():
         module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{part}": each for part, each in packer(own).items()}
-        tensors[f"{module}.bias"] = np.zeros(len(own.codes), np.float16)
-    write_packed(path, SIZES, said, tensors)
+        tensors |= {f"{module}.{part}": each for part, each in packer(ours).items()}
+        tensors[f"{module}.bias"] = np.zeros(len(ours.codes), np.float16)
+    write_packed(path, SIZES, reply, tensors)
     assert not any(name.endswith("bias") for name in open_source(str(path)).names())
     tensors["model.layers.0.mlp.up_proj.bias"][3] = 1
-    write_packed(path, SIZES, said, tensors)
+    write_packed(path, SIZES, reply, tensors)
     with pytest.raises(ExportError, match=r"up_proj\.bias"):
         open_source(str(path))
 
@@ -203,15 +203,15 @@ def test_biases_of_zeros_that_quantisers_write_are_dropped_and_others_refused(
 def test_damaged_matrices_are_refused(
     tmp_path: Path, part: str, broken: Callable[[Any], Any], named: str
 ) -> None:
-    said, packer, *_ = WAYS["gptq, asymmetric"]
+    reply, packer, *_ = WAYS["gptq, asymmetric"]
     path, matrices = checkpoint(tmp_path / "m", "gptq, asymmetric")
     tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
-    for name, own in matrices.items():
+    for name, ours in matrices.items():
         module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{each}": array for each, array in packer(own).items()}
+        tensors |= {f"{module}.{each}": array for each, array in packer(ours).items()}
     spoilt = f"model.layers.1.mlp.up_proj.{part}"
     tensors[spoilt] = broken(tensors[spoilt])
-    write_packed(path, SIZES, said, tensors)
+    write_packed(path, SIZES, reply, tensors)
     with pytest.raises(ExportError, match=named):
         export_model(str(path), tmp_path / "a", precision="stored")
     assert not (tmp_path / "a").exists()
@@ -219,14 +219,14 @@ def test_damaged_matrices_are_refused(
 
 def test_zero_points_of_a_byte_each_are_refused(tmp_path: Path) -> None:
     """As compressed-tensors wrote them before it packed them: not what lies in words."""
-    said, packer, *_ = WAYS["compressed-tensors, asymmetric"]
+    reply, packer, *_ = WAYS["compressed-tensors, asymmetric"]
     path, matrices = checkpoint(tmp_path / "m", "compressed-tensors, asymmetric")
     tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
-    for name, own in matrices.items():
+    for name, ours in matrices.items():
         module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{each}": array for each, array in packer(own).items()}
-        tensors[f"{module}.weight_zero_point"] = (own.zeros - 128).astype(np.int8)
-    write_packed(path, SIZES, said, tensors)
+        tensors |= {f"{module}.{each}": array for each, array in packer(ours).items()}
+        tensors[f"{module}.weight_zero_point"] = (ours.zeros - 128).astype(np.int8)
+    write_packed(path, SIZES, reply, tensors)
     with pytest.raises(ExportError, match="weight_zero_point is of type I8"):
         export_model(str(path), tmp_path / "a")
 
@@ -247,12 +247,12 @@ def test_blocks_of_compressed_tensors_have_the_size_that_is_stated(tmp_path: Pat
             packed, wanted[name] = packers.float8(value, 24)
             codes, scales = packed.values()
             tensors |= {name: codes, f"{module}.weight_scale": scales}
-    said = {
+    fields = {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "config_groups": weights_of("block", block_structure=[24, 24]),
     }
-    source = open_source(str(write_packed(tmp_path / "m", config, said, tensors)))
+    source = open_source(str(write_packed(tmp_path / "m", config, fields, tensors)))
     for name, floats in wanted.items():
         np.testing.assert_array_equal(source.tensor(name), floats)
 

@@ -44,12 +44,12 @@ SPLITS: dict[tuple[str, ...], str] = {
 
 
 def pieces(name: str, text: str) -> list[str]:
-    found = PRETOKENIZERS[name].build().pre_tokenize_str(text)
-    return [bytes(BYTE_OF_CHARACTER[one] for one in piece).decode() for piece, _ in found]
+    result = PRETOKENIZERS[name].build().pre_tokenize_str(text)
+    return [bytes(BYTE_OF_CHARACTER[item] for item in piece).decode() for piece, _ in result]
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [(name, said) for names, said in SPLITS.items() for name in names]
+    ("name", "expected"), [(name, reply) for names, reply in SPLITS.items() for name in names]
 )
 def test_a_text_is_split_as_the_family_does(name: str, expected: str) -> None:
     assert pieces(name, TEXT) == expected.split("|")
@@ -72,8 +72,8 @@ def test_what_else_a_name_says(name: str, whole: bool, begins: bool) -> None:
     tokenizer = Tokenizer.from_json(GgufVocabulary(metadata, HERE).tokenizer_json)
     assert (len(tokenizer.encode("Hello")) == 1) == whole
     assert tokenizer.beginning == ([1] if begins else [])
-    said = metadata | {"tokenizer.ggml.add_bos_token": not begins}
-    other = Tokenizer.from_json(GgufVocabulary(said, HERE).tokenizer_json)
+    reply = metadata | {"tokenizer.ggml.add_bos_token": not begins}
+    other = Tokenizer.from_json(GgufVocabulary(reply, HERE).tokenizer_json)
     assert other.beginning == ([] if begins else [1])
 
 
@@ -99,6 +99,6 @@ def test_gemma_4_merges_characters_and_marks_spaces() -> None:
     tokenizer = Tokenizer.from_json(GgufVocabulary(metadata, HERE).tokenizer_json)
     assert tokenizer.beginning == [1]
     ids = tokenizer.encode("ab ab  a\n\n\né")
-    found = ["ab", "▁ab", "▁▁", "a", "\n\n", "\n", "<0xC3>", "<0xA9>"]
-    assert [tokenizer.piece(id) for id in ids] == found
+    results = ["ab", "▁ab", "▁▁", "a", "\n\n", "\n", "<0xC3>", "<0xA9>"]
+    assert [tokenizer.piece(id) for id in ids] == results
     assert tokenizer.decode(ids) == "ab ab  a\n\n\né"

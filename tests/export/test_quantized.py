@@ -34,8 +34,8 @@ def weights(seed: int = 0, rows: int = 64) -> Floats:
 
 def rounded(kind: Kind) -> Floats:
     """As a GGUF file has them."""
-    found: Floats = gguf.dequantize(gguf.quantize(weights(), kind), kind)
-    return found
+    result: Floats = gguf.dequantize(gguf.quantize(weights(), kind), kind)
+    return result
 
 
 def searched(kind: Kind) -> Floats:
@@ -47,17 +47,17 @@ def searched(kind: Kind) -> Floats:
     raw[..., :floats] = np.full(floats // 2, 0.01, np.float16).view(np.uint8)
     if kind == Kind.Q4_0:
         raw[..., floats:] = raw[..., floats:] & 0x33 | 0x44  # codes 4 … 7: all below 0
-    found: Floats = gguf.dequantize(raw.reshape(64, -1), kind)
-    return found
+    result: Floats = gguf.dequantize(raw.reshape(64, -1), kind)
+    return result
 
 
 def error(weight: Floats, bits: int) -> float:
     """Of the largest weight."""
-    found = quantize("w", weight, bits)
-    blocks = found.codes.reshape(len(weight), -1, BLOCK).astype(np.float32) - found.zero_point
-    again = blocks * found.scales[..., None]
-    if found.offsets is not None:
-        again = again + found.offsets[..., None]
+    result = quantize("w", weight, bits)
+    blocks = result.codes.reshape(len(weight), -1, BLOCK).astype(np.float32) - result.zero_point
+    again = blocks * result.scales[..., None]
+    if result.offsets is not None:
+        again = again + result.offsets[..., None]
     largest = max(float(np.abs(weight).max()), 1e-9)
     return float(np.abs(again.reshape(weight.shape) - weight).max()) / largest
 
@@ -88,10 +88,10 @@ def test_other_weights_are_rounded_to_the_nearest(bits: int, most: float) -> Non
 
 def test_blocks_that_lie_on_no_grid_do_not_spoil_those_that_do() -> None:
     mixed = np.concatenate([rounded(Kind.Q4_1), weights(seed=3, rows=20)])
-    found = quantize("w", mixed, 4)
+    result = quantize("w", mixed, 4)
     assert error(mixed[:64], 4) <= 1e-6
     assert error(mixed, 4) < 1 / 15
-    assert found.offsets is not None
+    assert result.offsets is not None
 
 
 def stored(artifact: Artifact) -> dict[str, NDArray[Any]]:
@@ -129,7 +129,7 @@ def test_an_int4_export_of_4_bit_blocks_computes_what_the_file_does(
         logits[precision] = out.logits.copy()
     exact = logits["fp32"]
     # what is left is activations in 8 bits, which int8 has too
-    off = {name: float((found - exact).std() / exact.std()) for name, found in logits.items()}
+    off = {name: float((result - exact).std() / exact.std()) for name, result in logits.items()}
     assert off["int4"] < 1.5 * off["int8"] + 1e-6 < 0.05
 
 
@@ -143,8 +143,8 @@ def test_what_is_kept_is_kept_in_stages_and_passes_the_strict_checker(tmp_path: 
     assert {stage.manifest.head for stage in stages} == {"int8"}
     passes = [Pass(0, np.arange(20))]
     [wanted] = Decoder(whole).forward(passes)
-    [found] = Staged(tmp_path / "cut", whole).forward(passes)
-    np.testing.assert_array_equal(found.logits, wanted.logits)
+    [result] = Staged(tmp_path / "cut", whole).forward(passes)
+    np.testing.assert_array_equal(result.logits, wanted.logits)
 
 
 @pytest.mark.parametrize("dialect", ["opset24", "contrib"])

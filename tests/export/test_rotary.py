@@ -23,12 +23,12 @@ def yarn(theta: float, original: int, factor: float, truncate: bool) -> list[flo
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, DIM - 1)
-    found = []
+    results = []
     for at in range(DIM // 2):
         slowed = min(max((at - low) / (high - low), 0.0), 1.0)
         angle = theta ** (-2 * at / DIM)
-        found.append(slowed * angle / factor + (1 - slowed) * angle)
-    return found
+        results.append(slowed * angle / factor + (1 - slowed) * angle)
+    return results
 
 
 # Where `high` lies: below the last pair, beyond it (all pairs turn in the original context, so even

@@ -59,10 +59,10 @@ def frequencies(config: ModelConfig) -> np.ndarray:
 def assert_holds(source: WeightSource, weights: dict[str, Any], **tolerance: float) -> None:
     assert set(source.names()) == set(weights)
     for name, expected in weights.items():
-        found = source.tensor(name)
-        assert found.dtype == np.float32
-        assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, err_msg=name, **(tolerance or {"rtol": 0}))
+        result = source.tensor(name)
+        assert result.dtype == np.float32
+        assert result.shape == expected.shape
+        np.testing.assert_allclose(result, expected, err_msg=name, **(tolerance or {"rtol": 0}))
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -86,9 +86,11 @@ def test_directory(tmp_path: Path, config: dict[str, Any], dtype: str, shards: i
 def with_image(path: Path, **files: str) -> Path:
     """As Gemma 3's text models: a special token more than the embedding has rows."""
     config = LLAMA | {"vocab_size": len(TOKENS)}
-    own = json.loads(tokenizer_json())
-    own["added_tokens"].append(own["added_tokens"][0] | {"id": len(TOKENS), "content": "<image>"})
-    texts = {"tokenizer.json": json.dumps(own), **files}
+    payload = json.loads(tokenizer_json())
+    payload["added_tokens"].append(
+        payload["added_tokens"][0] | {"id": len(TOKENS), "content": "<image>"}
+    )
+    texts = {"tokenizer.json": json.dumps(payload), **files}
     return write_directory(path, config, files=texts)
 
 
@@ -97,7 +99,7 @@ def test_a_special_token_without_embedding_is_left_out(tmp_path: Path) -> None:
     plain = open_source(str(write_directory(tmp_path / "p")))
     assert source.vocab_size == len(TOKENS)
     assert source.description.left_out == ["<image>"]
-    ours, theirs = (Tokenizer.from_json(one.tokenizer_json) for one in (source, plain))
+    ours, theirs = (Tokenizer.from_json(item.tokenizer_json) for item in (source, plain))
     assert ours.fingerprint == theirs.fingerprint
     assert ours.encode("an <image>") == theirs.encode("an <image>")
 
@@ -115,8 +117,8 @@ def test_gguf_equals_the_directory(tmp_path: Path, config: dict[str, Any]) -> No
     assert_holds(file, tiny_weights(config))
     assert isinstance(file.config, ModelConfig)
     for field in file.config.__struct_fields__:
-        expected, found = getattr(directory.config, field), getattr(file.config, field)
-        assert found == (pytest.approx(expected) if field == "norm_eps" else expected) or (
+        expected, result = getattr(directory.config, field), getattr(file.config, field)
+        assert result == (pytest.approx(expected) if field == "norm_eps" else expected) or (
             field == "name"
         ), field
     assert file.config.name == "tiny"
@@ -155,9 +157,9 @@ def test_k_quants_have_the_shape_of_the_matrix(tmp_path: Path, kind: Kind) -> No
     writer.close()
     from pilotfish.export.sources.gguf_file import GgufFile
 
-    found = GgufFile(tmp_path / "k.gguf").tensor("token_embd.weight")
-    assert found.shape == (3, block)
-    assert not found.any()
+    result = GgufFile(tmp_path / "k.gguf").tensor("token_embd.weight")
+    assert result.shape == (3, block)
+    assert not result.any()
 
 
 def test_rotary_divisors_of_gguf_equal_llama3_scaling(tmp_path: Path) -> None:

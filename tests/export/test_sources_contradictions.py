@@ -83,19 +83,19 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("true", "said", "key", "tensor"), CONTRADICTIONS)
+@pytest.mark.parametrize(("true", "options", "key", "tensor"), CONTRADICTIONS)
 def test_contradictions_of_a_directory(
-    tmp_path: Path, true: dict[str, Any], said: dict[str, Any], key: str, tensor: str
+    tmp_path: Path, true: dict[str, Any], options: dict[str, Any], key: str, tensor: str
 ) -> None:
     weights = opt_weights() if true is OPT else tiny_weights(true)
-    source = write_directory(tmp_path / "m", true | said, weights=weights)
-    told = refusal(source, tmp_path / "out")
-    assert key in told
-    assert tensor in told
+    source = write_directory(tmp_path / "m", true | options, weights=weights)
+    info = refusal(source, tmp_path / "out")
+    assert key in info
+    assert tensor in info
 
 
 @pytest.mark.parametrize(
-    ("true", "said", "key", "tensor"),
+    ("true", "options", "key", "tensor"),
     [
         (LLAMA, {"hidden_size": 48}, "embedding_length 48", "token_embd.weight"),
         (LLAMA, {"intermediate_size": 80}, "feed_forward_length 80", "blk.0.ffn_gate.weight"),
@@ -110,14 +110,17 @@ def test_contradictions_of_a_directory(
     ],
 )  # fmt: skip
 def test_contradictions_of_a_gguf_file(
-    tmp_path: Path, true: dict[str, Any], said: dict[str, Any], key: str, tensor: str
+    tmp_path: Path, true: dict[str, Any], options: dict[str, Any], key: str, tensor: str
 ) -> None:
     path = write_gguf(
-        tmp_path / "m.gguf", true, settings={"{}.vocab_size": (true | said)["vocab_size"]}, say=said
+        tmp_path / "m.gguf",
+        true,
+        settings={"{}.vocab_size": (true | options)["vocab_size"]},
+        say=options,
     )
-    told = refusal(path, tmp_path / "out")
-    assert key in told
-    assert tensor in told
+    info = refusal(path, tmp_path / "out")
+    assert key in info
+    assert tensor in info
 
 
 @pytest.mark.parametrize(
@@ -141,9 +144,9 @@ def test_a_weight_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     first, second = sorted(source.glob("model-*.safetensors"))
     save_file(load_file(second) | {"model.norm.weight": np.ones(32, np.float32)}, second)
     save_file(load_file(first) | {"model.norm.weight": np.zeros(32, np.float32)}, first)
-    told = refusal(source, tmp_path / "out")
-    assert "model.norm.weight" in told
-    assert second.name in told
+    info = refusal(source, tmp_path / "out")
+    assert "model.norm.weight" in info
+    assert second.name in info
 
 
 def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
@@ -153,9 +156,9 @@ def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
     other = embedding.copy()
     other[-1, -1] += 1  # of a padding row, even
     source = write_directory(tmp_path / "m", tied, weights=weights | {"lm_head.weight": other})
-    told = refusal(source, tmp_path / "out")
-    assert "tie_word_embeddings" in told
-    assert "lm_head.weight" in told
+    info = refusal(source, tmp_path / "out")
+    assert "tie_word_embeddings" in info
+    assert "lm_head.weight" in info
     same = write_directory(
         tmp_path / "same", tied, weights=weights | {"lm_head.weight": embedding}, shards=2
     )
@@ -164,14 +167,14 @@ def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
 
 def test_qwen3_of_gguf_without_its_norms_is_refused(tmp_path: Path) -> None:
     weights = {name: w for name, w in tiny_weights(QWEN3).items() if "q_norm" not in name}
-    told = refusal(write_gguf(tmp_path / "m.gguf", QWEN3, weights=weights), tmp_path / "out")
-    assert "blk.0.attn_q_norm.weight" in told
+    info = refusal(write_gguf(tmp_path / "m.gguf", QWEN3, weights=weights), tmp_path / "out")
+    assert "blk.0.attn_q_norm.weight" in info
 
 
 def test_an_end_of_text_that_is_no_token_of_gguf_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", settings={"tokenizer.ggml.eot_token_id": 262})
-    told = refusal(path, tmp_path / "out")
-    assert "tokenizer.ggml.eot_token_id 262" in told
+    info = refusal(path, tmp_path / "out")
+    assert "tokenizer.ggml.eot_token_id 262" in info
 
 
 @pytest.mark.parametrize(

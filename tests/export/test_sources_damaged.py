@@ -173,14 +173,14 @@ def test_a_walk_over_the_weights_needs_the_memory_of_one(tmp_path: Path) -> None
         )
         return int(fields["RssFile"].split()[0]) * 1024
 
-    one = np.ones((1024, 4096), np.float32)  # 16 MiB
-    save_file({f"w{i}": one for i in range(12)}, tmp_path / "m.safetensors")
+    item = np.ones((1024, 4096), np.float32)  # 16 MiB
+    save_file({f"w{i}": item for i in range(12)}, tmp_path / "m.safetensors")
     file = SafetensorsFile(tmp_path / "m.safetensors")
     before = resident()
     for name in file.names():
         view = file.tensor(name)
-        assert view.sum() == one.size
-        assert resident() - before < 2 * one.nbytes
+        assert view.sum() == item.size
+        assert resident() - before < 2 * item.nbytes
     assert not view.flags.owndata  # a view of the file, not a copy
 
 

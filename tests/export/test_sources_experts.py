@@ -56,18 +56,18 @@ def weights_of(config: Mapping[str, Any]) -> dict[str, Floats]:
     """Make the weights of a mixture, by the names that its class gives them."""
     rng = np.random.default_rng(4)
     kind, inner = config["model_type"], config.get("moe_intermediate_size", INNER)
-    found = {k: v for k, v in tiny_weights(config).items() if ".mlp." not in k}
-    own: dict[str, tuple[int, ...]] = {}
+    results = {k: v for k, v in tiny_weights(config).items() if ".mlp." not in k}
+    fields: dict[str, tuple[int, ...]] = {}
     if kind == "qwen3_moe":
-        own |= {f"self_attn.{name}_norm.weight": (8,) for name in "qk"}
+        fields |= {f"self_attn.{name}_norm.weight": (8,) for name in "qk"}
     if kind == "granitemoe":
-        own |= {
+        fields |= {
             "block_sparse_moe.router.layer.weight": (COUNT, HIDDEN),
             "block_sparse_moe.input_linear.weight": (COUNT, 2 * inner, HIDDEN),
             "block_sparse_moe.output_linear.weight": (COUNT, HIDDEN, inner),
         }
     elif kind == "gpt_oss":
-        own |= {
+        fields |= {
             **{f"self_attn.{name}_proj.bias": (rows,) for name, rows in
                (("q", HIDDEN), ("k", 16), ("v", 16), ("o", HIDDEN))},
             "self_attn.sinks": (4,),
@@ -82,19 +82,19 @@ def weights_of(config: Mapping[str, Any]) -> dict[str, Floats]:
         mixtral = kind == "mixtral"
         block = "block_sparse_moe" if mixtral else "mlp"
         parts = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-        own[f"{block}.gate.weight"] = (COUNT, HIDDEN)
+        fields[f"{block}.gate.weight"] = (COUNT, HIDDEN)
         for j in range(COUNT):
             shapes = ((inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner))
-            own |= {
+            fields |= {
                 f"{block}.experts.{j}.{part}.weight": shape
                 for part, shape in zip(parts, shapes, strict=True)
             }
     for layer in range(config["num_hidden_layers"]):
-        found |= {
+        results |= {
             f"model.layers.{layer}.{name}": rng.standard_normal(shape, np.float32)
-            for name, shape in own.items()
+            for name, shape in fields.items()
         }
-    return found
+    return results
 
 
 def opened(path: Path, config: Mapping[str, Any], weights: Mapping[str, Floats]) -> DirectorySource:
@@ -150,12 +150,12 @@ def in_blocks(path: Path, **shapes: tuple[int, ...]) -> Path:
             ("gate_up_proj", 2 * INNER, HIDDEN),
             ("down_proj", HIDDEN, INNER),
         ):
-            own = f"model.layers.{layer}.mlp.experts.{name}"
-            del stored[own]
+            ours = f"model.layers.{layer}.mlp.experts.{name}"
+            del stored[ours]
             blocks = shapes.get("blocks", (COUNT, rows, width // 32, 16))
             scales = shapes.get("scales", (COUNT, rows, width // 32))
-            stored[f"{own}_blocks"] = np.arange(np.prod(blocks), dtype=np.uint8).reshape(blocks)
-            stored[f"{own}_scales"] = np.full(scales, 125, np.uint8)
+            stored[f"{ours}_blocks"] = np.arange(np.prod(blocks), dtype=np.uint8).reshape(blocks)
+            stored[f"{ours}_scales"] = np.full(scales, 125, np.uint8)
     save_file(stored, path / "model.safetensors")
     return path
 

@@ -36,7 +36,7 @@ else:
 @contextmanager
 def hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """Serve `folder` as the model "owner/tiny"; yields its address and the files it gave."""
-    given: list[str] = []
+    inputs: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -65,7 +65,7 @@ def hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
             elif path == f"/owner/tiny/resolve/{COMMIT}/{name}" and name in files:
                 data = files[name].read_bytes()
                 if body:
-                    given.append(name)
+                    inputs.append(name)
                 self.send_response(200)
                 self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
                 self.send_header("X-Repo-Commit", COMMIT)
@@ -94,7 +94,7 @@ def hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", given
+        yield f"http://127.0.0.1:{server.server_address[1]}", inputs
     finally:
         server.shutdown()
         thread.join()
@@ -124,13 +124,13 @@ def test_hub_id(tmp_path: Path) -> None:
     folder = write_directory(tmp_path / "served", shards=2)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / "consolidated.safetensors").write_bytes(b"the same again")
-    with hub(folder) as (endpoint, given):
+    with hub(folder) as (endpoint, values):
         for source in ("owner/tiny", "owner/tiny@main"):
             output = open_in_process(source, endpoint, tmp_path / "home")
             assert output.startswith(f"hub owner/tiny {COMMIT} tiny config.json model-00001")
             assert "(32,)" in output
         # Only what is needed, and once.
-        assert sorted(given) == [
+        assert sorted(values) == [
             "config.json",
             "model-00001-of-00002.safetensors",
             "model-00002-of-00002.safetensors",
@@ -149,10 +149,10 @@ def test_a_tokenizer_in_another_form_and_named_templates_are_fetched(tmp_path: P
     (folder / "onnx").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (folder / "onnx" / name).write_text("of no use")
-    with hub(folder) as (endpoint, given):
+    with hub(folder) as (endpoint, values):
         output = open_in_process("owner/tiny", endpoint, tmp_path / "home")
         assert "config.json model.safetensors tokenizer.model\n" in output
-        assert sorted(given) == [
+        assert sorted(values) == [
             "additional_chat_templates/tool_use.jinja",
             "chat_template.jinja",
             "config.json",
@@ -166,11 +166,11 @@ def test_what_is_not_supported_costs_no_download(tmp_path: Path) -> None:
         ({"model_type": "bloom"}, {"is_causal": False}, {"quantization_config": {"bits": 4}})
     ):
         folder = write_directory(tmp_path / f"served-{number}", LLAMA | change)
-        with hub(folder) as (endpoint, given):
+        with hub(folder) as (endpoint, values):
             output = open_in_process("owner/tiny", endpoint, tmp_path / f"home-{number}")
             assert "ExportError" in output
             assert "config.json: " in output
-            assert given == ["config.json"]
+            assert values == ["config.json"]
 
 
 def test_hub_errors_say_what_to_do(tmp_path: Path) -> None:

@@ -300,8 +300,8 @@ def test_metadata_with_an_effect_is_refused(
 )
 def test_a_linear_scaling_of_gguf_is_followed(tmp_path: Path, settings: dict[str, Any]) -> None:
     plain = open_source(str(write_gguf(tmp_path / "a.gguf"))).config
-    found = open_source(str(write_gguf(tmp_path / "a.gguf", settings=settings))).config
-    rope, scaled = plain.pattern[0].rope, found.pattern[0].rope
+    config = open_source(str(write_gguf(tmp_path / "a.gguf", settings=settings))).config
+    rope, scaled = plain.pattern[0].rope, config.pattern[0].rope
     assert rope is not None
     assert scaled is not None
     np.testing.assert_allclose(4 * np.array(scaled.frequencies), rope.frequencies, rtol=1e-6)

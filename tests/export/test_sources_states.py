@@ -78,7 +78,7 @@ def test_steps_have_limits_as_files_write_them(infinity: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("values", "changes", "told"),
+    ("values", "changes", "message"),
     [
         (GRANITE, {"time_step_limit": [2.0, 1.0]}, "steps from 2.0 to 1.0 are impossible"),
         (GRANITE, {"time_step_limit": None}, "must be two numbers"),
@@ -93,15 +93,15 @@ def test_steps_have_limits_as_files_write_them(infinity: str, tmp_path: Path) ->
     ],
 )
 def test_what_contradicts_itself_is_refused(
-    values: dict[str, Any], changes: dict[str, Any], told: str
+    values: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ExportError, match=told):
+    with pytest.raises(ExportError, match=message):
         read(values, **changes)
 
 
 def test_rows_of_a_key_head_are_taken_apart(tmp_path: Path) -> None:
     """Qwen3-Next: each key head has its query, key, values, gates in a row; mtp is left out."""
-    own = read(NEXT).recurrence
+    recurrence = read(NEXT).recurrence
     random = np.random.default_rng(0)
     ours = {
         name: random.standard_normal(shape).astype(np.float32)
@@ -109,10 +109,10 @@ def test_rows_of_a_key_head_are_taken_apart(tmp_path: Path) -> None:
     }
     linear = "model.layers.0.linear_attn.in_proj"
     qkv, z, b, a = (ours.pop(f"{linear}_{part}.weight") for part in ("qkv", "z", "b", "a"))
-    q, k, v = np.split(qkv, [own.keys, 2 * own.keys])
+    q, k, v = np.split(qkv, [recurrence.keys, 2 * recurrence.keys])
     stored = {name.replace("mlp.router", "mlp.gate"): array for name, array in ours.items()}
-    stored[f"{linear}_qkvz.weight"] = by_key_head([q, k, v, z], own.key_heads)
-    stored[f"{linear}_ba.weight"] = by_key_head([b, a], own.key_heads)
+    stored[f"{linear}_qkvz.weight"] = by_key_head([q, k, v, z], recurrence.key_heads)
+    stored[f"{linear}_ba.weight"] = by_key_head([b, a], recurrence.key_heads)
     stored["mtp.norm.weight"] = np.ones(32, np.float32)
     save_file(stored, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(NEXT))

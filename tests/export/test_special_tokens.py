@@ -69,9 +69,9 @@ def checkpoint(
 
 
 def source_of(
-    path: Path, *args: Any, ignored: tuple[str, ...] = (), **told: Any
+    path: Path, *args: Any, ignored: tuple[str, ...] = (), **info: Any
 ) -> DirectorySource:
-    return DirectorySource(checkpoint(path, *args, **told), silent, ignored=ignored)
+    return DirectorySource(checkpoint(path, *args, **info), silent, ignored=ignored)
 
 
 def token(content: str, **flags: bool) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_padding_of_the_tokenizer_is_the_pad_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "model_type", "byte_level", "found"),
+    ("stated", "model_type", "byte_level", "results"),
     [
         ("LlamaTokenizerFast", "llama", False, "LlamaTokenizer"),
         ("LlamaTokenizerFast", "llama", True, ""),  # Llama 3's kind under the old name
@@ -126,10 +126,10 @@ def test_padding_of_the_tokenizer_is_the_pad_token() -> None:
     ],
 )
 def test_the_class_that_reads_a_tokenizer(
-    stated: object, model_type: object, byte_level: bool, found: str
+    stated: object, model_type: object, byte_level: bool, results: str
 ) -> None:
     settings = {} if stated is None else {"tokenizer_class": stated}
-    assert tokenizer_class(settings, {"model_type": model_type}, byte_level=byte_level) == found
+    assert tokenizer_class(settings, {"model_type": model_type}, byte_level=byte_level) == results
 
 
 def test_a_template_writes_the_tokenizers_own(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_begin_that_only_the_tokenizer_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "template", "said"),
+    ("ends", "template", "message"),
     [
         (END, "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", None),
         (END, PLAIN, None),
@@ -208,7 +208,7 @@ def test_answers_that_would_not_end_are_warned_of(
     tmp_path: Path,
     ends: int | None,
     template: str | None,
-    said: str | None,
+    message: str | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     files = {} if template is None else {"chat_template__jinja": template}
@@ -217,11 +217,11 @@ def test_answers_that_would_not_end_are_warned_of(
         export_model(str(path), tmp_path / "artifact")
     warnings = Artifact.open(tmp_path / "artifact").manifest.warnings
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == warnings
-    if said is None:
+    if message is None:
         assert warnings == []
     else:
         [warning] = warnings
-        assert re.search(said, warning)
+        assert re.search(message, warning)
 
 
 def test_a_gguf_without_an_end(tmp_path: Path) -> None:
@@ -328,9 +328,9 @@ def test_tokens_that_stand_beside_a_tokenizer_json(tmp_path: Path) -> None:
     source = source_of(
         tmp_path / "json", {"eos_token": MARK}, tokenizer__json=plain, added_tokens__json=added
     )
-    found = Tokenizer.from_str(source.tokenizer_json)
-    flags = found.get_added_tokens_decoder()
-    assert [found.token_to_id(name) for name in added] == [260, 261, 262]
+    result = Tokenizer.from_str(source.tokenizer_json)
+    flags = result.get_added_tokens_decoder()
+    assert [result.token_to_id(name) for name in added] == [260, 261, 262]
     assert (flags[261].special, flags[261].normalized) == (False, True)
     assert (flags[262].special, flags[262].normalized) == (True, False)
     assert source.vocab_size == 263

@@ -71,7 +71,7 @@ def test_a_template_that_writes_what_only_the_class_has(
 
 
 @pytest.mark.parametrize(
-    ("stated", "model_type", "found"),
+    ("stated", "model_type", "results"),
     [
         (None, "qwen2_5_vl", "Qwen2Tokenizer"),
         (None, "qwen3_vl", "Qwen2Tokenizer"),
@@ -83,10 +83,10 @@ def test_a_template_that_writes_what_only_the_class_has(
     ],
 )
 def test_the_class_that_reads_the_tokenizer_of_a_multimodal_model(
-    stated: str | None, model_type: str, found: str
+    stated: str | None, model_type: str, results: str
 ) -> None:
     settings = {} if stated is None else {"tokenizer_class": stated}
-    assert tokenizer_class(settings, {"model_type": model_type}, byte_level=False) == found
+    assert tokenizer_class(settings, {"model_type": model_type}, byte_level=False) == results
 
 
 def pair_of_files(path: Path, settings: dict[str, Any], **files: Any) -> Path:
@@ -109,8 +109,8 @@ def test_tokens_beside_a_vocab_json(tmp_path: Path) -> None:
     listed = pair_of_files(
         tmp_path / "a", {"added_tokens_decoder": decoder, "sep_token": "<|end|>"}
     )
-    beside = pair_of_files(tmp_path / "b", {"eos_token": TEXT}, added_tokens={TEXT: 260, "  ": 261})
-    for path in (listed, beside):
+    pair = pair_of_files(tmp_path / "b", {"eos_token": TEXT}, added_tokens={TEXT: 260, "  ": 261})
+    for path in (listed, pair):
         text, _ = read_tokenizer(path)
         tokenizer = ModelTokenizer.from_json(text)
         assert tokenizer.encode(f"the{TEXT}  the", special=True) == [257, 260, 261, 257]
@@ -148,7 +148,7 @@ def spaced(prefix: str | None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "class_name", "legacy", "model_type", "told"),
+    ("prefix", "class_name", "legacy", "model_type", "flag"),
     [
         (None, "LlamaTokenizer", False, "llama", True),
         (None, "LlamaTokenizerFast", None, "llama", True),
@@ -164,7 +164,7 @@ def test_readers_that_differ_in_spaces_are_told_of(
     class_name: str,
     legacy: bool | None,
     model_type: str,
-    told: bool,
+    flag: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = {"tokenizer_class": class_name} | ({} if legacy is None else {"legacy": legacy})
@@ -173,9 +173,9 @@ def test_readers_that_differ_in_spaces_are_told_of(
         (tmp_path / name).write_text(json.dumps(content))
     with caplog.at_level(logging.WARNING, "pilotfish.export"):
         read_tokenizer(tmp_path)
-    said = [record.getMessage() for record in caplog.records]
-    assert bool(said) == told
-    assert all("between a control token" in sentence for sentence in said)
+    reply = [record.getMessage() for record in caplog.records]
+    assert bool(reply) == flag
+    assert all("between a control token" in sentence for sentence in reply)
 
 
 @pytest.mark.parametrize("outer", [None, 258])

@@ -64,18 +64,18 @@ def test_every_weight_is_in_one_stage_and_graphs_are_sound(
         tmp_path / "a", architecture=family, dialect=dialect, precision=precision, layers=3
     )
     stages = split_artifact(model.path, tmp_path / "cut", stages=3)
-    wanted, found, shared = weights(model.graph_path), {}, set()
+    wanted, result, shared = weights(model.graph_path), {}, set()
     for stage in stages:
         stage.verify()
         onnx.checker.check_model(str(stage.graph_path), full_check=True)
-        own = weights(stage.graph_path)
-        shared |= own.keys() & found.keys()
-        found |= own
+        ours = weights(stage.graph_path)
+        shared |= ours.keys() & result.keys()
+        result |= ours
     onnx.checker.check_model(str(stages[0].head_path), full_check=True)
     head = weights(stages[0].head_path)
     tied = {"model.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
-    assert head.keys() & found.keys() <= tied
-    assert found | head == wanted
+    assert head.keys() & result.keys() <= tied
+    assert result | head == wanted
     assert all(name.startswith(COMPUTED) for name in shared)
     # Every byte is once on disk, but for those tables and the padding between weights.
     sizes = [file.stat().st_size for stage in stages for file in stage.path.glob("*.data")]
@@ -135,8 +135,8 @@ def test_manifests_of_whole_models_are_what_they_were(whole: Artifact) -> None:
 
 
 def test_the_same_cut_has_the_same_bytes(tmp_path: Path, whole: Artifact) -> None:
-    one, two = (split_artifact(whole.path, tmp_path / name, stages=3) for name in "ab")
-    assert [each.manifest for each in one] == [each.manifest for each in two]
+    item, two = (split_artifact(whole.path, tmp_path / name, stages=3) for name in "ab")
+    assert [each.manifest for each in item] == [each.manifest for each in two]
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,11 @@ def test_a_file_and_an_artifact_are_told_apart_from_stages(tmp_path: Path, whole
 
 
 def test_progress_is_told_in_bytes(tmp_path: Path, whole: Artifact) -> None:
-    told: list[tuple[str, int, int | None]] = []
-    split_artifact(whole.path, tmp_path / "cut", stages=3, progress=lambda *step: told.append(step))
-    steps = [(done, total) for label, done, total in told if label == "weights"]
+    messages: list[tuple[str, int, int | None]] = []
+    split_artifact(
+        whole.path, tmp_path / "cut", stages=3, progress=lambda *step: messages.append(step)
+    )
+    steps = [(done, total) for label, done, total in messages if label == "weights"]
     total = steps[0][1]
     assert [done for done, _ in steps] == sorted({done for done, _ in steps})
     assert steps[-1] == (total, total)

@@ -27,12 +27,12 @@ def test_the_command_prints_the_folders(tmp_path: Path, capsys: pytest.CaptureFi
     stages = open_stages(tmp_path / "model-2-stages")
     assert capsys.readouterr().out.split() == [str(stage.path) for stage in stages]
     assert run(model.path, "--layers", "1,2", "--out", tmp_path / "out", "--json", "-") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(each["stage"], each["first_layer"], each["layers"]) for each in told] == [
+    payload = json.loads(capsys.readouterr().out)
+    assert [(each["stage"], each["first_layer"], each["layers"]) for each in payload] == [
         (1, 0, 1),
         (2, 1, 2),
     ]
-    for each in told:
+    for each in payload:
         stage = Artifact.open(each["folder"], stage=True)
         assert each["digest"] == stage.manifest.digest
         files = [path for path in stage.path.iterdir() if path.name != MANIFEST_NAME]
@@ -61,9 +61,9 @@ def test_wrong_usage_is_refused_in_one_line(
 ) -> None:
     model = tiny_artifact(tmp_path / "model", layers=4)
     assert run(model.path, *arguments) == code
-    told = capsys.readouterr()
-    assert words in told.err.splitlines()[-1]
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert words in output.err.splitlines()[-1]
+    assert output.out == ""
 
 
 def test_no_artifact(tmp_path: Path) -> None:
@@ -72,6 +72,6 @@ def test_no_artifact(tmp_path: Path) -> None:
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     for part in ("head", "opset24", "pilotfish export split target --stages 4", "65"):
-        assert part in told
+        assert part in out

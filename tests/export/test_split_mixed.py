@@ -146,15 +146,15 @@ def test_a_stage_names_the_files_that_it_cannot_be_without(
 def test_stages_are_refused_as_whole_models(
     tmp_path: Path, whole: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, two = (str(each.path) for each in split_artifact(whole.path, tmp_path / "c", stages=2))
+    item, two = (str(each.path) for each in split_artifact(whole.path, tmp_path / "c", stages=2))
     model, out = str(whole.path), str(tmp_path / "out")
-    for stage in (one, two):
-        told = f"{stage} is stage .* cut from"
-        with pytest.raises(ArtifactError, match=told):
+    for stage in (item, two):
+        info = f"{stage} is stage .* cut from"
+        with pytest.raises(ArtifactError, match=info):
             Artifact.open(stage)
-        with pytest.raises(ArtifactError, match=told):
+        with pytest.raises(ArtifactError, match=info):
             Device(stage, "tcp://127.0.0.1:1")
-        with pytest.raises(ArtifactError, match=told):
+        with pytest.raises(ArtifactError, match=info):
             make(
                 BundleContents(
                     role="edge",
@@ -191,5 +191,5 @@ def test_lists_tell_stages_from_models(
         ("stage-2", "stage 2 of 2 (layer 1)"),
     ]
     assert main(["export", "list", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [entry["stage"] for entry in told] == [entry.stage for entry in entries]
+    payload = json.loads(capsys.readouterr().out)
+    assert [entry["stage"] for entry in payload] == [entry.stage for entry in entries]

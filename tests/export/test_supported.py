@@ -30,8 +30,8 @@ def test_the_command_lists_every_class() -> None:
     by_type = {each["model_type"]: each for each in listed}
     assert "opset17" not in by_type["qwen3_5_text"]["dialects"]
     assert by_type["lfm2"]["drafts"] == "chains"
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "gemma3_text" in shown
+    stdout = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "gemma3_text" in stdout
 
 
 def markdown(models: Sequence[SupportedModel]) -> str:
@@ -52,5 +52,5 @@ def markdown(models: Sequence[SupportedModel]) -> str:
     precisions = "; ".join(
         f"{name}: {', '.join(dialect.precisions)}" for name, dialect in DIALECTS.items()
     )
-    told = f"All give hidden states. Tested against transformers {TRANSFORMERS}."
-    return "\n".join([*lines, "", f"Precisions: {precisions}. {told}"])
+    info = f"All give hidden states. Tested against transformers {TRANSFORMERS}."
+    return "\n".join([*lines, "", f"Precisions: {precisions}. {info}"])

@@ -42,8 +42,8 @@ def join(data: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 def split(text: str) -> list[str]:
     """The pieces of a text, by the pattern."""
-    found = pre_tokenizers.Split(Regex(TEKKEN), "isolated").pre_tokenize_str(text)
-    return [piece for piece, _ in found]
+    result = pre_tokenizers.Split(Regex(TEKKEN), "isolated").pre_tokenize_str(text)
+    return [piece for piece, _ in result]
 
 
 @cache
@@ -51,19 +51,19 @@ def ranks() -> dict[bytes, int]:
     """All bytes, then unions that are common, then some that no union of two others makes."""
     order = list(range(256))
     random.Random(1).shuffle(order)
-    found = {bytes([byte]): rank for rank, byte in enumerate(order)}
+    results = {bytes([byte]): rank for rank, byte in enumerate(order)}
     words = [piece.encode() for text in (*PROSE, *CODE, *CJK, "aab ab aba abab") * 2
              for piece in split(text)]  # fmt: skip
     for _ in range(300):
         counts: dict[bytes, int] = {}
         for word in words:
-            for left, right in pairwise(join(word, found)):
+            for left, right in pairwise(join(word, results)):
                 counts[left + right] = counts.get(left + right, 0) + 1
         best = max(counts, key=lambda union: (counts[union], union))
-        found[best] = len(found)
+        results[best] = len(results)
     for whole in (b"xqzj", b" xqzj", "ﬁ ﬂ".encode()[:5], b"aabba", b"bab"):
-        found.setdefault(whole, len(found))
-    return found
+        results.setdefault(whole, len(results))
+    return results
 
 
 def tekken(**changes: Any) -> dict[str, Any]:

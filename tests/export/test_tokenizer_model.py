@@ -145,8 +145,8 @@ def test_added_tokens_have_the_ids_that_the_files_say() -> None:
 def test_a_space_is_put_before_each_part_or_once() -> None:
     data = trained("bpe")
     plain = read_model(data).encode("the")
-    for said in ({}, {"legacy": True}):
-        tokenizer = read_model(data, tokenizer_config=said)
+    for reply in ({}, {"legacy": True}):
+        tokenizer = read_model(data, tokenizer_config=reply)
         assert tokenizer.encode("</s>the", special=True) == [2, *plain]
     once = read_model(data, tokenizer_config={"legacy": False})
     _, *letters = once.encode("</s>the", special=True)

@@ -28,6 +28,6 @@ def walk(pair, edge, tmp_path_factory):
 def report(walk, tmp_path_factory):
     """The folder of that run's report, and its figures."""
     folder = tmp_path_factory.mktemp("report")
-    found = folder / "figures.json"
-    assert main(["field", "report", str(walk), "--out", str(folder), "--json", str(found)]) == 0
-    return folder, json.loads(found.read_text())
+    result = folder / "figures.json"
+    assert main(["field", "report", str(walk), "--out", str(folder), "--json", str(result)]) == 0
+    return folder, json.loads(result.read_text())

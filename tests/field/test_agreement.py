@@ -48,10 +48,10 @@ def test_rounds_accept_what_follows_from_agreement(device, reader, prompt, windo
     generation = device.generate(prompt, **options)
     agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
     foretold = accepted_by_round(agreed, window)
-    found = [one.accepted for one in generation.rounds]
+    accepteds = [item.accepted for item in generation.rounds]
     # the last window may be cut short, and be right beyond the answer
-    assert len(found) == len(foretold)
-    assert found[:-1] == foretold[:-1]
+    assert len(accepteds) == len(foretold)
+    assert accepteds[:-1] == foretold[:-1]
     assert {*agreed.tolist()} == {True, False}
 
 
@@ -62,7 +62,7 @@ def test_under_shared_noise_too(device, reader, window):
     generation = device.generate("abc", protocol="coupled", window=window, **sampling)
     law = SamplingParams(sampling=Sampling(temperature=0.7), seed=11)
     agreed = agreement(drafter, pair.prompt("abc"), generation.tokens, law)
-    assert [one.accepted for one in generation.rounds][:-1] == accepted_by_round(agreed, window)[
+    assert [item.accepted for item in generation.rounds][:-1] == accepted_by_round(agreed, window)[
         :-1
     ]
     greedy = agreement(drafter, pair.prompt("abc"), generation.tokens)
@@ -92,8 +92,8 @@ def test_across_a_bridge_each_round_of_one_draft(across):
         for prompt in ("AB", "CAB", "BBA", "C"):
             generation = device.generate(prompt, protocol="greedy", window=1, max_tokens=TOKENS)
             agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
-            found = [one.accepted for one in generation.rounds]
-            assert found[:-1] == accepted_by_round(agreed, 1)[:-1]
+            accepteds = [item.accepted for item in generation.rounds]
+            assert accepteds[:-1] == accepted_by_round(agreed, 1)[:-1]
             kinds |= {*agreed.tolist()}
         assert kinds == {True, False}
         drafter.release()
@@ -111,20 +111,20 @@ def test_a_drafter_without_room_says_so(device, reader):
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 9))
 def test_rounds_cover_the_answer_and_depths_count_every_token(agreed, window):
-    told = np.array(agreed, dtype=np.bool_)
-    rounds = accepted_by_round(told, window)
-    assert all(0 <= one <= window for one in rounds)
+    values = np.array(agreed, dtype=np.bool_)
+    rounds = accepted_by_round(values, window)
+    assert all(0 <= item <= window for item in rounds)
     tokens = sum(rounds) + len(rounds)
-    assert len(told) <= tokens <= len(told) + 1  # a last bonus may lie beyond
+    assert len(values) <= tokens <= len(values) + 1  # a last bonus may lie beyond
     at = 0
-    for one in rounds:
-        assert told[at : at + one].all()
-        if one < window and at + one < len(told):
-            assert not told[at + one]
-        at += one + 1
-    reached, right = by_depth(told, 8)
-    assert reached.sum() == len(told)
-    assert right.sum() == told.sum()
+    for item in rounds:
+        assert values[at : at + item].all()
+        if item < window and at + item < len(values):
+            assert not values[at + item]
+        at += item + 1
+    reached, right = by_depth(values, 8)
+    assert reached.sum() == len(values)
+    assert right.sum() == values.sum()
     assert (np.diff(reached[:-1]) <= 0).all()
 
 

@@ -36,7 +36,7 @@ def run(*options):
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
+def requests(tmp_path_factory):
     """A file of prompts."""
     path = tmp_path_factory.mktemp("asked") / "prompts.txt"
     path.write_text("\n".join(PROMPTS))
@@ -69,71 +69,71 @@ def compared(*entries, rtts_s=(0.0, 0.05), pass_s=0.04):
 # Figures
 
 
-def test_a_target_served_here(pair, asked, tmp_path, capsys):
-    out, told = tmp_path / "out", tmp_path / "told.json"
-    options = ["--prompts", asked, "--max-tokens", 30, "--out", out, "--json", told]
+def test_a_target_served_here(pair, requests, tmp_path, capsys):
+    out, info = tmp_path / "out", tmp_path / "told.json"
+    options = ["--prompts", requests, "--max-tokens", 30, "--out", out, "--json", info]
     assert run(pair.draft, pair.target, "--target", pair.target, *options, "--rtt", "0,50ms") == 0
-    found = json.loads(told.read_text())
-    by_name = {one["name"]: one for one in found["drafters"]}
-    own = by_name["target"]
+    payload = json.loads(info.read_text())
+    by_name = {item["name"]: item for item in payload["drafters"]}
+    ours = by_name["target"]
     # the target drafts for itself what it says
-    assert own["acceptance"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert own["survival"]["8"]["value"] == 1.0
-    assert own["tokens"] == 150
+    assert ours["acceptance"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert ours["survival"]["8"]["value"] == 1.0
+    assert ours["tokens"] == 150
     draft = by_name["draft"]
     assert 0.1 < draft["acceptance"]["low"] < draft["acceptance"]["value"] < 1.0
     assert draft["draft_s"] > 0.0
-    assert [one["rtt_s"] for one in found["ship"]] == [0.0, 0.05]
+    assert [item["rtt_s"] for item in payload["ship"]] == [0.0, 0.05]
     assert (out / "comparison.png").stat().st_size > 10_000
-    assert json.loads((out / "comparison.json").read_text()) == found
+    assert json.loads((out / "comparison.json").read_text()) == payload
     assert "At RTT" in capsys.readouterr().out
 
 
-def test_rounds_over_the_wire_accept_what_is_told(pair, edge, device, asked, tmp_path):
+def test_rounds_over_the_wire_accept_what_is_told(pair, edge, device, requests, tmp_path):
     """Windows that no run outlasts: each round is a run, and its length tells α at every depth."""
-    told = tmp_path / "told.json"
-    options = ["--prompts", asked, "--max-tokens", 40, "--json", told]
+    info = tmp_path / "told.json"
+    options = ["--prompts", requests, "--max-tokens", 40, "--json", info]
     assert run(pair.draft, "--target", edge.endpoint, *options) == 0
-    (found,) = json.loads(told.read_text())["drafters"]
+    (result,) = json.loads(info.read_text())["drafters"]
     right = 0
     for prompt in PROMPTS:
         answer = device.generate(prompt, protocol="greedy", window=40, max_tokens=40)
-        right += sum(one.accepted for one in answer.rounds)
+        right += sum(item.accepted for item in answer.rounds)
     # an answer's last token is never drafted, where its length is what ends it
-    assert 0 <= round(found["acceptance"]["value"] * found["tokens"]) - right <= len(PROMPTS)
+    assert 0 <= round(result["acceptance"]["value"] * result["tokens"]) - right <= len(PROMPTS)
 
 
-def test_sampled_answers_are_compared_under_their_own_noise(pair, edge, asked, tmp_path):
-    told = tmp_path / "told.json"
-    options = ["--prompts", asked, "--max-tokens", 30, "--temperature", 0.9, "--seed", 3]
+def test_sampled_answers_are_compared_under_their_own_noise(pair, edge, requests, tmp_path):
+    info = tmp_path / "told.json"
+    options = ["--prompts", requests, "--max-tokens", 30, "--temperature", 0.9, "--seed", 3]
     options += ["--target-ms", 40]
-    assert run(pair.target, "--target", edge.endpoint, *options, "--json", told) == 0
-    found = json.loads(told.read_text())
-    assert found["pass_s"] == [0.04] * 17
-    assert found["drafters"][0]["acceptance"]["value"] == 1.0
-    assert {one["protocol"] for one in found["drafters"][0]["expected"]} <= {"ahead", "coupled"}
+    assert run(pair.target, "--target", edge.endpoint, *options, "--json", info) == 0
+    payload = json.loads(info.read_text())
+    assert payload["pass_s"] == [0.04] * 17
+    assert payload["drafters"][0]["acceptance"]["value"] == 1.0
+    assert {item["protocol"] for item in payload["drafters"][0]["expected"]} <= {"ahead", "coupled"}
 
 
 def test_a_vocabulary_that_no_edge_hands_out(tmp_path):
     """A drafter of the same one has it."""
     target, draft = unigram_artifact(tmp_path / "a", 1), unigram_artifact(tmp_path / "b", 2)
-    asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
-    asked.write_text("The quick\nbrown fox\n")
-    options = ["--prompts", asked, "--max-tokens", 10, "--json", told]
+    wanted, info = tmp_path / "prompts.txt", tmp_path / "told.json"
+    wanted.write_text("The quick\nbrown fox\n")
+    options = ["--prompts", wanted, "--max-tokens", 10, "--json", info]
     with EdgeServer(target, threads=1) as edge:
         options += ["--target", edge.endpoint]
         assert run("text", *options) == 65
         assert run("text", draft, target, *options) == 0
-    by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
+    by_name = {load["name"]: load for load in json.loads(info.read_text())["drafters"]}
     assert by_name["a"]["acceptance"]["value"] == 1.0
 
 
 def test_a_drafter_without_room_is_left_out_of_that_prompt(pair, strange, edge, tmp_path):
-    asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
-    asked.write_text("ab\n" + "abc " * 12 + "\nba\n")
-    options = ["--prompts", asked, "--max-tokens", 20, "--json", told]
+    wanted, info = tmp_path / "prompts.txt", tmp_path / "told.json"
+    wanted.write_text("ab\n" + "abc " * 12 + "\nba\n")
+    options = ["--prompts", wanted, "--max-tokens", 20, "--json", info]
     assert run(pair.draft, strange / "short", "--target", edge.endpoint, *options) == 0
-    by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
+    by_name = {load["name"]: load for load in json.loads(info.read_text())["drafters"]}
     assert (by_name["draft"]["prompts"], by_name["draft"]["left_out"]) == (3, 0)
     assert (by_name["short"]["prompts"], by_name["short"]["left_out"]) == (2, 1)
 
@@ -143,11 +143,11 @@ def test_a_drafter_with_little_room_is_timed_all_the_same(
     pair, strange, edge, tmp_path, prompt, known
 ):
     """With none for any prompt, or with just enough for the answers: its drafts fit in, too."""
-    asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
-    asked.write_text(f"{prompt}\n{prompt}\n")
-    options = ["--prompts", asked, "--max-tokens", 4, "--json", told]
+    wanted, info = tmp_path / "prompts.txt", tmp_path / "told.json"
+    wanted.write_text(f"{prompt}\n{prompt}\n")
+    options = ["--prompts", wanted, "--max-tokens", 4, "--json", info]
     assert run(pair.draft, strange / "short", "--target", edge.endpoint, *options) == 0
-    by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
+    by_name = {load["name"]: load for load in json.loads(info.read_text())["drafters"]}
     assert by_name["short"]["prompts"] == known
     assert by_name["short"]["draft_s"] > 0.0
 
@@ -156,99 +156,101 @@ def test_a_drafter_with_little_room_is_timed_all_the_same(
 
 
 def test_the_better_one_wins_where_both_are_as_fast():
-    found = compared(entry("worse", 0.5, 0.005), entry("better", 0.9, 0.005, size=9))
-    assert {one.drafter for one in found.ship} == {"better"}
-    assert all(one.gain > 1.5 and one.alike == [] for one in found.ship)
+    result = compared(entry("worse", 0.5, 0.005), entry("better", 0.9, 0.005, size=9))
+    assert {item.drafter for item in result.ship} == {"better"}
+    assert all(item.gain > 1.5 and item.alike == [] for item in result.ship)
 
 
 def test_the_faster_one_wins_where_both_agree_as_much():
-    found = compared(entry("slow", 0.8, 0.03), entry("fast", 0.8, 0.003, size=9))
-    assert {one.drafter for one in found.ship} == {"fast"}
+    result = compared(entry("slow", 0.8, 0.03), entry("fast", 0.8, 0.003, size=9))
+    assert {item.drafter for item in result.ship} == {"fast"}
 
 
 def test_of_two_that_are_alike_the_smaller_one():
-    found = compared(entry("large", 0.8, 0.005, size=9), entry("small", 0.8, 0.00505, size=2))
-    assert [one.name for one in found.drafters] == ["small", "large"]
-    assert all((one.drafter, one.alike) == ("small", ["large"]) for one in found.ship)
+    result = compared(entry("large", 0.8, 0.005, size=9), entry("small", 0.8, 0.00505, size=2))
+    assert [drafter.name for drafter in result.drafters] == ["small", "large"]
+    assert all((drafter.drafter, drafter.alike) == ("small", ["large"]) for drafter in result.ship)
 
 
 def test_none_where_none_gains():
-    found = compared(entry("hopeless", 0.05, 0.03), rtts_s=(0.2,))
-    (ship,) = found.ship
+    result = compared(entry("hopeless", 0.05, 0.03), rtts_s=(0.2,))
+    (ship,) = result.ship
     assert (ship.drafter, ship.protocol, ship.gain) == (None, "stream", 1.0)
 
 
 def test_a_small_one_that_gains_too_little_does_not_hide_one_that_gains():
     """Both are alike; one is just below the gain from which a drafter is worth having."""
     small, large = entry("small", 0.5, 0.015, size=2), entry("large", 0.5, 0.01, size=9)
-    found = compared(small, large, rtts_s=(0.05,))
-    rates = {one.name: one.expected[0].gain for one in found.drafters}
+    result = compared(small, large, rtts_s=(0.05,))
+    rates = {drafter.name: drafter.expected[0].gain for drafter in result.drafters}
     assert 0.97 * rates["large"] < rates["small"] < 1.05 < rates["large"]
-    assert found.ship[0].drafter == "large"
+    assert result.ship[0].drafter == "large"
 
 
 def test_of_what_was_never_seen_nothing_is_expected():
     unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
-    found = compared(unseen, entry("seen", 0.2, 0.005, size=9))
-    assert all(one.gain <= 1.0 for one in found.drafters[0].expected)
-    assert all(one.drafter != "unseen" and one.alike == [] for one in found.ship)
+    result = compared(unseen, entry("seen", 0.2, 0.005, size=9))
+    assert all(item.gain <= 1.0 for item in result.drafters[0].expected)
+    assert all(item.drafter != "unseen" and item.alike == [] for item in result.ship)
 
 
 def test_of_one_that_is_never_right_no_run_is_either():
     never = {prompt: np.zeros(30, dtype=np.bool_) for prompt in range(20)}
-    one = DrafterEntry(name="never", size_bytes=1, draft_s=0.01, agreed=never)
-    found = compared(one).drafters[0]
-    assert all(each == (0.0, 0.0, 0.0) for each in found.survival.values())
+    drafter_entry = DrafterEntry(name="never", size_bytes=1, draft_s=0.01, agreed=never)
+    result = compared(drafter_entry).drafters[0]
+    assert all(each == (0.0, 0.0, 0.0) for each in result.survival.values())
 
 
 def test_runs_that_no_answer_was_long_enough_for_are_unknown():
     always = {prompt: np.ones(5, dtype=np.bool_) for prompt in range(20)}
-    one = DrafterEntry(name="always", size_bytes=1, draft_s=0.01, agreed=always)
-    found = compared(one).drafters[0].survival
-    assert found[4].value == 1.0
-    assert found[8].value is None
+    drafter_entry = DrafterEntry(name="always", size_bytes=1, draft_s=0.01, agreed=always)
+    survival = compared(drafter_entry).drafters[0].survival
+    assert survival[4].value == 1.0
+    assert survival[8].value is None
 
 
 def test_a_run_that_few_prompts_have_may_be_none():
     """In draws without that prompt no run is so long: these count."""
     rare = {prompt: np.tile([True, False], 10) for prompt in range(20)}
     rare[0] = np.tile([True, True, True, True, False], 4)
-    one = DrafterEntry(name="rare", size_bytes=1, draft_s=0.01, agreed=rare)
-    _, low, high = compared(one).drafters[0].survival[4]
+    drafter_entry = DrafterEntry(name="rare", size_bytes=1, draft_s=0.01, agreed=rare)
+    _, low, high = compared(drafter_entry).drafters[0].survival[4]
     assert low == 0.0 < high
 
 
 def test_far_away_rounds_lose_and_ahead_does_not():
-    found = compared(entry("one", 0.9, 0.005), rtts_s=(0.0, 0.3))
-    near, far = found.drafters[0].expected
+    result = compared(entry("one", 0.9, 0.005), rtts_s=(0.0, 0.3))
+    near, far = result.drafters[0].expected
     assert far.rounds_per_s < 25.0 < far.ahead_per_s  # 25 is the target alone
     assert near.rounds_per_s > 2 * far.rounds_per_s
     assert far.protocol == "ahead"
 
 
 def test_rounds_are_those_of_the_answers_themselves():
-    one = entry("one", 0.7, 0.004)
-    found = compared(one, rtts_s=(0.01,)).drafters[0].expected[0]
+    item_value = entry("one", 0.7, 0.004)
+    result = compared(item_value, rtts_s=(0.01,)).drafters[0].expected[0]
     rates = []
     for window in range(1, 17):
-        rounds = sum(len(accepted_by_round(agreed, window)) for agreed in one.agreed.values())
+        rounds = sum(
+            len(accepted_by_round(agreed, window)) for agreed in item_value.agreed.values()
+        )
         rates.append(20 * 200 / rounds / (window * 0.004 + 0.01 + 0.04))
-    assert found.rounds_per_s == pytest.approx(max(rates))
+    assert result.rounds_per_s == pytest.approx(max(rates))
 
 
 def test_intervals_hold_what_is_true():
-    found = compared(entry("one", 0.7, 0.004)).drafters[0]
-    _, low, high = found.acceptance
+    results = compared(entry("one", 0.7, 0.004)).drafters[0]
+    _, low, high = results.acceptance
     assert low < 0.7 < high
     assert high - low < 0.06
-    assert found.survival[2].low < 0.49 < found.survival[2].high
+    assert results.survival[2].low < 0.49 < results.survival[2].high
 
 
 def test_two_prompts_have_no_interval():
     two = DrafterEntry(name="a", size_bytes=1, draft_s=0.01, agreed=agreeing(0.7, 2))
-    found = compare([two], prompts=2, target_s=[0.04] * 17, rtts_s=[0.0])
-    assert found.drafters[0].acceptance.low is None
-    assert found.drafters[0].survival[2].value is not None
+    results = compare([two], prompts=2, target_s=[0.04] * 17, rtts_s=[0.0])
+    assert results.drafters[0].acceptance.low is None
+    assert results.drafters[0].survival[2].value is not None
 
 
 def test_the_best_window_is_the_best_of_all():
@@ -291,7 +293,7 @@ def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"prompts": ["a"]}, "other prompts"),
         ({"max_tokens": 5}, "max tokens 4, and this is 5"),
@@ -300,10 +302,10 @@ def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
         ({"target": ""}, "target t, and this is unknown"),
     ],
 )
-def test_answers_to_something_else_are_refused(tmp_path, changes, said):
+def test_answers_to_something_else_are_refused(tmp_path, changes, message):
     path = tmp_path / "answers.jsonl"
     AnswerFile(path, asking(), VOCAB, resume=False).__exit__(None, None, None)
-    with pytest.raises(RunFileError, match=said):
+    with pytest.raises(RunFileError, match=message):
         AnswerFile(path, asking(**changes), VOCAB, resume=True)
     with pytest.raises(RunFileError, match="--resume"):
         AnswerFile(path, asking(), VOCAB, resume=False)
@@ -343,10 +345,10 @@ def test_answers_that_cannot_be_are_refused(tmp_path, line):
 
 
 def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
-    asked, out = tmp_path / "prompts.txt", tmp_path / "out"
-    asked.write_text("\n".join(f"abc {number}" for number in range(60)))
+    requests, out = tmp_path / "prompts.txt", tmp_path / "out"
+    requests.write_text("\n".join(f"abc {number}" for number in range(60)))
     command = [sys.executable, "-m", "pilotfish", "field", "compare", pair.draft, "--out", out]
-    command += ["--prompts", asked, "--max-tokens", "60", "--threads", "1", "--target"]
+    command += ["--prompts", requests, "--max-tokens", "60", "--threads", "1", "--target"]
     with EdgeServer(pair.target, threads=1) as first:
         child = subprocess.Popen([*map(str, command), first.endpoint], stderr=subprocess.PIPE)
         answers = out / "answers.jsonl"
@@ -355,14 +357,14 @@ def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
             assert child.poll() is None
             assert time.monotonic() < until
             time.sleep(0.005)
-    _, said = child.communicate(timeout=60.0)
+    _, message = child.communicate(timeout=60.0)
     assert child.returncode not in (0, 1)
-    assert b"--resume" in said
-    assert b"Traceback" not in said
+    assert b"--resume" in message
+    assert b"Traceback" not in message
     kept = answers.read_bytes().count(b"\n") - 1
     assert 3 <= kept < 60
     with EdgeServer(pair.target, threads=1) as again:
-        code = run(pair.draft, "--out", out, "--prompts", asked, "--max-tokens", 60,
+        code = run(pair.draft, "--out", out, "--prompts", requests, "--max-tokens", 60,
                    "--target", again.endpoint, "--resume")  # fmt: skip
         assert code == 0
         with Device(pair.draft, again.endpoint, threads=1) as device:
@@ -371,14 +373,14 @@ def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
                 for number in (0, kept, 59)
             ]
     lines = [json.loads(line) for line in answers.read_text().splitlines()[1:]]
-    assert [one["prompt"] for one in lines] == list(range(60))
+    assert [item_value["prompt"] for item_value in lines] == list(range(60))
     assert [lines[number]["tokens"] for number in (0, kept, 59)] == plain
 
 
 def test_a_full_disk_keeps_whole_answers(pair, edge, tmp_path):
-    asked, out = tmp_path / "prompts.txt", tmp_path / "out"
-    asked.write_text("\n".join(f"abc {number}" for number in range(40)))
-    options = [pair.draft, "--out", out, "--prompts", asked, "--max-tokens", 60]
+    requests, out = tmp_path / "prompts.txt", tmp_path / "out"
+    requests.write_text("\n".join(f"abc {number}" for number in range(40)))
+    options = [pair.draft, "--out", out, "--prompts", requests, "--max-tokens", 60]
     options += ["--target", edge.endpoint, "--threads", 1]
     command = [sys.executable, "-m", "pilotfish", "field", "compare", *map(str, options)]
     # files of 4 KiB at most stand for a disk that is full
@@ -393,8 +395,8 @@ def test_a_full_disk_keeps_whole_answers(pair, edge, tmp_path):
     assert (out / "answers.jsonl").read_bytes().count(b"\n") == 41
 
 
-def test_figures_are_told_though_the_disk_is_full(pair, edge, asked, tmp_path):
-    options = [pair.draft, "--prompts", asked, "--max-tokens", 8, "--threads", 1]
+def test_figures_are_told_though_the_disk_is_full(pair, edge, requests, tmp_path):
+    options = [pair.draft, "--prompts", requests, "--max-tokens", 8, "--threads", 1]
     options += ["--target", edge.endpoint, "--out", tmp_path / "out"]
     command = [sys.executable, "-m", "pilotfish", "field", "compare", *map(str, options)]
     # 4 KiB hold the answers, and not the figures
@@ -416,18 +418,18 @@ def test_no_figure_is_cut_where_names_are_long(capsys, monkeypatch):
     print_comparison(
         compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=rtts_s), "target"
     )
-    told = capsys.readouterr().out
-    assert "…" not in told
-    tables = [line for line in told.splitlines() if line.startswith("│")]
+    message_value = capsys.readouterr().out
+    assert "…" not in message_value
+    tables = [line for line in message_value.splitlines() if line.startswith("│")]
     assert {len(line) for line in tables} <= {*range(81)}
 
 
 def test_of_one_without_room_no_figure_is_told(capsys):
     unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
     print_comparison(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
-    told = capsys.readouterr().out
-    assert "unseen had no room for any prompt" in told
-    assert "of the others" not in told
+    message_value = capsys.readouterr().out
+    assert "unseen had no room for any prompt" in message_value
+    assert "of the others" not in message_value
 
 
 def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
@@ -442,8 +444,8 @@ def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison_picture, "panels", kept)
     monkeypatch.setattr(comparison, "SPEEDS", 2)
     names = [f"{'long/' * 9}{at}/int4" for at in range(9)]
-    found = compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=(0.0,))
-    comparison_picture.draw(tmp_path / "picture.png", found)
+    results = compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=(0.0,))
+    comparison_picture.draw(tmp_path / "picture.png", results)
     bars, labels = drawn[-1].get_legend_handles_labels()
     assert len({*labels}) == 10  # the target alone among them
     lines = [bar[0] for bar in bars if not hasattr(bar, "get_color")]
@@ -453,27 +455,27 @@ def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
 # What is wrong is said in a sentence
 
 
-@pytest.mark.parametrize("which", ["drafter", "target"])
-def test_no_such_artifact(pair, tmp_path, capfd, which):
-    names = {"drafter": pair.draft, "target": pair.target, which: tmp_path / "none"}
+@pytest.mark.parametrize("kind", ["drafter", "target"])
+def test_no_such_artifact(pair, tmp_path, capfd, kind):
+    names = {"drafter": pair.draft, "target": pair.target, kind: tmp_path / "none"}
     assert run(names["drafter"], "--target", names["target"]) not in (0, 1)
-    said = capfd.readouterr().err
-    assert "none" in said
-    assert "Traceback" not in said
+    message = capfd.readouterr().err
+    assert "none" in message
+    assert "Traceback" not in message
 
 
 def test_a_target_whose_head_was_cut(pair, tmp_path, capsys):
     cut = tiny_artifact(tmp_path / "cut", kept=[1, 2, 127])
     assert run(pair.draft, "--target", cut.path) == 66
-    told = capsys.readouterr().err
-    assert "computes logits for only 3 of its tokens" in told
-    assert "serving" not in told
+    message_value = capsys.readouterr().err
+    assert "computes logits for only 3 of its tokens" in message_value
+    assert "serving" not in message_value
 
 
 @pytest.mark.parametrize("temperature", [1e-9, 1000])
 def test_a_temperature_that_is_none(pair, edge, capsys, temperature):
-    told = run(pair.draft, "--target", edge.endpoint, "--temperature", temperature)
-    assert told not in (0, 1)
+    message_value = run(pair.draft, "--target", edge.endpoint, "--temperature", temperature)
+    assert message_value not in (0, 1)
     assert "temperature" in capsys.readouterr().err
 
 
@@ -490,7 +492,7 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"\xff\xfe", "not UTF-8"),
         (b"", "holds no prompt"),
@@ -505,10 +507,10 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
         (b'{"prompt": "x"}\n' + b"[" * 100_000, "is not JSON"),
     ],
 )
-def test_prompts_that_are_none(tmp_path, line, said):
+def test_prompts_that_are_none(tmp_path, line, message):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(line)
-    with pytest.raises(UnsupportedError, match=said):
+    with pytest.raises(UnsupportedError, match=message):
         read_questions(path)
 
 
@@ -516,6 +518,9 @@ def test_messages_end_with_the_last_users(tmp_path):
     path = tmp_path / "prompts.jsonl"
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     path.write_text(
-        "\n".join(json.dumps(one) for one in [{"messages": talk, "id": 3}, {"question": "c"}])
+        "\n".join(
+            json.dumps(item_value)
+            for item_value in [{"messages": talk, "id": 3}, {"question": "c"}]
+        )
     )
     assert read_questions(path) == (talk[:1], "c")

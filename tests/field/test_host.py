@@ -36,14 +36,14 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_a_jetson_tells_what_it_is(tmp_path):
-    found = host.facts(tree(tmp_path, JETSON))
-    assert found["board"] == "NVIDIA Jetson Orin Nano Developer Kit"
-    assert found["l4t"] == "# R36 (release), REVISION: 4.3, BOARD: generic"
-    assert found["power_mode"] == "MAXN_SUPER"
-    assert found["governor"] == "schedutil"
-    assert found["cpu"] == "ARMv8 Processor rev 1 (v8l)"
-    assert found["memory_bytes"] == 7802216 * 1024
-    assert "gpu" not in found
+    result = host.facts(tree(tmp_path, JETSON))
+    assert result["board"] == "NVIDIA Jetson Orin Nano Developer Kit"
+    assert result["l4t"] == "# R36 (release), REVISION: 4.3, BOARD: generic"
+    assert result["power_mode"] == "MAXN_SUPER"
+    assert result["governor"] == "schedutil"
+    assert result["cpu"] == "ARMv8 Processor rev 1 (v8l)"
+    assert result["memory_bytes"] == 7802216 * 1024
+    assert "gpu" not in result
 
 
 def test_a_server_tells_what_it_is(tmp_path):
@@ -54,34 +54,34 @@ def test_a_server_tells_what_it_is(tmp_path):
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
         "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n",
     }
-    found = host.facts(tree(tmp_path, files))
-    assert found["board"] == "Supermicro SYS-1"
-    assert found["gpu"] == "NVIDIA H200"
-    assert found["governor"] == "performance, powersave"
-    assert "power_mode" not in found
+    result = host.facts(tree(tmp_path, files))
+    assert result["board"] == "Supermicro SYS-1"
+    assert result["gpu"] == "NVIDIA H200"
+    assert result["governor"] == "performance, powersave"
+    assert "power_mode" not in result
 
 
 def test_a_mode_without_a_name_is_told_by_its_number(tmp_path):
-    found = host.facts(tree(tmp_path, {"var/lib/nvpmodel/status": "pmode:0007\n"}))
-    assert found["power_mode"] == "mode 7"
+    result = host.facts(tree(tmp_path, {"var/lib/nvpmodel/status": "pmode:0007\n"}))
+    assert result["power_mode"] == "mode 7"
 
 
 def test_what_is_not_there_is_absent(tmp_path):
-    found = host.facts(tmp_path)
-    assert {"kernel", "machine", "cpus", "python", "pilotfish", "packages"} == set(found)
+    result = host.facts(tmp_path)
+    assert {"kernel", "machine", "cpus", "python", "pilotfish", "packages"} == set(result)
 
 
 def test_what_is_nonsense_is_absent(tmp_path):
     garbled = dict.fromkeys(JETSON, "\0\xff\n\n%")
-    found = host.facts(tree(tmp_path, garbled))
-    assert "power_mode" not in found
-    assert "memory_bytes" not in found
+    result = host.facts(tree(tmp_path, garbled))
+    assert "power_mode" not in result
+    assert "memory_bytes" not in result
 
 
 def test_this_machine_has_facts_that_json_can_hold():
-    found = host.facts()
-    assert json.loads(json.dumps(found)) == found
-    assert found["packages"]["numpy"]
+    result = host.facts()
+    assert json.loads(json.dumps(result)) == result
+    assert result["packages"]["numpy"]
 
 
 # Power
@@ -103,9 +103,9 @@ def sensor(
 def test_the_whole_modules_rail_is_taken_where_there_is_one(tmp_path):
     rails = {1: ("VDD_IN", "5000", "2000"), 2: ("VDD_CPU_GPU_CV", "5000", "400")}
     sensor(tmp_path, "1-0040", rails)
-    found = energy.rails(tmp_path)
-    assert energy.source(found) == "INA3221: VDD_IN"
-    assert found[0].watts() == pytest.approx(10.0)
+    result = energy.rails(tmp_path)
+    assert energy.source(result) == "INA3221: VDD_IN"
+    assert result[0].watts() == pytest.approx(10.0)
 
 
 def test_otherwise_the_rails_are_added(tmp_path):
@@ -113,9 +113,9 @@ def test_otherwise_the_rails_are_added(tmp_path):
     sensor(
         tmp_path, "1-0041", {1: ("DDR", "5000", "100"), 2: ("OFF", "nan", "0"), 3: ("NC", "0", "0")}
     )
-    found = energy.rails(tmp_path)
-    assert energy.source(found) == "INA3221: GPU + CPU + DDR"
-    assert sum(rail.watts() for rail in found) == pytest.approx(29.0)
+    result = energy.rails(tmp_path)
+    assert energy.source(result) == "INA3221: GPU + CPU + DDR"
+    assert sum(rail.watts() for rail in result) == pytest.approx(29.0)
 
 
 def test_other_chips_and_no_chips_are_no_sensors(tmp_path):
@@ -146,9 +146,9 @@ def test_energy_follows_power_that_changes(tmp_path):
     with energy.Meter(energy.rails(tmp_path), period_s=0.005) as meter:
         times = [time.monotonic()]
         for milliamperes in ("2000", "6000"):
-            beside = current.with_name("next")
-            beside.write_text(milliamperes)
-            beside.replace(current)  # a reader sees the old or the new value, never half of one
+            name = current.with_name("next")
+            name.write_text(milliamperes)
+            name.replace(current)  # a reader sees the old or the new value, never half of one
             time.sleep(0.5)
             times.append(time.monotonic())
     low, high = times[1] - times[0], times[2] - times[1]

@@ -226,13 +226,13 @@ def odd_cells(path: Path, rng: random.Random) -> None:
         table = rng.choice(["answers", "rounds", "facts"])
         columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
         column, value = rng.choice(columns), rng.choice(ODD)
-        which = {"answers": "id = 1", "rounds": "answer = 1 AND number = 2", "facts": "1"}[table]
+        kind = {"answers": "id = 1", "rounds": "answer = 1 AND number = 2", "facts": "1"}[table]
         if table == "facts":
             name = rng.choice([row[0] for row in database.execute("SELECT name FROM facts")])
-            which = f"name = '{name}'"
+            kind = f"name = '{name}'"
         try:
             with database:
-                database.execute(f"UPDATE {table} SET {column} = {value} WHERE {which}")
+                database.execute(f"UPDATE {table} SET {column} = {value} WHERE {kind}")
         except sqlite3.Error:
             continue
     database.close()

@@ -29,14 +29,14 @@ def test_every_cell_is_answered_once_and_its_rounds_add_up(pair, edge, out, prom
     options += ["--protocols", "dsd,coupled,stream,local", "--temperature", 0.8, "--seed", 5]
     assert measure(pair, edge.endpoint, out, *options, "--note", "in the lab") == 0
     with Run.open(out) as run:
-        facts, found = run.facts, list(run.answers())
+        facts, result = run.facts, list(run.answers())
         every = list(run.answers(warm_up=True, finished=False))
-    assert Counter(a.cell for a in found) == Counter(matrix.cells(facts.settings))
-    assert len(found) == 6 * 3 * 2
-    assert len(every) - len(found) == 6  # warm-up
+    assert Counter(a.cell for a in result) == Counter(matrix.cells(facts.settings))
+    assert len(result) == 6 * 3 * 2
+    assert len(every) - len(result) == 6  # warm-up
     assert all(a.warm_up for a in every[:6])
-    assert {a.seed for a in found} == {5, 6}
-    for answer in found:
+    assert {a.seed for a in result} == {5, 6}
+    for answer in result:
         assert_whole(answer)
         assert 0 < answer.first_token_s <= answer.at_s[-1] <= answer.total_s
         assert answer.first_token_s == pytest.approx(answer.at_s[0])
@@ -51,12 +51,15 @@ def test_every_cell_is_answered_once_and_its_rounds_add_up(pair, edge, out, prom
 
 
 def test_figures_as_json(pair, edge, out, prompts, tmp_path):
-    told = tmp_path / "figures.json"
+    info = tmp_path / "figures.json"
     options = ["--prompts", prompts, "--protocols", "greedy,stream", "--windows", 2]
-    assert measure(pair, edge.endpoint, out, *options, "--repeat", 1, "--json", told) == 0
-    found = json.loads(told.read_text())
-    assert [(one["protocol"], one["window"]) for one in found] == [("greedy", 2), ("stream", None)]
-    assert all(one["token_ms"]["median"] > 0 for one in found)
+    assert measure(pair, edge.endpoint, out, *options, "--repeat", 1, "--json", info) == 0
+    payload = json.loads(info.read_text())
+    assert [(item["protocol"], item["window"]) for item in payload] == [
+        ("greedy", 2),
+        ("stream", None),
+    ]
+    assert all(item["token_ms"]["median"] > 0 for item in payload)
 
 
 def test_a_folder_is_no_run_file(pair, edge, tmp_path, capsys):
@@ -107,9 +110,9 @@ def test_two_ends_that_share_randomness_answer_as_the_target_alone(pair, edge, o
 def test_auto_says_what_it_chose(pair, edge, out, prompts):
     options = ["--prompts", prompts, "--protocols", "auto", "--repeat", 1, "--max-tokens", 8]
     assert measure(pair, edge.endpoint, out, *options) == 0
-    found = answers(out)
-    assert len(found) == len(PROMPTS)  # auto has no windows to multiply by
-    for answer in found:
+    result = answers(out)
+    assert len(result) == len(PROMPTS)  # auto has no windows to multiply by
+    for answer in result:
         assert (answer.protocol, answer.window) == ("auto", None)
         assert answer.protocol_used == answer.choice.protocol
         assert answer.choice.forecasts

@@ -90,9 +90,9 @@ def test_dssd_communication_keeps_to_corollary_3_1(window, alpha, bits, link):
 
 @given(windows, sizes, links)
 def test_dssd_eq_5_is_gamma_uploads_after_one_rtt(window, bits, link):
-    one = dssd.eq_5_dsd_communication_s(1, bits, link) - link.rtt_s
+    item = dssd.eq_5_dsd_communication_s(1, bits, link) - link.rtt_s
     total = dssd.eq_5_dsd_communication_s(window, bits, link)
-    assert total == pytest.approx(link.rtt_s + window * one)
+    assert total == pytest.approx(link.rtt_s + window * item)
 
 
 @given(windows, chances, st.floats(0.001, 1.0), st.floats(0.0, 1.0), sizes, links)
@@ -202,8 +202,8 @@ def test_tslt_figures_say_what_the_paper_says_of_them(candidates):
     rows = figure(candidates).rows
     slow, fast = rows[0], rows[-1]
     for row, faster in pairwise(rows):
-        for kept in (32000, 3200, 320, 32):
-            assert row[f"speed_up_k{kept}"] < faster[f"speed_up_k{kept}"]
+        for number in (32000, 3200, 320, 32):
+            assert row[f"speed_up_k{number}"] < faster[f"speed_up_k{number}"]
     assert slow["speed_up_k32"] > slow["speed_up_k320"] > slow["speed_up_k3200"]
     assert fast["speed_up_k32"] < fast["speed_up_k32000"] < fast["speed_up_k3200"]
 

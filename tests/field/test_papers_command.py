@@ -85,13 +85,13 @@ def test_tables_and_json_need_no_matplotlib(tmp_path: Path):
 @pytest.mark.parametrize("name", thinned(PAPERS, ["wisv"]))
 def test_plots_are_drawn_and_named(name: str, tmp_path: Path, capsys):
     folder = tmp_path / "new" / "plots"
-    code, figures, said = field_paper_here(capsys, name, "--json", "-", "--out", folder)
-    assert code == 0, said
+    code, figures, reply = field_paper_here(capsys, name, "--json", "-", "--out", folder)
+    assert code == 0, reply
     assert json.loads(figures)["paper"] == PAPERS[name].title
     pictures = sorted(folder.iterdir())
     assert 2 <= len(pictures) <= MOST_PLOTS
     for picture in pictures:
-        assert str(picture) in said
+        assert str(picture) in reply
         pixels = imread(picture)[:, :, :3]
         for colour in PALETTE[:2]:  # a line's sample in the legend has some 200
             assert np.isclose(pixels, to_rgb(colour), atol=0.01).all(axis=2).sum() > 1000
@@ -105,26 +105,26 @@ def test_plots_without_matplotlib_name_the_extra(tmp_path: Path):
 
 
 def test_unknown_paper_is_refused_with_the_known_ones(capsys):
-    code, _, said = field_paper_here(capsys, "attention")
+    code, _, reply = field_paper_here(capsys, "attention")
     assert code == 2
-    assert all(name in said.splitlines()[-1] for name in PAPERS)
+    assert all(name in reply.splitlines()[-1] for name in PAPERS)
 
 
 @pytest.mark.parametrize("below", [".", "plots"])
 def test_a_folder_that_cannot_be_made_is_one_line(below: str, tmp_path: Path, capsys):
     (tmp_path / "taken").write_text("not a folder")
     out = tmp_path / "taken" / below
-    code, _, said = field_paper_here(capsys, "tslt", "--json", "-", "--out", out)
+    code, _, reply = field_paper_here(capsys, "tslt", "--json", "-", "--out", out)
     assert code == 74
-    assert len(said.splitlines()) == 1
-    assert "taken" in said
+    assert len(reply.splitlines()) == 1
+    assert "taken" in reply
 
 
 def test_json_to_a_missing_folder_is_one_line(tmp_path: Path, capsys):
     out = tmp_path / "missing" / "figures.json"
-    code, _, said = field_paper_here(capsys, "tslt", "--json", out)
+    code, _, reply = field_paper_here(capsys, "tslt", "--json", out)
     assert code == 74
-    assert len(said.splitlines()) == 1
+    assert len(reply.splitlines()) == 1
 
 
 def test_help_teaches_with_an_example():

@@ -35,9 +35,9 @@ def federations(draw):
 @given(federations(), st.sampled_from([specfed.eq_5_renormalised, specfed.eq_6_spread]))
 def test_specfed_bounds_hold_for_both_reconstructions(federation, rebuild):
     p, weights, q, count = federation
-    kept = [largest(worker, count) for worker in p]
-    retained = np.array([specfed.eq_4_retained(w, k) for w, k in zip(p, kept, strict=True)])
-    rebuilt = np.stack([rebuild(worker, k) for worker, k in zip(p, kept, strict=True)])
+    selection = [largest(worker, count) for worker in p]
+    retained = np.array([specfed.eq_4_retained(w, k) for w, k in zip(p, selection, strict=True)])
+    rebuilt = np.stack([rebuild(worker, k) for worker, k in zip(p, selection, strict=True)])
     np.testing.assert_allclose(rebuilt.sum(axis=1), 1.0)
     for worker, other, mass in zip(p, rebuilt, retained, strict=True):
         error = specfed.eq_8_error(other, worker)
@@ -54,9 +54,9 @@ def test_specfed_bounds_hold_for_both_reconstructions(federation, rebuild):
 
 
 def test_specfed_reconstructions_written_out():
-    p, kept = np.array([0.5, 0.3, 0.1, 0.1]), np.array([0, 1])
-    np.testing.assert_allclose(specfed.eq_5_renormalised(p, kept), [0.625, 0.375, 0, 0])
-    np.testing.assert_allclose(specfed.eq_6_spread(p, kept), [0.5, 0.3, 0.1, 0.1])
+    p, selection = np.array([0.5, 0.3, 0.1, 0.1]), np.array([0, 1])
+    np.testing.assert_allclose(specfed.eq_5_renormalised(p, selection), [0.625, 0.375, 0, 0])
+    np.testing.assert_allclose(specfed.eq_6_spread(p, selection), [0.5, 0.3, 0.1, 0.1])
     everything = np.arange(4)
     for rebuild in (specfed.eq_5_renormalised, specfed.eq_6_spread):
         np.testing.assert_allclose(rebuild(p, everything), p)
@@ -74,7 +74,7 @@ def test_specfed_upload_counts_ids_only_of_a_part():
 
 
 def test_specfed_distortions_fall_with_k_and_spreading_is_nearer():
-    rows = [distortion(kept) for kept in KEPT]
+    rows = [distortion(selection) for selection in KEPT]
     for row, next_row in itertools.pairwise(rows):
         assert row["bias_renormalised"] > next_row["bias_renormalised"]
     for row in rows[:-1]:

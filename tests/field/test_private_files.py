@@ -30,8 +30,10 @@ def generous() -> Iterator[None]:
 
 
 def modes(folder: Path) -> dict[str, int]:
-    found = [folder, *folder.rglob("*")]
-    return {str(one.relative_to(folder)): stat.S_IMODE(one.stat().st_mode) for one in found}
+    results = [folder, *folder.rglob("*")]
+    return {
+        str(result.relative_to(folder)): stat.S_IMODE(result.stat().st_mode) for result in results
+    }
 
 
 def test_a_run_file_and_what_lies_beside_it_while_it_is_written(tmp_path: Path) -> None:
@@ -59,9 +61,9 @@ def test_a_folder_of_distillation(tmp_path: Path) -> None:
         folder.expect({"a": 1}, "settings")
         folder.share(None)
         TrainingExampleFile(folder.answers)
-    found = modes(tmp_path / "above")
-    assert found.pop(".") == found.pop("run") == 0o700
-    assert set(found.values()) == {0o600}
+    result = modes(tmp_path / "above")
+    assert result.pop(".") == result.pop("run") == 0o700
+    assert set(result.values()) == {0o600}
 
 
 def test_episodes_of_a_judge(tmp_path: Path) -> None:

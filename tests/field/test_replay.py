@@ -29,7 +29,7 @@ links = st.builds(Link, rtt_s=seconds, up_bps=st.floats(1e4, 1e9), down_bps=st.f
 @st.composite
 def rounds_over(draw, link):
     """Rounds of an answer whose time on the link is exactly what the model says of it."""
-    found = []
+    results = []
     for _ in range(draw(st.integers(1, 6))):
         window = draw(st.integers(1, 16))
         accepted = draw(st.integers(0, window))
@@ -45,7 +45,7 @@ def rounds_over(draw, link):
             downlink=(1 - share) * on_link,
             settle=draw(seconds),
         )
-        found.append(
+        results.append(
             Round(
                 protocol="dssd",
                 start=0,
@@ -57,7 +57,7 @@ def rounds_over(draw, link):
                 timings=timings,
             )
         )
-    return found
+    return results
 
 
 def streamed(tokens, *, pass_s=0.02, down=60, rtt_s=0.0, settle_s=0.0):
@@ -152,10 +152,10 @@ def test_one_round_in_numbers():
 def test_a_second_exchange_takes_a_second_rtt():
     far = replace(QUICK, rtt_s=0.05)
     for inquired, trips in ((0, 1), (3, 2)):
-        asked = Round(
+        wanted = Round(
             protocol="wisv-selective", start=0, window=4, accepted=4, tokens=[1], inquired=inquired
         )
-        assert round_s(asked, far) == pytest.approx(0.05 * trips)
+        assert round_s(wanted, far) == pytest.approx(0.05 * trips)
 
 
 def test_a_state_of_the_last_token_takes_a_pass_of_the_drafter():
@@ -188,7 +188,7 @@ def test_rounds_without_a_token_are_refused():
 
 def pair_of_answers(window, accepted, **more):
     """The first round reads the prompt; two of 10 ms drafting and 20 ms verifying follow."""
-    one = Round(
+    item = Round(
         protocol="greedy",
         start=0,
         window=window,
@@ -198,8 +198,8 @@ def pair_of_answers(window, accepted, **more):
         downlink_bytes=50,
         timings=Timings(draft=0.0025 * window, verify=0.02),
     )
-    first = replace(one, timings=replace(one.timings, verify=5.0))
-    return answer([first, one, one], window=window, **more)
+    first = replace(item, timings=replace(item.timings, verify=5.0))
+    return answer([first, item, item], window=window, **more)
 
 
 def test_a_slow_target_makes_long_windows_pay():
@@ -211,7 +211,7 @@ def test_a_slow_target_makes_long_windows_pay():
     assert str(best(cheap, 0).configuration) == "greedy γ=2"
     slow = replay(answers, [near, far], draft_s=0.005, verify_s=0.05)
     assert [str(best(slow, at).configuration) for at in (0, 1)] == ["greedy γ=8", "stream"]
-    by_name = {str(one.configuration): one for one in slow}
+    by_name = {str(item.configuration): item for item in slow}
     assert by_name["greedy γ=8"].modelled_s == [
         pytest.approx((8 * 0.005 + 0.05) / 6),
         pytest.approx((8 * 0.005 + 0.05 + 0.4) / 6),
@@ -219,23 +219,23 @@ def test_a_slow_target_makes_long_windows_pay():
 
 
 def test_prompts_are_not_replayed():
-    (found,) = replay([pair_of_answers(2, 2)], [QUICK])
-    assert found.measured_s == pytest.approx(0.025 / 3)
-    assert found.modelled_s == [pytest.approx(0.025 / 3)]
+    (result,) = replay([pair_of_answers(2, 2)], [QUICK])
+    assert result.measured_s == pytest.approx(0.025 / 3)
+    assert result.modelled_s == [pytest.approx(0.025 / 3)]
 
 
 def test_local_is_best_only_alone():
     alone = answer(local(4), protocol="local", window=None)
-    found = replay([alone, pair_of_answers(2, 0)], [QUICK])
-    assert best(found, 0).configuration.protocol == "greedy"
+    result = replay([alone, pair_of_answers(2, 0)], [QUICK])
+    assert best(result, 0).configuration.protocol == "greedy"
     assert best(replay([alone], [QUICK]), 0).configuration.protocol == "local"
 
 
 def test_what_auto_chose_counts_to_that():
     auto = pair_of_answers(2, 2, protocol="auto", choice=chosen("greedy", 2, 0.01, []))
     auto = replace(auto, window=None)
-    (found,) = replay([pair_of_answers(2, 2), auto], [QUICK])
-    assert (str(found.configuration), found.n) == ("greedy γ=2", 2)
+    (result,) = replay([pair_of_answers(2, 2), auto], [QUICK])
+    assert (str(result.configuration), result.n) == ("greedy γ=2", 2)
 
 
 @pytest.fixture(scope="module")
@@ -250,24 +250,24 @@ def walk(pair, edge, tmp_path_factory):
 def test_a_real_run_in_json(walk, capsys):
     options = ["--link", "rtt=50ms,up=20mbit,down=100mbit", "--link", "rtt=0", "--verify-ms", "40"]
     assert main(["field", "replay", str(walk), *options, "--json", "-"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["modelled"] is True
-    assert shown["verify_s"] == pytest.approx(0.04)
-    assert shown["links"][0]["up_bps"] == 20e6
-    assert shown["links"][1]["up_bps"] is None
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["modelled"] is True
+    assert payload["verify_s"] == pytest.approx(0.04)
+    assert payload["links"][0]["up_bps"] == 20e6
+    assert payload["links"][1]["up_bps"] is None
     link = Link(rtt_s=0.05, up_bps=20e6, down_bps=100e6)
     with Run.open(walk) as run:
         answers = list(run.answers())
-    assert [each["protocol"] for each in shown["figures"]] == ["greedy", "stream", "local"]
-    for found in shown["figures"]:
-        mine = [one for one in answers if one.protocol == found["protocol"]]
-        modelled = [replayed(one.rounds[1:], link, verify_s=0.04) for one in mine]
-        assert found["n"] == len(mine)
-        assert found["modelled_token_s"][0] == pytest.approx(statistics.median(modelled))
-        measured = statistics.median(steady_token_ms(one) for one in mine)
-        assert found["measured_token_s"] == pytest.approx(measured * 1e-3)
-        if found["protocol"] == "greedy":
-            assert found["modelled_token_s"][0] > found["modelled_token_s"][1] > 0.04 / 4
+    assert [each["protocol"] for each in payload["figures"]] == ["greedy", "stream", "local"]
+    for result in payload["figures"]:
+        mine = [item for item in answers if item.protocol == result["protocol"]]
+        modelled = [replayed(item.rounds[1:], link, verify_s=0.04) for item in mine]
+        assert result["n"] == len(mine)
+        assert result["modelled_token_s"][0] == pytest.approx(statistics.median(modelled))
+        measured = statistics.median(steady_token_ms(item) for item in mine)
+        assert result["measured_token_s"] == pytest.approx(measured * 1e-3)
+        if result["protocol"] == "greedy":
+            assert result["modelled_token_s"][0] > result["modelled_token_s"][1] > 0.04 / 4
 
 
 def test_a_real_run_as_a_table(walk, capsys):
@@ -309,8 +309,8 @@ def test_files_without_anything_to_replay(tmp_path, capsys):
 
 
 def test_answers_under_ahead_are_left_out():
-    kept = pair_of_answers(2, 2)
+    pair = pair_of_answers(2, 2)
     hinted = pair_of_answers(2, 2, protocol="auto", choice=chosen("ahead", 0, 0.01, []))
-    assert replay([kept, hinted], [QUICK]) == replay([kept], [QUICK])
+    assert replay([pair, hinted], [QUICK]) == replay([pair], [QUICK])
     with pytest.raises(RunFileError, match="ahead"):
         replay([hinted], [QUICK])

@@ -55,31 +55,31 @@ def page_of(folder):
 
 
 def test_the_page_needs_nothing_but_itself(report):
-    found = page_of(report[0])
-    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(found.tags)
-    assert all(link.startswith("data:image/png;base64,") for link in found.links)
-    assert not re.search(r"url\(|@import|https?:", " ".join(found.styles))
-    assert found.tags.count("img") == len(found.links) == 7
+    result = page_of(report[0])
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(result.tags)
+    assert all(link.startswith("data:image/png;base64,") for link in result.links)
+    assert not re.search(r"url\(|@import|https?:", " ".join(result.styles))
+    assert result.tags.count("img") == len(result.links) == 7
 
 
 def test_the_pictures_beside_the_page_are_those_in_it(report):
     folder, _ = report
     embedded = {base64.b64decode(link.split(",", 1)[1]) for link in page_of(folder).links}
-    beside = {path.read_bytes() for path in folder.glob("*.png")}
-    assert embedded == beside
-    assert all(png.startswith(b"\x89PNG") for png in beside)
+    neighbour = {path.read_bytes() for path in folder.glob("*.png")}
+    assert embedded == neighbour
+    assert all(png.startswith(b"\x89PNG") for png in neighbour)
 
 
 def test_every_picture_says_its_unit_and_n(report):
-    found = page_of(report[0])
-    for alt in found.alts:
+    result = page_of(report[0])
+    for alt in result.alts:
         assert re.search(r"\bms\b|%|\bbytes\b", alt), alt
         assert re.search(r"n = \d", alt), alt
 
 
 def test_what_comes_from_the_file_is_text(report):
-    found = page_of(report[0])
-    assert HOSTILE in "".join(found.text)
+    result = page_of(report[0])
+    assert HOSTILE in "".join(result.text)
 
 
 def test_the_page_shows_what_was_measured(report):
@@ -107,9 +107,9 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     runs = with_unique_names([read(path) for path in paths])
     assert [run.name for run in runs] == ["lan", "lan (2)"]
     write(runs, tmp_path / "out")
-    found = page_of(tmp_path / "out")
-    assert len(list((tmp_path / "out").glob("*.png"))) == len(found.links)
-    assert any("lan, lan (2)" in alt for alt in found.alts)  # the runs side by side
+    result = page_of(tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("*.png"))) == len(result.links)
+    assert any("lan, lan (2)" in alt for alt in result.alts)  # the runs side by side
 
 
 def test_an_unmeasured_link_is_said_not_drawn(tmp_path):

@@ -22,11 +22,11 @@ from tests.support.made_answers import answer, chain, chosen
 
 def test_a_spread_is_median_and_95th_percentile():
     values = [3.0, 1.0, 2.0, 10.0, 4.0]
-    found = spread(values)
-    assert found.n == 5
-    assert found.median == statistics.median(values)
-    assert found.p95 == pytest.approx(statistics.quantiles(values, n=20, method="inclusive")[-1])
-    assert min(values) <= found.low <= found.median <= found.high <= max(values)
+    result = spread(values)
+    assert result.n == 5
+    assert result.median == statistics.median(values)
+    assert result.p95 == pytest.approx(statistics.quantiles(values, n=20, method="inclusive")[-1])
+    assert min(values) <= result.low <= result.median <= result.high <= max(values)
 
 
 def test_too_few_values_have_no_interval():
@@ -58,8 +58,8 @@ def test_wilson_is_the_textbooks():
 
 def test_acceptance_by_position_of_rounds_made_by_hand():
     rounds = [chain(4, 4), chain(4, 0), chain(4, 2), chain(2, 2), chain(1, 0)]
-    found = [(p.depth, p.drafted, p.reached, p.accepted) for p in positions(rounds)]
-    assert found == [(1, 5, 5, 3), (2, 4, 3, 3), (3, 3, 2, 1), (4, 3, 1, 1)]
+    result = [(p.depth, p.drafted, p.reached, p.accepted) for p in positions(rounds)]
+    assert result == [(1, 5, 5, 3), (2, 4, 3, 3), (3, 3, 2, 1), (4, 3, 1, 1)]
 
 
 # Figures
@@ -67,22 +67,22 @@ def test_acceptance_by_position_of_rounds_made_by_hand():
 
 def test_first_rounds_are_in_the_first_token_only():
     slow, quick = chain(4, 1, ms=500.0), chain(4, 4, ms=20.0)
-    (found,) = figures([answer([slow, quick, quick])])
-    assert found.token_ms.median == pytest.approx(4.0)
-    assert found.round_ms.median == pytest.approx(20.0)
-    assert found.first_token_ms.median == pytest.approx(500.0)
-    assert found.tokens_per_s.median == pytest.approx(12 / 0.54)
-    assert sum(found.stages_ms.values()) == pytest.approx(4.0)
-    assert found.tokens_per_round == pytest.approx(12 / 3)
-    assert found.up_bytes_per_token == pytest.approx(150 / 12)
+    (result,) = figures([answer([slow, quick, quick])])
+    assert result.token_ms.median == pytest.approx(4.0)
+    assert result.round_ms.median == pytest.approx(20.0)
+    assert result.first_token_ms.median == pytest.approx(500.0)
+    assert result.tokens_per_s.median == pytest.approx(12 / 0.54)
+    assert sum(result.stages_ms.values()) == pytest.approx(4.0)
+    assert result.tokens_per_round == pytest.approx(12 / 3)
+    assert result.up_bytes_per_token == pytest.approx(150 / 12)
 
 
 def test_an_answer_of_one_round_has_no_steady_figures():
-    (found,) = figures([answer([chain(4, 1)])])
-    assert found.token_ms is None
-    assert found.stages_ms == {}
-    assert found.first_token_ms.n == 1
-    assert lowest([found]) is None
+    (result,) = figures([answer([chain(4, 1)])])
+    assert result.token_ms is None
+    assert result.stages_ms == {}
+    assert result.first_token_ms.n == 1
+    assert lowest([result]) is None
 
 
 def test_what_a_decision_head_did_is_told_where_there_was_one():
@@ -99,7 +99,7 @@ def test_what_a_decision_head_did_is_told_where_there_was_one():
 
 
 def test_only_what_says_the_targets_text_is_the_lowest():
-    found = figures(
+    result = figures(
         [
             answer([chain(2, 1), chain(2, 1, ms=30.0)], window=2),
             answer([chain(0, 0), chain(0, 0, ms=1.0)], protocol="local", window=None),
@@ -107,39 +107,39 @@ def test_only_what_says_the_targets_text_is_the_lowest():
             answer([chain(2, 1), chain(2, 1, ms=3.0)], protocol="wisv-full", window=2),
         ]
     )
-    assert str(lowest(found).configuration) == "greedy γ=2"
+    assert str(lowest(result).configuration) == "greedy γ=2"
 
 
 def test_energy_is_the_answers_own():
-    (found,) = figures([answer([chain(4, 4)] * 2, energy_j=30.0), answer([chain(4, 4)] * 2)])
-    assert (found.joules_per_token.n, found.joules_per_token.median) == (1, 3.0)
+    (result,) = figures([answer([chain(4, 4)] * 2, energy_j=30.0), answer([chain(4, 4)] * 2)])
+    assert (result.joules_per_token.n, result.joules_per_token.median) == (1, 3.0)
 
 
 def test_the_figures_of_a_real_run_are_those_of_its_rounds(walk, report):
     """Everything in the JSON, computed again from the file by other means."""
     with Run.open(walk) as run:
         answers = list(run.answers())
-    (shown,) = report[1]["runs"]
-    assert shown["answers"] == len(answers) == 2 * 2 * 7
-    assert shown["left_out"] == {"warm_up": 7, "unfinished": 0}
-    for found in shown["figures"]:
+    (display,) = report[1]["runs"]
+    assert display["answers"] == len(answers) == 2 * 2 * 7
+    assert display["left_out"] == {"warm_up": 7, "unfinished": 0}
+    for result in display["figures"]:
         mine = [
-            a for a in answers if (a.protocol, a.window) == (found["protocol"], found["window"])
+            a for a in answers if (a.protocol, a.window) == (result["protocol"], result["window"])
         ]
-        assert found["n"] == len(mine) == 4
+        assert result["n"] == len(mine) == 4
         per_token = []
-        for one in mine:
-            rest = one.rounds[1:]
+        for item in mine:
+            rest = item.rounds[1:]
             seconds = math.fsum(getattr(r.timings, stage) for r in rest for stage in STAGES)
             per_token.append(1e3 * seconds / sum(len(r.tokens) for r in rest))
-        assert found["token_ms"]["median"] == pytest.approx(statistics.median(per_token))
-        assert found["token_ms"]["p95"] == pytest.approx(np.quantile(per_token, 0.95))
-        rounds = [r for one in mine for r in one.rounds]
+        assert result["token_ms"]["median"] == pytest.approx(statistics.median(per_token))
+        assert result["token_ms"]["p95"] == pytest.approx(np.quantile(per_token, 0.95))
+        rounds = [r for item in mine for r in item.rounds]
         tokens = sum(len(r.tokens) for r in rounds)
-        assert found["up_bytes_per_token"] == sum(r.uplink_bytes for r in rounds) / tokens
-        assert found["down_bytes_per_token"] == sum(r.downlink_bytes for r in rounds) / tokens
-        assert found["joules_per_token"] is None
-        for place in found["positions"]:
+        assert result["up_bytes_per_token"] == sum(r.uplink_bytes for r in rounds) / tokens
+        assert result["down_bytes_per_token"] == sum(r.downlink_bytes for r in rounds) / tokens
+        assert result["joules_per_token"] is None
+        for place in result["positions"]:
             depth = place["depth"]
             accepted = [r for r in rounds if r.accepted >= depth]
             assert place["accepted"] == len(accepted)
@@ -205,6 +205,6 @@ def test_choices_of_a_real_run_add_up(walk, report):
     auto = report[1]["runs"][0]["auto"]
     assert auto["n"] == sum(each["chosen"] for each in auto["alternatives"]) == 4
     with Run.open(walk) as run:
-        answers = [one for one in run.answers() if one.protocol == "auto"]
-    pairs = [[one.choice.token_s * 1e3, steady_token_ms(one)] for one in answers]
+        answers = [item for item in run.answers() if item.protocol == "auto"]
+    pairs = [[item.choice.token_s * 1e3, steady_token_ms(item)] for item in answers]
     assert auto["predicted"] == [pytest.approx(pair) for pair in pairs]

@@ -107,9 +107,9 @@ def test_an_edge_that_comes_back_is_waited_for(pair, out, prompts, capsys):
     finally:
         thread.join()
         server.stop()
-    found = answers(out)
-    assert len(found) == 12 * len(PROMPTS)
-    for answer in found:
+    result = answers(out)
+    assert len(result) == 12 * len(PROMPTS)
+    for answer in result:
         assert_whole(answer)
     capsys.readouterr()
 
@@ -128,11 +128,11 @@ def test_an_edge_that_stays_away_ends_the_run_which_goes_on_later(pair, out, pro
     options += ["--protocols", "greedy,coupled", "--patience", 1.5]
     code = measure(pair, address, out, *options)
     thread.join()
-    said = capsys.readouterr().err
+    err = capsys.readouterr().err
     assert code == 69
-    assert "Trying again in 1 s" in said
-    assert f"pilotfish field measure --resume --out {out}" in said
-    assert said.strip().splitlines()[-1].startswith("pilotfish: The edge did not come back")
+    assert "Trying again in 1 s" in err
+    assert f"pilotfish field measure --resume --out {out}" in err
+    assert err.strip().splitlines()[-1].startswith("pilotfish: The edge did not come back")
     with Run.open(out) as run:
         broken = [a for a in run.answers(finished=False, warm_up=True) if not a.finished]
     # none, if the edge went between two answers
@@ -156,9 +156,9 @@ def test_interrupted_it_says_how_to_go_on(pair, edge, out, prompts):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, reply = process.communicate(timeout=30)
     assert process.returncode == 130
-    lines = said.strip().splitlines()
+    lines = reply.strip().splitlines()
     assert lines[-1] == "pilotfish: interrupted"
     assert f"--resume --out {out}" in lines[-2]
     assert not list(out.parent.glob("*-wal"))
@@ -182,9 +182,9 @@ def test_a_full_disk_ends_the_run_which_goes_on_later(pair, edge, out, prompts, 
     assert done
     assert main(["field", "measure", "--resume", "--out", str(out)]) == 0
     capsys.readouterr()
-    found = answers(out)
-    assert done < {answer.cell for answer in found}
-    assert len(found) == 2 * 40 * len(PROMPTS)
+    result = answers(out)
+    assert done < {answer.cell for answer in result}
+    assert len(result) == 2 * 40 * len(PROMPTS)
 
 
 # Killed
@@ -221,12 +221,12 @@ def test_killed_at_random_it_loses_a_round_at_most(
         assert killable.kills == life, "a life ended by itself"
     assert main(again if has_begun(out) else first) == 0
     with Run.open(out) as run:
-        found = list(run.answers())
+        items = list(run.answers())
         every = list(run.answers(finished=False))
         assert len(run.facts.starts) > lives * 3 / 5
-    assert Counter(a.cell for a in found) == Counter(matrix.cells(run.facts.settings))
-    finished = {answer.cell: answer for answer in found}
-    for answer in found:
+    assert Counter(a.cell for a in items) == Counter(matrix.cells(run.facts.settings))
+    finished = {answer.cell: answer for answer in items}
+    for answer in items:
         assert_whole(answer)
     broken = [answer for answer in every if not answer.finished]
     assert broken
@@ -257,17 +257,17 @@ class Killable:
     """`tests/killable.py`; ``seen`` is what its witness has told so far."""
 
     def __enter__(self) -> Killable:
-        self._witness, told = os.pipe()
+        self._witness, info = os.pipe()
         os.set_blocking(self._witness, False)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.killable", str(told)],
+            [sys.executable, "-m", "tests.support.killable", str(info)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            pass_fds=[told],
+            pass_fds=[info],
         )
-        os.close(told)
+        os.close(info)
         self.seen: set[tuple[int, int]] = set()
         self.kills = 0
         return self

@@ -47,7 +47,7 @@ CHOICE = Choice(
 )
 
 
-def asked(prompt=0, repeat=0, *, protocol="greedy", window=4, warm_up=False):
+def requests(prompt=0, repeat=0, *, protocol="greedy", window=4, warm_up=False):
     return Answer(
         id=0,
         protocol=protocol,
@@ -87,7 +87,7 @@ def written(path):
     """A run file with three finished answers and one that was cut off after its second round."""
     with Recorder.create(path, FACTS) as recorder:
         for repeat in range(4):
-            number = recorder.begin(asked(repeat=repeat))
+            number = recorder.begin(requests(repeat=repeat))
             for i in range(6 if repeat < 3 else 2):
                 recorder.add_round(number, i, 0.1 * i, a_round(i))
             if repeat < 3:
@@ -95,9 +95,9 @@ def written(path):
     return path
 
 
-def read(path, **which):
+def read(path, **kind):
     with Run.open(path) as run:
-        return list(run.answers(**which))
+        return list(run.answers(**kind))
 
 
 finite = st.floats(0, 1e6)
@@ -127,7 +127,7 @@ rounds = st.builds(
 def test_what_goes_in_comes_out(tmp_path, given, window):
     path = tmp_path / f"{time.monotonic_ns()}.pilotfish"
     with Recorder.create(path, FACTS) as recorder:
-        wanted = asked(window=window)
+        wanted = requests(window=window)
         number = recorder.begin(wanted)
         for i, (at_s, round_) in enumerate(given):
             recorder.add_round(number, i, at_s, round_)
@@ -152,7 +152,7 @@ def test_only_finished_answers_count_unless_the_others_are_asked_for(written):
 def test_warm_up_answers_are_kept_apart(path):
     with Recorder.create(path, FACTS) as recorder:
         for warm_up in (True, False):
-            recorder.end(recorder.begin(asked(warm_up=warm_up)), finished=True)
+            recorder.end(recorder.begin(requests(warm_up=warm_up)), finished=True)
         assert len(recorder.finished_cells()) == 1
     assert [answer.warm_up for answer in read(path)] == [False]
     assert [answer.warm_up for answer in read(path, warm_up=True)] == [True, False]
@@ -163,7 +163,7 @@ def test_a_cell_is_measured_once(path):
     with Recorder.create(path, FACTS) as recorder:
         for window in (4, None):
             for _ in range(2):
-                recorder.begin(asked(window=window))
+                recorder.begin(requests(window=window))
             recorder.end(1 if window else 3, finished=True)
             with pytest.raises(sqlite3.IntegrityError):
                 recorder.end(2 if window else 4, finished=True)
@@ -172,7 +172,7 @@ def test_a_cell_is_measured_once(path):
 def test_a_round_is_in_the_file_when_recording_it_returns(path, tmp_path):
     """A copy of the file and its log, as a power cut would leave them, holds every round."""
     with Recorder.create(path, FACTS) as recorder:
-        number = recorder.begin(asked())
+        number = recorder.begin(requests())
         for i, protocol in enumerate(["greedy", "greedy", "stream"]):
             recorder.add_round(number, i, 0.1, a_round(i, protocol))
             folder = tmp_path / f"cut{i}"
@@ -186,7 +186,7 @@ def test_a_round_is_in_the_file_when_recording_it_returns(path, tmp_path):
 def test_the_file_alone_holds_all_finished_answers(path, tmp_path):
     with Recorder.create(path, FACTS) as recorder:
         for repeat in range(2):
-            number = recorder.begin(asked(repeat=repeat))
+            number = recorder.begin(requests(repeat=repeat))
             recorder.add_round(number, 0, 0.1, a_round())
             recorder.end(number, finished=True)
         shutil.copy(path, tmp_path / "copy")
@@ -197,14 +197,14 @@ def test_the_file_alone_holds_all_finished_answers(path, tmp_path):
 
 def test_a_run_is_read_while_it_is_measured(path):
     with Recorder.create(path, FACTS) as recorder:
-        number = recorder.begin(asked())
+        number = recorder.begin(requests())
         with Run.open(path) as run:
             for i in range(3):
                 recorder.add_round(number, i, 0.1, a_round(i))
                 (answer,) = run.answers(finished=False)
                 assert len(answer.rounds) == i + 1
             recorder.end(number, finished=True)
-        recorder.end(recorder.begin(asked(repeat=1)), finished=True)
+        recorder.end(recorder.begin(requests(repeat=1)), finished=True)
 
 
 # the columns of rounds that older formats do not have
@@ -233,7 +233,7 @@ def test_a_file_of_an_older_format_is_read_and_gone_on_with(written, version):
     as_format(version, written)
     assert read(written, finished=False) == before
     with Recorder.resume(written) as recorder:
-        number = recorder.begin(asked(repeat=3))
+        number = recorder.begin(requests(repeat=3))
         wanted = replace(a_round(), notes={"forgiven": 2, "deviation": 0.25}, inquired=3)
         recorder.add_round(number, 0, 0.1, wanted)
         recorder.end(number, finished=True)
@@ -358,12 +358,12 @@ def test_a_damaged_file_is_read_or_refused(written, tmp_path, cut, at):
         data[position % len(data)] ^= 0xA5
     broken = tmp_path / "broken.pilotfish"
     broken.write_bytes(data)
-    said = ""
+    text = ""
     try:
         assert len(read(broken, finished=False, warm_up=True)) <= 4
     except RunFileError as error:
-        said = str(error)
-    assert "\n" not in said
+        text = str(error)
+    assert "\n" not in text
     assert broken.read_bytes() == data
 
 

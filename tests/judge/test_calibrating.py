@@ -30,21 +30,21 @@ PROMPTS = ("abc", "bcd ef", "c", "the", "a fish", "hello there")
 
 
 def comparisons(seed: int, count: int, vocab: int = 12) -> list[DistributionComparison]:
-    found = []
+    results = []
     for at in range(count):
         target, drafter = (Model(vocab, 100 * seed + at, side) for side in (0, 1))
         mixed = target.logits(()) + np.float32(0.2 * (at % 4)) * drafter.logits(())
         p = probabilities(target.logits(())[None], ONE)[0]
-        found.append(
+        results.append(
             DistributionComparison(p, truncate(mixed, replace(ONE, top_k=3 + at % 8)).row(0))
         )
-    return found
+    return results
 
 
 def observed(seed: int, tau: float, lengths: tuple[int, ...] = (7, 1, 12)) -> ObservedPositions:
     answers = [comparisons(10 * seed + n, length) for n, length in enumerate(lengths)]
     return ObservedPositions.from_answers(
-        [[Position.from_comparison(one, tau) for one in answer] for answer in answers]
+        [[Position.from_comparison(item, tau) for item in answer] for answer in answers]
     )
 
 
@@ -65,13 +65,13 @@ def test_positions_together_are_what_the_rule_does_at_each(
     lengths = (7, 1, 12)
     every = [c for n, length in enumerate(lengths) for c in comparisons(10 * seed + n, length)]
     seen = observed(seed, relaxation.tau, lengths)
-    accepted = [one.accepted_mass(relaxation) for one in every]
-    expected = [one.deviation(some) for one, some in zip(every, accepted, strict=True)]
+    accepted = [item.accepted_mass(relaxation) for item in every]
+    expected = [item.deviation(some) for item, some in zip(every, accepted, strict=True)]
     np.testing.assert_allclose(seen.deviation(relaxation), expected, atol=1e-12)
     outcome = seen.outcome(relaxation, 4)
     assert outcome.relaxed == pytest.approx(np.mean([some.sum() for some in accepted]))
     assert outcome.relaxed - outcome.strict == pytest.approx(outcome.deviation)
-    key = [float(one.drafter[one.key_tokens(relaxation)].sum()) for one in every]
+    key = [float(item.drafter[item.key_tokens(relaxation)].sum()) for item in every]
     assert outcome.key == pytest.approx(np.mean(key))
     assert (outcome.prompts, outcome.positions) == (3, 20)
 
@@ -90,7 +90,7 @@ def test_rounds_end_with_their_answers() -> None:
 def test_the_budget_holds_and_more_of_it_is_no_worse(seed: int, tau: float, budget: float) -> None:
     seen = observed(seed, tau)
     tight, wide = (choose_relaxation(seen, tau, b, 4) for b in (budget / 2, budget))
-    outcomes = [seen.outcome(one, 4) for one in (tight, wide)]
+    outcomes = [seen.outcome(item, 4) for item in (tight, wide)]
     assert outcomes[0].deviation <= budget / 2 + 1e-12
     assert outcomes[1].deviation <= budget + 1e-12
     assert outcomes[0].strict_tokens <= outcomes[0].relaxed_tokens <= outcomes[1].relaxed_tokens
@@ -122,9 +122,9 @@ def test_without_budget_or_tau_all_is_key() -> None:
 
 
 def calibrated(pair: Pair, folder: Path, *options: object, prompts: str | None = None) -> int:
-    asked = folder / "prompts.txt"
-    asked.write_text("\n".join(PROMPTS) if prompts is None else prompts)
-    models = ["--draft", pair.draft, "--target", pair.target, "--prompts", asked]
+    wanted = folder / "prompts.txt"
+    wanted.write_text("\n".join(PROMPTS) if prompts is None else prompts)
+    models = ["--draft", pair.draft, "--target", pair.target, "--prompts", wanted]
     usual = ["--out", folder / "own.json", "--max-tokens", 24, "--threads", 1, "--draft-top-k", 10]
     return main(["judge", "calibrate", *map(str, [*models, *usual, *options])])
 
@@ -133,10 +133,10 @@ def test_the_edge_deviates_as_calibrated(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrated(pair, tmp_path, "--tau", 0.6, "--deviation", 0.05, "--json", "-") == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     card = read_relaxation(tmp_path / "own.json")
-    assert json.loads(told.out)["lambda2"] == card.lambda2
-    assert "tokens a round" in " ".join(told.err.split())
+    assert json.loads(output.out)["lambda2"] == card.lambda2
+    assert "tokens a round" in " ".join(output.err.split())
     assert (card.chosen.prompts, card.kept_out.prompts) == (5, 1)
     assert card.chosen.positions <= 5 * 24
     assert 0.04 < card.chosen.deviation <= 0.05
@@ -166,20 +166,20 @@ def test_the_edge_deviates_as_calibrated(
 
 
 def test_the_same_command_finds_the_same(pair: Pair, tmp_path: Path) -> None:
-    found = []
+    results = []
     for slots in (1, 4, 4):
         assert calibrated(pair, tmp_path, "--slots", slots, "--count", 3) == 0
-        found.append(read_relaxation(tmp_path / "own.json"))
-    assert found[1] == found[2]
-    assert found[0].lambda1 == pytest.approx(found[1].lambda1, rel=1e-3)
-    assert found[0].prompts_sha256 == found[1].prompts_sha256
+        results.append(read_relaxation(tmp_path / "own.json"))
+    assert results[1] == results[2]
+    assert results[0].lambda1 == pytest.approx(results[1].lambda1, rel=1e-3)
+    assert results[0].prompts_sha256 == results[1].prompts_sha256
     assert calibrated(pair, tmp_path, "--count", 2) == 0
     other: RelaxationCard = read_relaxation(tmp_path / "own.json")
-    assert other.prompts_sha256 != found[0].prompts_sha256
+    assert other.prompts_sha256 != results[0].prompts_sha256
 
 
 def test_questions_of_a_task_are_asked_as_it_asks(pair: Pair, tmp_path: Path) -> None:
-    lines = [json.dumps({"question": asked, "answer": "1"}) for asked in PROMPTS[:3]]
+    lines = [json.dumps({"question": prompt, "answer": "1"}) for prompt in PROMPTS[:3]]
     plain = tmp_path / "plain"
     plain.mkdir()
     assert calibrated(pair, plain, "--context", 250, prompts="\n".join(lines)) == 0
@@ -227,6 +227,6 @@ def test_a_budget_that_allows_nothing_says_so(
 def test_the_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["judge", "calibrate", "--help"])
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     for word in ("λ₁", "total variation", "edge serve", "--relaxation", "kept out"):
-        assert word in told
+        assert word in out

@@ -33,64 +33,64 @@ from tests.support.made_episodes import MINED, D, episode, episodes
 
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)
 def test_only_the_drafters_states_have_been_on_the_wire(form: str) -> None:
-    one = episode(1)
-    found = instances(MINED, [one], InstanceOptions(form=form))
+    item = episode(1)
+    result = instances(MINED, [item], InstanceOptions(form=form))
     assert np.array_equal(
-        found.drafter, decode_hidden(encode_hidden(one.drafter, form), 20, D, form)
+        result.drafter, decode_hidden(encode_hidden(item.drafter, form), 20, D, form)
     )
-    assert np.array_equal(found.drafter, one.drafter) == (form == "fp32")
-    assert np.array_equal(found.target, one.target)
-    assert np.array_equal(found.tokens, one.tokens)
+    assert np.array_equal(result.drafter, item.drafter) == (form == "fp32")
+    assert np.array_equal(result.target, item.target)
+    assert np.array_equal(result.tokens, item.tokens)
 
 
 def test_each_mismatch_is_there_once_under_k_channels() -> None:
-    found = instances(MINED, episodes(6), InstanceOptions(channels=5))
-    assert len(found) == 120
-    assert found.rejected.shape == (120, 5)
-    assert found.links.shape == (6, 5, 4)
-    assert [len(some) for some in found.channels] == [5] * 6
-    assert np.array_equal(found.links[2, 3], found.channels[2][3].features())
-    assert np.array_equal(np.bincount(found.question), [20] * 6)
+    result = instances(MINED, episodes(6), InstanceOptions(channels=5))
+    assert len(result) == 120
+    assert result.rejected.shape == (120, 5)
+    assert result.links.shape == (6, 5, 4)
+    assert [len(some) for some in result.channels] == [5] * 6
+    assert np.array_equal(result.links[2, 3], result.channels[2][3].features())
+    assert np.array_equal(np.bincount(result.question), [20] * 6)
 
 
 @given(seed=st.integers(0, 2**63 - 1), floor=st.floats(0, 1), temperature=st.floats(0.1, 10))
 def test_only_critical_labels_are_relaxed(seed: int, floor: float, temperature: float) -> None:
     sampling = InstanceOptions(3, seed, relabelling=Relabelling(8.0, floor, temperature))
-    found = instances(MINED, episodes(2), sampling)
-    assert not found.rejected[~found.critical].any()
+    result = instances(MINED, episodes(2), sampling)
+    assert not result.rejected[~result.critical].any()
     if floor == 1.0:
-        assert np.array_equal(found.rejected.all(axis=1), found.critical)
+        assert np.array_equal(result.rejected.all(axis=1), result.critical)
 
 
 def test_the_poorer_the_channel_the_fewer_labels_stay() -> None:
-    found = instances(MINED, episodes(60), InstanceOptions(channels=20))
-    rows = kept_by_quality(found)
+    result = instances(MINED, episodes(60), InstanceOptions(channels=20))
+    rows = kept_by_quality(result)
     assert sum(row.channels for row in rows) == 60 * 20
-    assert sum(row.critical for row in rows) == 20 * found.critical.sum()
-    assert sum(row.kept for row in rows) == found.rejected.sum()
+    assert sum(row.critical for row in rows) == 20 * result.critical.sum()
+    assert sum(row.kept for row in rows) == result.rejected.sum()
     for row in rows[:4]:  # of nearly perfect channels hardly one is sampled
         middle = (row.low + row.high) / 2
         assert row.kept / row.critical == pytest.approx(0.8 + 0.2 * middle, abs=0.05)
 
 
 def test_what_is_expected_of_the_poorest_and_the_best_channel() -> None:
-    found = instances(MINED, episodes(5), InstanceOptions())
-    assert expected_share(found, GOOD, Relabelling()) == 1.0
-    assert expected_share(found, POOR, Relabelling(floor=0.3)) == pytest.approx(0.3)
-    assert expected_share(found, POOR, None) == 1.0
+    result = instances(MINED, episodes(5), InstanceOptions())
+    assert expected_share(result, GOOD, Relabelling()) == 1.0
+    assert expected_share(result, POOR, Relabelling(floor=0.3)) == pytest.approx(0.3)
+    assert expected_share(result, POOR, None) == 1.0
 
 
 def test_without_relabelling_all_channels_have_the_mined_labels() -> None:
-    found = instances(MINED, episodes(5), InstanceOptions(relabelling=None))
-    assert np.array_equal(found.rejected, np.repeat(found.critical[:, None], 8, axis=1))
+    result = instances(MINED, episodes(5), InstanceOptions(relabelling=None))
+    assert np.array_equal(result.rejected, np.repeat(result.critical[:, None], 8, axis=1))
 
 
 def test_labels_under_several_channels_are_drawn_apart() -> None:
     """With one draw for all channels, alike ones would have the same labels."""
     sampling = InstanceOptions(channels=40, relabelling=Relabelling(floor=0.5, temperature=1e3))
-    found = instances(MINED, [episode(1, count=60)], sampling)
-    alike = found.qualities[0] < 0.5
-    shares = found.rejected[found.critical][:, alike].mean(axis=1)
+    result = instances(MINED, [episode(1, count=60)], sampling)
+    alike = result.qualities[0] < 0.5
+    shares = result.rejected[result.critical][:, alike].mean(axis=1)
     assert ((shares > 0.2) & (shares < 0.95)).all()
 
 
@@ -156,23 +156,23 @@ def test_another_seed_keeps_others_out() -> None:
 
 
 def test_parts_have_the_mismatches_of_their_questions() -> None:
-    found = instances(MINED, episodes(7), InstanceOptions())
-    part = found.subset(["q-5", "q-1"])
+    result = instances(MINED, episodes(7), InstanceOptions())
+    part = result.subset(["q-5", "q-1"])
     assert part.keys == ["q-1", "q-5"]
     assert np.array_equal(part.target[:20], episode(1).target)
     assert np.array_equal(part.target[20:], episode(5).target)
-    assert np.array_equal(part.links, found.links[[1, 5]])
+    assert np.array_equal(part.links, result.links[[1, 5]])
     assert np.array_equal(part.question, [0] * 20 + [1] * 20)
 
 
 def test_stalling_is_rejected_under_any_channel() -> None:
-    one = replace(episode(1), stalling=~episode(1).critical & (np.arange(20) % 2 == 0))
-    found = instances(MINED, [one], InstanceOptions(20, relabelling=Relabelling(floor=0.0)))
-    assert one.stalling.any()
-    assert found.rejected[one.stalling].all()
-    assert not found.rejected[one.critical].all()
-    assert not found.rejected[~found.harmful].any()
-    assert np.array_equal(found.harmful, one.critical | one.stalling)
+    item = replace(episode(1), stalling=~episode(1).critical & (np.arange(20) % 2 == 0))
+    result = instances(MINED, [item], InstanceOptions(20, relabelling=Relabelling(floor=0.0)))
+    assert item.stalling.any()
+    assert result.rejected[item.stalling].all()
+    assert not result.rejected[item.critical].all()
+    assert not result.rejected[~result.harmful].any()
+    assert np.array_equal(result.harmful, item.critical | item.stalling)
 
 
 def test_what_cannot_be_learnt_from_is_told() -> None:
@@ -188,19 +188,19 @@ def test_what_cannot_be_learnt_from_is_told() -> None:
 
 def test_the_command_shows_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MINED.begin(tmp_path)
-    for one in episodes(4):
-        one.write(tmp_path)
+    for item in episodes(4):
+        item.write(tmp_path)
     assert main(["judge", "relabel", str(tmp_path), "--channels", "3", "--json", "-"]) == 0
     out, err = capsys.readouterr()
-    told = json.loads(out)
+    payload = json.loads(out)
     assert "80.0% expected" in err
-    assert (told["questions"], told["mismatches"]) == (4, 80)
-    assert told["expected"] == {"poorest": pytest.approx(0.8), "best": 1.0}
-    found = instances(MINED, episodes(4), InstanceOptions(channels=3))
+    assert (payload["questions"], payload["mismatches"]) == (4, 80)
+    assert payload["expected"] == {"poorest": pytest.approx(0.8), "best": 1.0}
+    result = instances(MINED, episodes(4), InstanceOptions(channels=3))
     labels = [
-        [channel["labels"] for channel in one["channels"]] for one in told["episodes"]
+        [channel["labels"] for channel in item["channels"]] for item in payload["episodes"]
     ]  # [q][K][n]
-    assert np.array_equal(np.concatenate(np.array(labels), axis=1).T, found.rejected)
+    assert np.array_equal(np.concatenate(np.array(labels), axis=1).T, result.rejected)
 
 
 def test_the_command_needs_what_was_mined(

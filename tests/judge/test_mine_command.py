@@ -18,7 +18,7 @@ ASKED = ("one", "two three", "four five six", "seven")
 
 
 def mined(pair: Pair, folder: Path, *options: object) -> int:
-    lines = [json.dumps({"question": asked, "answer": asked}) for asked in ASKED]
+    lines = [json.dumps({"question": wanted, "answer": wanted}) for wanted in ASKED]
     folder.mkdir(exist_ok=True)
     questions = folder / "few.jsonl"
     questions.write_text("\n".join(lines))
@@ -41,13 +41,13 @@ def test_it_goes_on_where_it_stopped(
     capsys.readouterr()
     assert mined(pair, tmp_path, "--json", "-") == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    found = list(episodes(folder))
-    assert [one.key for one in found] == ["few-1", "few-2", "few-3", "few-4"]
-    told = json.loads(capsys.readouterr().out)
-    assert told["questions"] == 4
-    assert told["mismatches"] == sum(len(one) for one in found) > 0
-    assert told["critical"] == sum(int(one.critical.sum()) for one in found)
-    assert told["stalling"] == sum(int(one.stalling.sum()) for one in found)
+    items = list(episodes(folder))
+    assert [item.key for item in items] == ["few-1", "few-2", "few-3", "few-4"]
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["questions"] == 4
+    assert payload["mismatches"] == sum(len(item) for item in items) > 0
+    assert payload["critical"] == sum(int(item.critical.sum()) for item in items)
+    assert payload["stalling"] == sum(int(item.stalling.sum()) for item in items)
 
 
 def test_it_tells_whose_states_these_are(pair: Pair, tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_it_tells_whose_states_these_are(pair: Pair, tmp_path: Path) -> None:
 
     assert mined(pair, tmp_path, "--count", 1) == 0
     settings = MiningRecord.read(tmp_path / "mined")
-    for told, path in ((settings.drafter, pair.draft), (settings.target, pair.target)):
+    for info, path in ((settings.drafter, pair.draft), (settings.target, pair.target)):
         manifest = Artifact.open(path).manifest
-        assert told == {
+        assert info == {
             "model": manifest.model,
             "origin": manifest.origin,
             "precision": manifest.precision,
@@ -92,16 +92,16 @@ def test_it_labels_as_it_is_told(pair: Pair, tmp_path: Path) -> None:
     tiny_artifact(stranger, vocab=VOCAB, padded_vocab=PADDED_VOCAB, context=CONTEXT, seed=9)
     ends = Pair(stranger, pair.target)
     alike = ["--task", "command", "--checker", "echo 1"]
-    found = {}
+    results = {}
     for name in ("slack", "outcome-only", "right-only"):
         value = [4] if name == "slack" else []
         assert mined(ends, tmp_path / name, *alike, f"--{name}", *value) == 0
-        found[name] = list(episodes(tmp_path / name / "mined"))
-    assert not any(one.critical.any() for some in found.values() for one in some)
-    assert any(one.stalling.any() for one in found["slack"])
-    assert not any(one.stalling.any() for one in found["outcome-only"])
-    assert any(len(one) for one in found["outcome-only"])
-    assert not any(len(one) for one in found["right-only"])
+        results[name] = list(episodes(tmp_path / name / "mined"))
+    assert not any(result.critical.any() for some in results.values() for result in some)
+    assert any(result.stalling.any() for result in results["slack"])
+    assert not any(result.stalling.any() for result in results["outcome-only"])
+    assert any(len(result) for result in results["outcome-only"])
+    assert not any(len(result) for result in results["right-only"])
 
 
 def test_a_model_without_hidden_states_is_refused(

@@ -42,7 +42,7 @@ class Script:
     def __init__(
         self, folder: Path, target: list[str], drafter: list[str], lacks: str = ""
     ) -> None:
-        letters = [one for one in LETTERS if one not in lacks]
+        letters = [letter for letter in LETTERS if letter not in lacks]
         vocabularies = [
             Vocabulary.from_artifact(tiny_artifact(folder / name, tokens=tokens, eos=END))
             for name, tokens in (("drafter", letters), ("target", [*LETTERS]))
@@ -51,8 +51,8 @@ class Script:
         assert self.pair.trivial == (not lacks)
         self._known = {DRAFTER: (vocabularies[0], drafter), TARGET: (vocabularies[1], target)}
         self._buffers = {
-            name: ReadResult(np.empty((16, one.vocab_size), "f4"), np.empty((16, WIDTH), "f4"))
-            for name, (one, _) in self._known.items()
+            name: ReadResult(np.empty((16, letter.vocab_size), "f4"), np.empty((16, WIDTH), "f4"))
+            for name, (letter, _) in self._known.items()
         }
         self.read = 0  # tokens of the target's
 
@@ -65,31 +65,33 @@ class Script:
         try:
             look = next(steps)
             while True:
-                asked = speaker.prompt
+                prompt = speaker.prompt
                 look = steps.send(
-                    self._sight(look, len(asked.draft_ids if look.model == DRAFTER else asked.ids))
+                    self._sight(
+                        look, len(prompt.draft_ids if look.model == DRAFTER else prompt.ids)
+                    )
                 )
         except StopIteration as end:
-            found: Episode = end.value
-            return found
+            value: Episode = end.value
+            return value
 
     def _sight(self, look: ReadRequest, prompt: int) -> ReadResult:
         vocabulary, texts = self._known[look.model]
         logits, hidden = (rows[: look.rows] for rows in self._buffers[look.model])
         logits[:] = hidden[:] = 0.0
         for row, end in enumerate(range(len(look.ids) - look.rows + 1, len(look.ids) + 1)):
-            said = vocabulary.tokenizer.decode(look.ids[prompt:end].tolist())
-            known = (text for text in texts if text.startswith(said))
-            ahead = next(known, said)[len(said) : len(said) + 1]
+            decoded = vocabulary.tokenizer.decode(look.ids[prompt:end].tolist())
+            known = (text for text in texts if text.startswith(decoded))
+            ahead = next(known, decoded)[len(decoded) : len(decoded) + 1]
             token = vocabulary.tokenizer.encode(ahead)[0] if ahead else vocabulary.eos_ids[0]
             logits[row, token] = 1.0
             hidden[row, :2] = look.model == DRAFTER, end - prompt
         self.read += look.rows if look.model == TARGET else 0
         return ReadResult(logits, hidden)
 
-    def letters(self, found: Episode) -> list[tuple[int, str, str, bool, bool]]:
+    def letters(self, results: Episode) -> list[tuple[int, str, str, bool, bool]]:
         """(at, drafted, wanted, critical, stalling) of each mismatch; an end is ""."""
-        rows = zip(found.at, found.tokens, found.critical, found.stalling, strict=True)
+        rows = zip(results.at, results.tokens, results.critical, results.stalling, strict=True)
         return [
             (int(at), *map(self._letter, tokens), bool(critical), bool(stalling))
             for at, tokens, critical, stalling in rows
@@ -169,17 +171,17 @@ CASES = {
 def test_what_is_critical_and_what_stalls(case: str, tmp_path: Path) -> None:
     target, drafter, slack, expected = CASES[case]
     script = Script(tmp_path, target, drafter)
-    found = script.mine(slack)
-    assert script.letters(found) == expected
-    assert (found.outcome, found.right) == ("d", True)
-    assert len(found.answer) == len(target[0]) + 1
+    result = script.mine(slack)
+    assert script.letters(result) == expected
+    assert (result.outcome, result.right) == ("d", True)
+    assert len(result.answer) == len(target[0]) + 1
 
 
 def test_the_states_are_those_at_the_drafted_token(tmp_path: Path) -> None:
-    found = Script(tmp_path, ["abcdd", "aecdd", "aecfd"], ["aecfd"]).mine()
-    assert found.at.tolist() == [1, 3]
-    assert found.drafter[:, :2].tolist() == [[1, 2], [1, 4]]
-    assert found.target[:, :2].tolist() == [[0, 2], [0, 4]]
+    result = Script(tmp_path, ["abcdd", "aecdd", "aecfd"], ["aecfd"]).mine()
+    assert result.at.tolist() == [1, 3]
+    assert result.drafter[:, :2].tolist() == [[1, 2], [1, 4]]
+    assert result.target[:, :2].tolist() == [[0, 2], [0, 4]]
 
 
 def test_a_drafter_that_lacks_a_token_errs_there_and_goes_on(tmp_path: Path) -> None:
@@ -189,17 +191,17 @@ def test_a_drafter_that_lacks_a_token_errs_there_and_goes_on(tmp_path: Path) -> 
 
 def test_an_answer_of_nothing_but_an_end(tmp_path: Path) -> None:
     script = Script(tmp_path, [""], ["dd"])
-    found = script.mine(reference="")
-    assert script.letters(found) == [(0, "d", "", False, True)]
-    assert (found.outcome, found.right, len(found.answer)) == ("", False, 1)
+    result = script.mine(reference="")
+    assert script.letters(result) == [(0, "d", "", False, True)]
+    assert (result.outcome, result.right, len(result.answer)) == ("", False, 1)
 
 
 def test_an_answer_that_does_not_end_has_as_many_tokens_as_there_may_be(tmp_path: Path) -> None:
     """So one that would go on for ever is not longer than one that does, too."""
     long = "d" * 20
-    found = Script(tmp_path, [f"ab{long}", f"ae{long}"], [f"ae{long}"]).mine(0)
-    assert len(found.answer) == MOST
-    assert found.stalling.tolist() == [False]
+    result = Script(tmp_path, [f"ab{long}", f"ae{long}"], [f"ae{long}"]).mine(0)
+    assert len(result.answer) == MOST
+    assert result.stalling.tolist() == [False]
     script = Script(tmp_path / "again", [f"ab{long}", f"ae{long}"], [f"ae{long}"])
     assert len(script.mine(right_only=True)) == 0  # what such an answer comes to is chance
 
@@ -216,6 +218,6 @@ def test_from_wrong_answers_nothing_is_taken_on_demand(tmp_path: Path) -> None:
     assert len(script.mine(reference="d", right_only=True)) == 1
     assert len(script.mine(reference="e")) == 1
     script.read = 0
-    found = script.mine(reference="e", right_only=True)
-    assert (len(found), found.right, found.outcome) == (0, False, "d")
-    assert script.read == len(found.answer) == 5
+    result = script.mine(reference="e", right_only=True)
+    assert (len(result), result.right, result.outcome) == (0, False, "d")
+    assert script.read == len(result.answer) == 5

@@ -49,22 +49,22 @@ SLOW = LinkProfile(20.0, 50.0)
 __all__ = ["models"]  # a fixture
 
 
-def tally(right: bool = True, *rounds: CourseRound, tokens: int = 0) -> QuestionTally:
-    said = tokens or sum(one.accepted + 1 for one in rounds)
-    return QuestionTally.from_walk(Trajectory([0] * said, list(rounds)), right)
+def metrics(right: bool = True, *rounds: CourseRound, tokens: int = 0) -> QuestionTally:
+    reply = tokens or sum(item.accepted + 1 for item in rounds)
+    return QuestionTally.from_walk(Trajectory([0] * reply, list(rounds)), right)
 
 
 # What is counted
 
 
 def test_a_tally_adds_up_rounds() -> None:
-    found = tally(
+    result = metrics(
         True,
         CourseRound(drafted=4, accepted=1, forgiven=1, decided=2, mismatched=3),
         CourseRound(drafted=4, accepted=4, forgiven=0, decided=0, mismatched=0),
         CourseRound(drafted=3, accepted=0, forgiven=0, decided=1, mismatched=None),
     )
-    assert found == QuestionTally(
+    assert result == QuestionTally(
         *(True, 8, 3),
         accepted=5,
         forgiven=1,
@@ -75,14 +75,14 @@ def test_a_tally_adds_up_rounds() -> None:
         missed=1,
         drafted={4: 2, 3: 1},
     )
-    assert msgspec.json.decode(msgspec.json.encode(found), type=QuestionTally) == found
+    assert msgspec.json.decode(msgspec.json.encode(result), type=QuestionTally) == result
 
 
 def test_mismatches_behind_rejections_are_told_from_windows_that_were_looked_at() -> None:
     seen = CourseRound(drafted=10, accepted=1, forgiven=0, decided=1, mismatched=5)
     unseen = CourseRound(drafted=10, accepted=4, forgiven=3, decided=4, mismatched=None)
-    assert missed_share([tally(True, seen), tally(True, unseen)]) == 4 / 8
-    assert missed_share([tally(True, unseen)]) == 4 / 5  # of five that were verified
+    assert missed_share([metrics(True, seen), metrics(True, unseen)]) == 4 / 8
+    assert missed_share([metrics(True, unseen)]) == 4 / 5  # of five that were verified
     assert missed_share([]) == 0.0
 
 
@@ -94,14 +94,14 @@ def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
         for form in ("fp16", "int4")
     }
     wanted = settings_of([2, 5], {form: [0.2, 0.4, 0.6, 0.8] for form in heads}, [FAST, SLOW])
-    told = plan(*wanted, most=MOST)
-    tallies = dict(sweep(models.readers, models.pair, Exact(), QUESTIONS, told, heads))
-    assert len({str(one) for line in tallies.values() for one in line}) > 15
+    info = plan(*wanted, most=MOST)
+    tallies = dict(sweep(models.readers, models.pair, Exact(), QUESTIONS, info, heads))
+    assert len({str(item) for line in tallies.values() for item in line}) > 15
     courses = [
         WalkSettings(
-            one.window, one.head and heads[one.head].judge(one.profile.channel, one.threshold)
+            item.window, item.head and heads[item.head].judge(item.profile.channel, item.threshold)
         )
-        for one in wanted
+        for item in wanted
     ]
     for question, some in zip(QUESTIONS, models.walks(courses), strict=True):
         assert tallies[question.key] == [QuestionTally.from_walk(walk, False) for walk in some]
@@ -112,10 +112,10 @@ def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
 
 def test_greedy_costs_ids_and_a_round_trip() -> None:
     rounds = [CourseRound(10, 3, 0, 1, None)] * 7
-    found = cost([tally(True, *rounds)], GREEDY, LINK, PACE, SIZES, form="int8", missed=0.5)
+    result = cost([metrics(True, *rounds)], GREEDY, LINK, PACE, SIZES, form="int8", missed=0.5)
     up, down = WINDOW_BYTES + 3 * 10, VERDICT_BYTES
-    assert (found.up, found.down, found.exchanges) == (7 * up, 7 * down, 7)
-    assert found.seconds == pytest.approx(
+    assert (result.up, result.down, result.exchanges) == (7 * up, 7 * down, 7)
+    assert result.seconds == pytest.approx(
         7 * (10 * 0.01 + 0.2 + 0.05 + 8 * up / 2e7 + 8 * down / 4e7)
     )
 
@@ -127,9 +127,11 @@ def test_passes_between_measured_widths_are_interpolated() -> None:
 
 
 def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
-    one = [tally(True, CourseRound(10, 3, 0, 1, None))]
+    item = [metrics(True, CourseRound(10, 3, 0, 1, None))]
     args: dict[str, Any] = {"form": "int4", "missed": 0.5}
-    greedy, dsd, full = (cost(one, name, LINK, PACE, SIZES, **args) for name in (GREEDY, DSD, FULL))
+    greedy, dsd, full = (
+        cost(item, name, LINK, PACE, SIZES, **args) for name in (GREEDY, DSD, FULL)
+    )
     assert dsd.up - greedy.up == 4 * 151_665 * 10
     assert dsd.seconds - greedy.seconds == pytest.approx(8 * (dsd.up - greedy.up) / 2e7)
     states = len(encode_hidden(np.ones((10, 576), np.float32), "int4"))
@@ -141,18 +143,18 @@ def test_selective_asks_once_where_there_are_mismatches() -> None:
     clean = CourseRound(10, 10, 0, 0, None)
     dirty = CourseRound(10, 4, 1, 2, None)  # 5 tokens behind
     args: dict[str, Any] = {"form": "int8", "missed": 0.4}
-    some = [tally(True, *[clean] * 3, *[dirty] * 2)]
-    greedy, found = (cost(some, name, LINK, PACE, SIZES, **args) for name in (GREEDY, SELECTIVE))
+    some = [metrics(True, *[clean] * 3, *[dirty] * 2)]
+    greedy, result = (cost(some, name, LINK, PACE, SIZES, **args) for name in (GREEDY, SELECTIVE))
     states = 2 * (2 + 0.4 * 5)
     per_state = len(encode_hidden(np.ones((1, 576), np.float32), "int8"))
-    assert found.exchanges == greedy.exchanges + 2
-    assert found.up - greedy.up == pytest.approx(2 * WINDOW_BYTES + states * per_state)
-    assert found.down - greedy.down == pytest.approx(2 * 50 + states)
+    assert result.exchanges == greedy.exchanges + 2
+    assert result.up - greedy.up == pytest.approx(2 * WINDOW_BYTES + states * per_state)
+    assert result.down - greedy.down == pytest.approx(2 * 50 + states)
     # the last token's pass is made while the window is with the edge
-    assert found.seconds - greedy.seconds == pytest.approx(
-        2 * 0.05 + 8 * (found.up - greedy.up) / 2e7 + 8 * (found.down - greedy.down) / 4e7
+    assert result.seconds - greedy.seconds == pytest.approx(
+        2 * 0.05 + 8 * (result.up - greedy.up) / 2e7 + 8 * (result.down - greedy.down) / 4e7
     )
-    without = [tally(True, clean)]
+    without = [metrics(True, clean)]
     assert cost(without, SELECTIVE, LINK, PACE, SIZES, **args) == cost(
         without, GREEDY, LINK, PACE, SIZES, **args
     )
@@ -165,9 +167,9 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     draft = JudgedDraft(np.zeros(drafted, np.uint32), states=states)
     none = np.empty(0, np.uint32)
     # one round whose m mismatches were all decided on
-    one = [tally(True, CourseRound(drafted, drafted, len(at), len(at), len(at)))]
+    item = [metrics(True, CourseRound(drafted, drafted, len(at), len(at), len(at)))]
     full, selective = (
-        cost(one, name, LINK, PACE, SIZES, form=form, missed=0.0) for name in (FULL, SELECTIVE)
+        cost(item, name, LINK, PACE, SIZES, form=form, missed=0.0) for name in (FULL, SELECTIVE)
     )
     frames = WisvFull(WisvFull.Options.from_mapping({"hidden": form})).encode_draft(
         draft, none, SIZES.vocabulary
@@ -177,14 +179,14 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     wanted = StatesNeeded(
         np.array(at), np.zeros(drafted + 1, np.int64), states[at], np.zeros(len(at), np.bool_)
     )
-    found = exchange.decide(draft, wanted)
-    asked = list(found.frames)
+    result = exchange.decide(draft, wanted)
+    items = list(result.frames)
     sent = [
         *exchange.encode_draft(draft, none, SIZES.vocabulary),
-        *exchange.encode_states(draft, asked),
+        *exchange.encode_states(draft, items),
     ]
     assert selective.up == 2 * WINDOW_BYTES + sum(map(len, sent))
-    assert selective.down == VERDICT_BYTES + 50 + sum(map(len, asked))
+    assert selective.down == VERDICT_BYTES + 50 + sum(map(len, items))
 
 
 # What is shown
@@ -192,7 +194,7 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
 
 def plan(*settings: SweepSetting, **changes: Any) -> SweepHeader:
     end = {"model": "m", "origin": "0" * 16, "precision": "fp32", "hidden": 64, "vocabulary": 100}
-    told = SweepHeader(
+    sweep_header = SweepHeader(
         task="exact",
         instruction="",
         most=9,
@@ -202,22 +204,22 @@ def plan(*settings: SweepSetting, **changes: Any) -> SweepHeader:
         heads={"h": {"sha256": "", "form": "int8", "recommended": 0.5}},
         settings=list(settings) or settings_of([4, 8], {"h": [0.0, 0.5]}, [FAST, SLOW]),
     )
-    return replace(told, **changes)
+    return replace(sweep_header, **changes)
 
 
 def test_settings_are_greedy_and_each_head_under_every_link() -> None:
-    found = settings_of([4, 8], {"h": [0.0, 0.5], "i": [1.0]}, [FAST, SLOW])
-    assert found[:2] == [SweepSetting(4), SweepSetting(8)]
-    assert len(found) == len(set(found)) == 2 + 2 * 2 * 3
-    assert plan(*found).windows == [4, 8]
-    assert plan(*found).profiles == [FAST, SLOW]
+    result = settings_of([4, 8], {"h": [0.0, 0.5], "i": [1.0]}, [FAST, SLOW])
+    assert result[:2] == [SweepSetting(4), SweepSetting(8)]
+    assert len(result) == len(set(result)) == 2 + 2 * 2 * 3
+    assert plan(*result).windows == [4, 8]
+    assert plan(*result).profiles == [FAST, SLOW]
 
 
 def test_figures_are_differences_to_greedy_at_the_same_window() -> None:
     settings = [SweepSetting(4), SweepSetting(8), SweepSetting(8, "h", 0.5, FAST)]
     short, long = CourseRound(4, 1, 0, 1, None), CourseRound(8, 3, 1, 2, None)
     tallies = [
-        [tally(True, *[short] * 6), tally(True, *[short] * 4), tally(at % 4 > 0, *[long] * 2)]
+        [metrics(True, *[short] * 6), metrics(True, *[short] * 4), metrics(at % 4 > 0, *[long] * 2)]
         for at in range(40)
     ]
     plain, _, judged = figures(plan(*settings), tallies)
@@ -234,35 +236,35 @@ def test_figures_are_differences_to_greedy_at_the_same_window() -> None:
 
 
 def test_a_curve_is_that_of_the_poorest_link() -> None:
-    told = plan()
+    info = plan()
     line = [
-        tally(True, CourseRound(4, 1, 0, 1, None), tokens=at + 1)
-        for at in range(len(told.settings))
+        metrics(True, CourseRound(4, 1, 0, 1, None), tokens=at + 1)
+        for at in range(len(info.settings))
     ]
-    points = curve(told, figures(told, [line]), "h", 8)
+    points = curve(info, figures(info, [line]), "h", 8)
     assert list(points) == [0.0, 0.5]
-    assert all(one.setting.profile == SLOW for one in points.values())
-    assert all(one.setting.window == 8 for one in points.values())
+    assert all(point.setting.profile == SLOW for point in points.values())
+    assert all(point.setting.window == 8 for point in points.values())
 
 
 # Files
 
 
 def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
-    path, told = tmp_path / "s.jsonl", plan()
-    line = [tally(True, CourseRound(4, 1, 0, 1, None))] * len(told.settings)
-    kept = SweepFile(path)
-    kept.begin(told)
-    kept.add("q-1", line)
-    kept.set_pace({"draft_s": 0.1, "verify_s": {"1": 0.2}})
+    path, info = tmp_path / "s.jsonl", plan()
+    line = [metrics(True, CourseRound(4, 1, 0, 1, None))] * len(info.settings)
+    sweep_file = SweepFile(path)
+    sweep_file.begin(info)
+    sweep_file.add("q-1", line)
+    sweep_file.set_pace({"draft_s": 0.1, "verify_s": {"1": 0.2}})
     with path.open("a") as file:
         file.write('{"question":"q-2","tal')  # stopped while it was written
     size = path.stat().st_size
     again = SweepFile(path)
     assert path.stat().st_size == size  # reading changes nothing
-    assert (again.plan, again.tallies) == (told, {"q-1": line})
+    assert (again.plan, again.tallies) == (info, {"q-1": line})
     assert again.pace == {"draft_s": 0.1, "verify_s": {"1": 0.2}}
-    again.begin(told)
+    again.begin(info)
     again.add("q-2", line)
     assert SweepFile(path).tallies == {"q-1": line, "q-2": line}
 
@@ -301,15 +303,15 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With drafter, target, a head for them, and two questions."""
-    found = tmp_path_factory.mktemp("sweep")
+    result = tmp_path_factory.mktemp("sweep")
     ends = [
-        tiny_artifact(found / "draft", tokens=OWN, eos="<x>", seed=5),
-        tiny_artifact(found / "target", tokens=THEIRS, eos="<y>", seed=6),
+        tiny_artifact(result / "draft", tokens=OWN, eos="<x>", seed=5),
+        tiny_artifact(result / "target", tokens=THEIRS, eos="<y>", seed=6),
     ]
-    random_head(*ends).save(found)
-    lines = [{"question": asked, "answer": "b"} for asked in ("ab cd", "bcd ab")]
-    (found / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return found
+    random_head(*ends).save(result)
+    lines = [{"question": name, "answer": "b"} for name in ("ab cd", "bcd ab")]
+    (result / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return result
 
 
 @pytest.fixture
@@ -317,7 +319,7 @@ def swept(folder: Path, tmp_path: Path) -> Callable[..., int]:
     """Runs the command on that folder."""
 
     def run(**changes: str) -> int:
-        given = {
+        values = {
             "--draft": str(folder / "draft"),
             "--target": str(folder / "target"),
             "--head": str(folder / "random"),
@@ -332,8 +334,8 @@ def swept(folder: Path, tmp_path: Path) -> Callable[..., int]:
             "--out": str(tmp_path / "s.jsonl"),
             "--json": str(tmp_path / "s.json"),
         }
-        given |= {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
-        words = [word for item in given.items() for word in item]
+        values |= {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+        words = [word for item in values.items() for word in item]
         return main(["judge", "sweep", *[word for word in words if word]])
 
     return run
@@ -348,9 +350,9 @@ def test_the_command_goes_on_and_shows_the_same(
     whole = (tmp_path / "s.jsonl").read_text()
     assert whole.startswith(first)
     assert len(whole.splitlines()) == 4  # plan, pace and two questions
-    shown = capsys.readouterr().out
-    assert "seconds are modelled" in shown
-    assert "20 Mbit/s, 50 ms, window 4, 2 questions" in shown
+    out = capsys.readouterr().out
+    assert "seconds are modelled" in out
+    assert "20 Mbit/s, 50 ms, window 4, 2 questions" in out
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     report = ["judge", "sweep", "--report", str(tmp_path / "s.jsonl"), "--json", "-"]
     assert main(report) == 0
@@ -365,11 +367,11 @@ def test_the_command_goes_on_and_shows_the_same(
 
 def test_the_commands_figures_hold_together(swept: Callable[..., int], tmp_path: Path) -> None:
     assert swept(draft_ms="10", verify_ms="1:100,5:140") == 0
-    told = json.loads((tmp_path / "s.json").read_text())
-    assert told["pace"] == {"draft_s": 0.01, "verify_s": {"1": 0.1, "5": 0.14}}
+    payload = json.loads((tmp_path / "s.json").read_text())
+    assert payload["pace"] == {"draft_s": 0.01, "verify_s": {"1": 0.1, "5": 0.14}}
     by_setting: dict[Any, Any] = {
-        (one["head"], one["threshold"], one["window"], *one["profile"].values()): one
-        for one in told["figures"]
+        (item["head"], item["threshold"], item["window"], *item["profile"].values()): item
+        for item in payload["figures"]
     }
     assert len(by_setting) == 2 * 2 + 3 * 2 * 2
     for window in (2, 4):
@@ -389,18 +391,18 @@ def test_the_commands_figures_hold_together(swept: Callable[..., int], tmp_path:
 
 def test_a_sweep_goes_into_a_heads_curve(swept: Callable[..., int], tmp_path: Path) -> None:
     ends = [tmp_path / "draft", tmp_path / "target"]
-    found = [
+    results = [
         tiny_artifact(ends[0], tokens=OWN, eos="<x>", seed=5),
         tiny_artifact(ends[1], tokens=THEIRS, eos="<y>", seed=6),
     ]
-    path = random_head(*found).save(tmp_path)
+    path = random_head(*results).save(tmp_path)
     assert swept(head=str(path), update_head="") == 0
     points = DecisionHead.load(str(path)).card.curve
-    assert [one.threshold for one in points] == [0.0, 0.5, 1.0]
-    assert [one.logit for one in points] == [None, 0.0, None]
+    assert [point.threshold for point in points] == [0.0, 0.5, 1.0]
+    assert [point.logit for point in points] == [None, 0.0, None]
     assert [points[0].forgiven, points[2].forgiven] == [0.0, 1.0]
     assert points[2].accepted_length == pytest.approx(3.0, abs=0.5)
-    assert all(one.accuracy is not None for one in points)
+    assert all(point.accuracy is not None for point in points)
 
 
 def test_a_head_of_another_pair_is_refused(

@@ -27,7 +27,9 @@ MOST = 40
 WINDOWS = (2, 3, 5, 9)
 GOOD = Channel(rtt_s=0.005, up_bps=5e8, down_bps=5e8, loss=0.0)
 POOR = Channel(rtt_s=0.05, up_bps=2e7, down_bps=2e7, loss=0.0)
-QUESTIONS = [Question(f"q-{at}", asked, "") for at, asked in enumerate(["ab cd", "a", "bcd ab"])]
+QUESTIONS = [
+    Question(f"q-{at}", requests, "") for at, requests in enumerate(["ab cd", "a", "bcd ab"])
+]
 
 
 class JudgedPair:
@@ -51,9 +53,9 @@ class JudgedPair:
         def begin(question: Question) -> Procedure[list[Trajectory]]:
             return walks(self.speaker(question, most), courses, whole=whole)
 
-        procedures = [(one.key, lambda one=one: begin(one)) for one in QUESTIONS]
-        found = dict(self.readers.run(procedures))
-        return [found[one.key] for one in QUESTIONS]
+        procedures = [(item.key, lambda item=item: begin(item)) for item in QUESTIONS]
+        table = dict(self.readers.run(procedures))
+        return [table[item.key] for item in QUESTIONS]
 
     def courses(
         self, thresholds: Sequence[float], channels: Sequence[Channel] = (GOOD, POOR)
@@ -73,12 +75,12 @@ def random_head(drafter: Artifact, target: Artifact, seed: int = 0) -> DecisionH
     """Of weights that forgive about half, and look at the link."""
     ends = [
         ModelIdentity(
-            model=one.manifest.model,
-            origin=one.manifest.origin,
-            hidden=one.manifest.dimensions.hidden,
-            precision=one.manifest.precision,
+            model=item.manifest.model,
+            origin=item.manifest.origin,
+            hidden=item.manifest.dimensions.hidden,
+            precision=item.manifest.precision,
         )
-        for one in (drafter, target)
+        for item in (drafter, target)
     ]
     card = HeadCard(
         name="random",
@@ -118,74 +120,75 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def greedy_texts(models: JudgedPair, most: int = MOST) -> list[list[int]]:
     procedures = [
-        (one.key, lambda one=one: models.speaker(one, most).finish([])) for one in QUESTIONS
+        (question.key, lambda question=question: models.speaker(question, most).finish([]))
+        for question in QUESTIONS
     ]
-    found = dict(models.readers.run(procedures))
-    return [found[one.key] for one in QUESTIONS]
+    table = dict(models.readers.run(procedures))
+    return [table[question.key] for question in QUESTIONS]
 
 
 def test_threshold_0_is_the_targets_own_text(models: JudgedPair) -> None:
     wanted = greedy_texts(models)
     plain = [WalkSettings(window) for window in WINDOWS]
-    for texts, found in zip(wanted, models.walks([*plain, *models.courses([0.0])]), strict=True):
-        assert [walk.tokens for walk in found] == [texts] * len(found)
+    for texts, result in zip(wanted, models.walks([*plain, *models.courses([0.0])]), strict=True):
+        assert [walk.tokens for walk in result] == [texts] * len(result)
         for at, course in enumerate(models.courses([0.0])):
-            assert found[len(WINDOWS) + at].rounds == found[WINDOWS.index(course.window)].rounds
-        assert all(round_.forgiven == 0 for walk in found for round_ in walk.rounds)
+            assert result[len(WINDOWS) + at].rounds == result[WINDOWS.index(course.window)].rounds
+        assert all(round_.forgiven == 0 for walk in result for round_ in walk.rounds)
 
 
 def test_threshold_1_accepts_every_window_whole(models: JudgedPair) -> None:
     courses = models.courses([1.0])
-    for found in models.walks(courses):
-        for course, walk in zip(courses, found, strict=True):
+    for result in models.walks(courses):
+        for course, walk in zip(courses, result, strict=True):
             *rounds, last = walk.rounds
-            assert all(one.accepted == one.drafted == course.window for one in rounds)
+            assert all(item.accepted == item.drafted == course.window for item in rounds)
             assert last.accepted == last.drafted <= course.window
-            assert all(one.forgiven == one.decided for one in walk.rounds)
+            assert all(item.forgiven == item.decided for item in walk.rounds)
 
 
 def test_together_each_course_is_what_it_is_alone(models: JudgedPair) -> None:
     courses = [*(WalkSettings(window) for window in WINDOWS), *models.courses([0.3, 0.5, 0.8])]
     together = models.walks(courses)
-    assert len({tuple(walk.tokens) for found in together for walk in found}) > 5
+    assert len({tuple(walk.tokens) for result in together for walk in result}) > 5
     for at, course in enumerate(courses):
         alone = models.walks([course])
-        assert [found[at] for found in together] == [found[0] for found in alone]
+        assert [result[at] for result in together] == [result[0] for result in alone]
 
 
 def test_rounds_add_up_to_the_answer(models: JudgedPair) -> None:
     courses = [WalkSettings(4), *models.courses([0.5, 1.0])]
-    for found in models.walks(courses, whole=1000):
-        for course, walk in zip(courses, found, strict=True):
+    for result in models.walks(courses, whole=1000):
+        for course, walk in zip(courses, result, strict=True):
             ended = walk.tokens[-1] in models.pair.target.eos_ids
             assert ended or len(walk.tokens) == MOST
-            bonus = len(walk.tokens) - sum(one.accepted for one in walk.rounds)
+            bonus = len(walk.tokens) - sum(item.accepted for item in walk.rounds)
             assert bonus in {len(walk.rounds), len(walk.rounds) - ended}
-            for one in walk.rounds:
-                assert one.forgiven <= min(one.accepted, one.decided)
-                assert one.accepted <= one.drafted <= course.window
-                assert one.decided - one.forgiven == (one.accepted < one.drafted)
-                assert one.mismatched is not None
-                assert one.decided <= one.mismatched <= one.decided + one.behind
+            for item in walk.rounds:
+                assert item.forgiven <= min(item.accepted, item.decided)
+                assert item.accepted <= item.drafted <= course.window
+                assert item.decided - item.forgiven == (item.accepted < item.drafted)
+                assert item.mismatched is not None
+                assert item.decided <= item.mismatched <= item.decided + item.behind
 
 
 def test_reading_windows_whole_changes_nothing_else(models: JudgedPair) -> None:
     courses = models.courses([0.5])
     for part, whole in zip(models.walks(courses), models.walks(courses, whole=1000), strict=True):
         assert [walk.tokens for walk in part] == [walk.tokens for walk in whole]
-        for one, other in zip(part, whole, strict=True):
-            assert [r.accepted for r in one.rounds] == [r.accepted for r in other.rounds]
+        for item, other in zip(part, whole, strict=True):
+            assert [r.accepted for r in item.rounds] == [r.accepted for r in other.rounds]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_short_answers_end_where_they_must(models: JudgedPair, most: int) -> None:
     wanted = greedy_texts(models, most)
-    for text, found in zip(
+    for text, result in zip(
         wanted, models.walks([WalkSettings(8), WalkSettings(1)], most=most), strict=True
     ):
-        assert [walk.tokens for walk in found] == [text, text]
+        assert [walk.tokens for walk in result] == [text, text]
         if most == 1:
-            assert [walk.rounds for walk in found] == [[(0, 0, 0, 0, None)]] * 2
+            assert [walk.rounds for walk in result] == [[(0, 0, 0, 0, None)]] * 2
 
 
 def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(models: JudgedPair) -> None:
@@ -193,9 +196,9 @@ def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(models: Ju
         other = walks(models.speaker(QUESTIONS[2]), [WalkSettings(1)])
         assert dict(models.readers.run([("q-2", lambda: other)]))  # so that the slot holds another
         before = models.readers.target.tokens
-        found = walks(models.speaker(), courses)
-        (one,) = models.readers.run([("q-0", lambda: found)])
-        return models.readers.target.tokens - before, one[1]
+        result = walks(models.speaker(), courses)
+        (item,) = models.readers.run([("q-0", lambda: result)])
+        return models.readers.target.tokens - before, item[1]
 
     prompt = len(models.speaker().prompt.ids)
     # what is rejected unseen is not read
@@ -204,10 +207,10 @@ def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(models: Ju
         [WalkSettings(window) for window in WINDOWS],
         models.courses([0.0]),
     ):
-        tokens, found = read(courses)
-        assert tokens < prompt + len(found[0].tokens)
+        tokens, result = read(courses)
+        assert tokens < prompt + len(result[0].tokens)
     tokens, (walk,) = read(models.courses([0.5])[:1])
-    rejected = sum(one.decided - one.forgiven for one in walk.rounds)
+    rejected = sum(item.decided - item.forgiven for item in walk.rounds)
     assert rejected
-    assert sum(one.forgiven for one in walk.rounds) > 1
+    assert sum(item.forgiven for item in walk.rounds) > 1
     assert tokens < prompt + len(walk.tokens) + rejected

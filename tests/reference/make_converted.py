@@ -161,8 +161,8 @@ def _convert(family: str, folder: Path) -> dict[str, Any]:
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_text(tokenizer_json())
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
     stated = json.loads((folder / "config.json").read_text())
     layers = stated.get("num_hidden_layers", stated.get("n_layer"))
     metadata, tensors = _run_converter(folder, SAID.get(family, {}))
@@ -185,7 +185,7 @@ def _convert(family: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _run_converter(folder: Path, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _run_converter(folder: Path, message: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Convert a checkpoint to float32; its vocabulary is not what this is about."""
     import gguf
     import torch
@@ -194,10 +194,10 @@ def _run_converter(folder: Path, said: dict[str, Any]) -> tuple[dict[str, Any], 
 
     from pilotfish.export.sources.gguf_file import GgufFile
 
-    stated = ModelBase.load_hparams(folder, False) | said
+    stated = ModelBase.load_hparams(folder, False) | message
     kind = get_model_class(get_model_architecture(stated, ModelType.TEXT))
     load = ModelBase.load_hparams
-    ModelBase.load_hparams = staticmethod(lambda *args, **more: load(*args, **more) | said)
+    ModelBase.load_hparams = staticmethod(lambda *args, **more: load(*args, **more) | message)
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     with torch.inference_mode():
         model = kind(folder, gguf.LlamaFileType.ALL_F32, folder / "m.gguf", eager=True)

@@ -25,10 +25,10 @@ def main() -> None:
     FILE.write_text("{\n" + ",\n".join(map(_written, kinds.items())) + "\n}\n")
 
 
-def _written(told: tuple[str, dict[str, Any]]) -> str:
+def _written(message: tuple[str, dict[str, Any]]) -> str:
     """Write a library's schemas, a line a type."""
-    library, schemas = told
-    types = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in schemas["types"].items())
+    library, schemas = message
+    types = (f"{json.dumps(name)}: {json.dumps(item)}" for name, item in schemas["types"].items())
     made = f'"made": {json.dumps(schemas["made"])}, "types": {{\n'
     return f"{json.dumps(library)}: {{{made}" + ",\n".join(types) + "\n}}"
 

@@ -57,7 +57,7 @@ def answer(model: Any, tokens: NDArray[np.int64]) -> Answer:
 
     seen: list[Any] = []
     head = model.get_output_embeddings()
-    with _hooks([head], lambda _, given: seen.append(given[0])), torch.no_grad():
+    with _hooks([head], lambda _, values: seen.append(values[0])), torch.no_grad():
         logits = model(torch.from_numpy(tokens)[None], use_cache=False).logits[0]
     return Answer(logits.float().numpy()[:, : len(VOCABULARY)], seen[-1][0].float().numpy())
 
@@ -87,10 +87,10 @@ def load(path: Path, auto: str) -> Loaded:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model, found = getattr(transformers, auto).from_pretrained(
+    model, result = getattr(transformers, auto).from_pretrained(
         path, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
-    odd = {key for key, value in found.items() if value}
+    odd = {key for key, value in result.items() if value}
     return Loaded(model.eval(), not odd, odd <= {"unexpected_keys"})
 
 
@@ -138,7 +138,7 @@ class Reference:
             if (isinstance(module, nn.Linear | Conv1D) and not name.endswith(UNROUNDED))
             or type(module).__name__.endswith("Experts")
         ]
-        with _hooks(products, lambda _, given: (_rounded(given[0]), *given[1:])):
+        with _hooks(products, lambda _, values: (_rounded(values[0]), *values[1:])):
             return answer(model, self.text)
 
 
@@ -174,10 +174,10 @@ class Library:
                 )
             except ExportError as refusal:
                 self._artifacts[key] = refusal
-        found = self._artifacts[key]
-        if isinstance(found, ExportError):
-            raise found
-        return found
+        result = self._artifacts[key]
+        if isinstance(result, ExportError):
+            raise result
+        return result
 
 
 def read_in_pieces(decoder: Decoder, text: NDArray[np.int64], slot: int = 0) -> Answer:

@@ -47,15 +47,15 @@ def cell(library: Library, name: str, dialect: str, precision: Precision) -> str
     reference = library.reference(name)
     try:
         decoder = Decoder(library.artifact(name, dialect, precision), threads=1)
-        found = read_in_pieces(decoder, reference.text)
+        in_pieces = read_in_pieces(decoder, reference.text)
     except ExportError as refusal:
         return f"refused: {str(refusal).rpartition('config.json: ')[2]}"
     if precision == "fp32":
-        return f"{found.worst(reference.exact):.0e}"
+        return f"{in_pieces.worst(reference.exact):.0e}"
     if precision == "fp16":
-        own = reference.in_half.error(reference.exact)
-        return f"{found.error(reference.exact):.1e} ({own:.1e})"
-    return f"{found.error(reference.in_eighths):.1e}"
+        ours = reference.in_half.error(reference.exact)
+        return f"{in_pieces.error(reference.exact):.1e} ({ours:.1e})"
+    return f"{in_pieces.error(reference.in_eighths):.1e}"
 
 
 if __name__ == "__main__":

@@ -96,18 +96,18 @@ def lines(path: Path) -> int:
 
 
 def newest(run: Path) -> int:
-    return max((int(one.stem[-7:]) for one in run.glob("checkpoint-*.safetensors")), default=0)
+    return max((int(path.stem[-7:]) for path in run.glob("checkpoint-*.safetensors")), default=0)
 
 
 def test_the_drafter_learns_what_the_target_says(made: Made, whole: Path) -> None:
-    found = json.loads((made.folder / "whole.json").read_text())
-    before, after = found["before"]["all"], found["after"]["all"]
+    payload = json.loads((made.folder / "whole.json").read_text())
+    before, after = payload["before"]["all"], payload["after"]["all"]
     assert after["alpha"] > before["alpha"] + 0.1
     assert after["survival"][3] > before["survival"][3]
-    assert found["learnt"] + found["held"] == 36
+    assert payload["learnt"] + payload["held"] == 36
     # the curve is torch's, the figures the artifact's own: in fp32 they say the same
     best = next(
-        line for line in found["curve"] if "alpha" in line and line["step"] == found["step"]
+        line for line in payload["curve"] if "alpha" in line and line["step"] == payload["step"]
     )
     assert best["alpha"] == pytest.approx(after["alpha"], abs=0.03)
     run = whole.with_name("whole-run")
@@ -149,9 +149,9 @@ def test_a_run_that_is_killed_three_times_comes_to_the_same_end(made: Made, whol
 
 def test_a_full_disk_is_one_sentence_and_costs_nothing(made: Made, whole: Path) -> None:
     model = (whole / "model.onnx.data").stat().st_size
-    said = made.run("full", code=74, room=2 * model).strip().splitlines()  # a checkpoint has three
-    assert len([line for line in said if line.startswith("pilotfish: ")]) == 1
-    assert "cannot be written" in said[-1]
+    reply = made.run("full", code=74, room=2 * model).strip().splitlines()  # a checkpoint has three
+    assert len([line for line in reply if line.startswith("pilotfish: ")]) == 1
+    assert "cannot be written" in reply[-1]
     run = made.folder / "full-run"
     assert lines(run / "answers.jsonl") == 36
     assert not list(run.glob(".*partial"))
@@ -162,8 +162,8 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(made: Made, whole: Path) 
 
 
 def test_other_settings_are_refused_in_one_sentence(made: Made, whole: Path) -> None:
-    said = made.run("whole", "--rate", "0.02", code=65).strip().splitlines()
-    assert said == [
+    reply = made.run("whole", "--rate", "0.02", code=65).strip().splitlines()
+    assert reply == [
         "pilotfish: whole-run was begun with --rate 0.01, not 0.02: give the same again, delete "
         "checkpoint-* and trained there to train anew, or name another --run-folder."
     ]
@@ -171,17 +171,17 @@ def test_other_settings_are_refused_in_one_sentence(made: Made, whole: Path) -> 
 
 def test_another_target_or_other_weights_are_refused(made: Made, whole: Path) -> None:
     tiny_artifact(made.folder / "other", vocab=128, seed=4, context=256, sharpness=4.0)
-    said = made.run("whole", "--target", "other", code=65).strip().splitlines()
-    assert len(said) == 1
-    assert "was begun with the target digest" in said[0]
+    reply = made.run("whole", "--target", "other", code=65).strip().splitlines()
+    assert len(reply) == 1
+    assert "was begun with the target digest" in reply[0]
     made.kill("swapped", lambda run: newest(run) >= 7)
     write_directory(made.folder / "twin" / "drafter", CONFIG, weights=tiny_weights(CONFIG, 2))
     drafter = made.folder / "drafter"
     drafter.rename(made.folder / "kept")
     try:
         (made.folder / "twin" / "drafter").rename(drafter)
-        said = made.run("swapped", code=64).strip().splitlines()
-        assert "they are others than when the run was begun" in said[-1]
+        reply = made.run("swapped", code=64).strip().splitlines()
+        assert "they are others than when the run was begun" in reply[-1]
     finally:
         shutil.rmtree(drafter, ignore_errors=True)
         (made.folder / "kept").rename(drafter)
@@ -190,8 +190,8 @@ def test_another_target_or_other_weights_are_refused(made: Made, whole: Path) ->
 def test_what_nothing_was_made_by_can_be_put_right(made: Made, whole: Path) -> None:
     made.run("righted", "--draft", "draftre", code=65)
     made.kill("righted", lambda run: lines(run / "answers.jsonl") >= 36)
-    said = made.run("righted", "--rate", "0.02", "--epochs", "1")
-    assert said.strip() == "righted"
+    completed = made.run("righted", "--rate", "0.02", "--epochs", "1")
+    assert completed.strip() == "righted"
     run = made.folder / "righted-run"
     answers = (run / "answers.jsonl").read_bytes().splitlines()
     (run / "answers.jsonl").write_bytes(b"".join(line + b"\n" for line in answers[1:]))
@@ -204,16 +204,16 @@ def test_what_nothing_was_made_by_can_be_put_right(made: Made, whole: Path) -> N
 
 def test_a_gguf_file_is_trained_as_well(made: Made) -> None:
     write_gguf(made.folder / "drafter.gguf", CONFIG)
-    said = made.run("of_gguf", "--draft", "drafter.gguf", "--epochs", "1", "--json", "-")
-    found = json.loads(said)
-    assert found["after"]["all"]["positions"] > 0
+    completed = made.run("of_gguf", "--draft", "drafter.gguf", "--epochs", "1", "--json", "-")
+    payload = json.loads(completed)
+    assert payload["after"]["all"]["positions"] > 0
     assert Artifact.open(made.folder / "of_gguf").manifest.precision == "fp32"
 
 
 def test_prompts_without_text_and_a_drafter_without_room_are_one_sentence(made: Made) -> None:
     (made.folder / "picture.txt").write_bytes(b"\x89PNG\xff\x00")
-    said = made.run("none", "--prompts", "picture.txt", code=64)
-    assert "picture.txt are not UTF-8 text" in said
-    said = made.run("none", "--tokens", "200", code=64).strip().splitlines()
-    assert len([line for line in said if line.startswith("pilotfish: ")]) == 1
-    assert "no prompt fits" in said[-1]
+    completed = made.run("none", "--prompts", "picture.txt", code=64)
+    assert "picture.txt are not UTF-8 text" in completed
+    completed = made.run("none", "--tokens", "200", code=64).strip().splitlines()
+    assert len([line for line in completed if line.startswith("pilotfish: ")]) == 1
+    assert "no prompt fits" in completed[-1]

@@ -111,8 +111,8 @@ def answer(model: Any) -> NDArray[np.float32]:
 
     with torch.no_grad():
         logits = model(torch.from_numpy(TEXT)[None], use_cache=False).logits[0]
-    found: NDArray[np.float32] = logits.numpy()[:, : len(TOKENS)]
-    return found
+    result: NDArray[np.float32] = logits.numpy()[:, : len(TOKENS)]
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +132,14 @@ def read(path: Path, out: Path, dialect: str) -> NDArray[np.float32]:
     """Read TEXT in pieces, with wrong tokens behind each that are rolled back."""
     needs(dialect)
     decoder = Decoder(export_model(str(path), out, dialect=dialect), slots=2)
-    found, at = [], 0
+    result, at = [], 0
     while at < len(TEXT):
-        piece = TEXT[at : at + PIECES[len(found) % len(PIECES)]]
-        found.append(decoder.forward([Pass(1, piece)])[0].logits.copy())
+        piece = TEXT[at : at + PIECES[len(result) % len(PIECES)]]
+        result.append(decoder.forward([Pass(1, piece)])[0].logits.copy())
         at += len(piece)
         decoder.forward([Pass(1, TEXT[3:7])])
         decoder.rollback(1, at)
-    return np.concatenate(found)
+    return np.concatenate(result)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -172,9 +172,9 @@ def in_blocks(tmp_path_factory: pytest.TempPathFactory) -> Reference:
                 torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32
             )
             weight.data.copy_(exact.reshape(weight.shape))
-            own = f"model.layers.{i}.mlp.experts.{name}"
-            del stored[own]
-            stored |= {f"{own}_blocks": blocks, f"{own}_scales": scales}
+            ours = f"model.layers.{i}.mlp.experts.{name}"
+            del stored[ours]
+            stored |= {f"{ours}_blocks": blocks, f"{ours}_scales": scales}
     save_file(stored, path / "model.safetensors")
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {
@@ -188,8 +188,8 @@ def in_blocks(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_reads_blocks_of_mxfp4(in_blocks: Reference, tmp_path: Path, dialect: str) -> None:
-    found = read(in_blocks.path, tmp_path / "out", dialect)
-    assert np.abs(found - in_blocks.logits).max() < TOLERANCE
+    result = read(in_blocks.path, tmp_path / "out", dialect)
+    assert np.abs(result - in_blocks.logits).max() < TOLERANCE
 
 
 def test_int8_holds_mxfp4_exactly(in_blocks: Reference) -> None:

@@ -78,8 +78,8 @@ def check_refusal(text: str) -> None:
     assert not NEXT_SENTENCE.search(text), text
 
 
-def close(found: Floats, wanted: Floats, what: str = "") -> None:
-    np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=0, err_msg=what)
+def close(values: Floats, wanted: Floats, what: str = "") -> None:
+    np.testing.assert_allclose(values, wanted, atol=TOLERANCE, rtol=0, err_msg=what)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -102,10 +102,10 @@ def test_transformers_loads_each_and_a_mistake_would_show(name: str, library: Li
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family_equals_transformers(name: str, dialect: str, library: Library) -> None:
     reference = library.reference(name)
-    found = read_in_pieces(decoder_of(library, name, dialect), reference.text)
+    in_pieces = read_in_pieces(decoder_of(library, name, dialect), reference.text)
     exact = reference.exact
-    close(found.logits, exact.logits)
-    close(found.hidden, exact.hidden)
+    close(in_pieces.logits, exact.logits)
+    close(in_pieces.hidden, exact.hidden)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_rounded_family_equals_transformers(
     reference = library.reference(name)
     if "experts" in reference.family.kinds:
         pytest.skip("a rounding error is another expert, and transformers rounds none of theirs")
-    found = read_in_pieces(decoder_of(library, name, dialect, precision), reference.text)
-    assert np.isfinite(found.logits).all()
+    in_pieces = read_in_pieces(decoder_of(library, name, dialect, precision), reference.text)
+    assert np.isfinite(in_pieces.logits).all()
     if precision == "fp16":
-        assert found.error(reference.exact) <= HALF * reference.in_half.error(reference.exact)
+        assert in_pieces.error(reference.exact) <= HALF * reference.in_half.error(reference.exact)
     else:
         mixed = "experts" in reference.family.kinds
-        assert found.error(reference.in_eighths) <= (MIXED if mixed else EIGHTHS)
+        assert in_pieces.error(reference.in_eighths) <= (MIXED if mixed else EIGHTHS)
 
 
 # A branch longer than a window, two that leave it early and late, and a second root.
@@ -193,12 +193,12 @@ def test_trees_of_a_family_are_their_paths(name: str, dialect: str, library: Lib
 
     path = path_to(23)
     decoder.keep_path(2, path)
-    kept = NODES[path]
-    decoder.prefill(1, [*TRUNK, *kept], rows=0)
+    selection = NODES[path]
+    decoder.prefill(1, [*TRUNK, *selection], rows=0)
     together = decoder.forward([Pass(slot, BEHIND) for slot in (1, 2)])
-    wanted = reference.continued(TRUNK, kept, BEHIND).logits[-len(BEHIND) :]
-    for told, out in zip(("behind a chain", "behind a kept path"), together, strict=True):
-        close(out.logits, wanted, told)
+    wanted = reference.continued(TRUNK, selection, BEHIND).logits[-len(BEHIND) :]
+    for info, out in zip(("behind a chain", "behind a kept path"), together, strict=True):
+        close(out.logits, wanted, info)
 
 
 @pytest.mark.parametrize("name", LATER)

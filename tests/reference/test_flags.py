@@ -138,8 +138,8 @@ def changed(key: str, value: Any) -> Iterator[Any]:
     elif isinstance(value, dict):
         for name, held in value.items():
             for other in changed(name, held):
-                kept = {n: v for n, v in value.items() if n != name}
-                yield kept if other is ABSENT else {**kept, name: other}
+                selection = {n: v for n, v in value.items() if n != name}
+                yield selection if other is ABSENT else {**selection, name: other}
 
 
 def changed_item(item: Any) -> Iterator[Any]:
@@ -183,8 +183,8 @@ class Checkpoint:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.write_config(self.stated)
-        found = self._exported()
-        np.testing.assert_allclose(found, self._base(len(found)), atol=TOLERANCE)
+        result = self._exported()
+        np.testing.assert_allclose(result, self._base(len(result)), atol=TOLERANCE)
 
     def write_config(self, values: dict[str, Any]) -> None:
         (self.path / "config.json").write_text(json.dumps(values))
@@ -193,27 +193,27 @@ class Checkpoint:
         held = {name: np.ascontiguousarray(value) for name, value in weights.items()}
         save_file(held, self.path / "model.safetensors", metadata={"format": "pt"})
 
-    def judge(self, told: str) -> None:
+    def judge(self, message: str) -> None:
         """Export and compare what the directory holds now."""
         try:
-            found = self._exported()
+            result = self._exported()
         except ExportError as refusal:
             self.counts["refused"] += 1
             if "\n" in str(refusal):
-                self.wrong.append(f"{told}: refused in several lines")
+                self.wrong.append(f"{message}: refused in several lines")
             return
         except Exception as error:
-            self.wrong.append(f"{told}: {type(error).__name__}: {error}")
+            self.wrong.append(f"{message}: {type(error).__name__}: {error}")
             return
-        wanted, verdict = self._wanted(len(found))
+        wanted, verdict = self._wanted(len(result))
         self.counts[verdict] += 1
         if wanted is None:
-            self.wrong.append(f"{told}: exported, but transformers lacks weights for it")
-        elif not np.abs(found - wanted).max() <= TOLERANCE:
-            apart = np.abs(found - wanted).max()
-            base = np.abs(found - self._base(len(found))).max()
+            self.wrong.append(f"{message}: exported, but transformers lacks weights for it")
+        elif not np.abs(result - wanted).max() <= TOLERANCE:
+            apart = np.abs(result - wanted).max()
+            base = np.abs(result - self._base(len(result))).max()
             self.wrong.append(
-                f"{told}: {verdict}, {apart:.3g} apart; from the unchanged one {base:.3g}"
+                f"{message}: {verdict}, {apart:.3g} apart; from the unchanged one {base:.3g}"
             )
 
     def _base(self, size: int) -> Floats:
@@ -291,8 +291,8 @@ def test_no_weight_makes_another_model_in_silence(
     name: str, library: Library, tmp_path: Path, record_property: Any
 ) -> None:
     checkpoint = Checkpoint(name, library, tmp_path)
-    for told, weights in spoilt(checkpoint.weights):
+    for info, weights in spoilt(checkpoint.weights):
         checkpoint.write_weights(weights)
-        checkpoint.judge(told)
+        checkpoint.judge(info)
     record_property("counts", dict(checkpoint.counts))
     assert not checkpoint.wrong, f"{name}: " + f"\n{name}: ".join(checkpoint.wrong)

@@ -96,9 +96,9 @@ def test_tokens_alone_can_be_learnt_from() -> None:
 
 
 def test_a_seed_makes_a_head_and_another_another() -> None:
-    one, again, other = (trained(InstanceOptions(), seed=seed, epochs=5)[0] for seed in (3, 3, 4))
-    assert all(np.array_equal(one.tensors[name], again.tensors[name]) for name in one.tensors)
-    assert not np.array_equal(one.tensors["w2"], other.tensors["w2"])
+    item, again, other = (trained(InstanceOptions(), seed=seed, epochs=5)[0] for seed in (3, 3, 4))
+    assert all(np.array_equal(item.tensors[name], again.tensors[name]) for name in item.tensors)
+    assert not np.array_equal(item.tensors["w2"], other.tensors["w2"])
 
 
 def test_training_leaves_torch_as_it_was() -> None:
@@ -141,8 +141,8 @@ def test_mining_and_training_end_to_end_beat_a_coin(tmp_path: Path) -> None:
     The default drafter has too few mismatches to learn from.
     """
     draft, target = default_artifact("int8", 27), default_artifact("fp32")
-    asked = [f"Say in two short sentences what a {thing} is." for thing in THINGS]
-    lines = [json.dumps({"question": one, "answer": ""}) for one in asked]
+    wanted = [f"Say in two short sentences what a {thing} is." for thing in THINGS]
+    lines = [json.dumps({"question": item, "answer": ""}) for item in wanted]
     (tmp_path / "things.jsonl").write_text("\n".join(lines))
     (tmp_path / "checker.py").write_text(CHECKER)
     pair = ["--draft", draft, "--target", target, "--questions", tmp_path / "things.jsonl"]

@@ -67,7 +67,7 @@ class Ends(NamedTuple):
         prompt = self.prompt(text)
         return reference(self.model, np.array([*prompt, *answer.tokens]))[0][len(prompt) - 1 : -1]
 
-    def greedy(self, **told: Any) -> list[int]:
+    def greedy(self, **info: Any) -> list[int]:
         """What transformers' own generate() says to the prompt at temperature 0."""
         import torch
 
@@ -75,13 +75,13 @@ class Ends(NamedTuple):
         prompt = ids[0].tolist()
 
         def law(ids: Any, scores: Any) -> Any:
-            return shaped(scores[0], prompt, ids[0, len(prompt) :].tolist(), **told)[None]
+            return shaped(scores[0], prompt, ids[0, len(prompt) :].tolist(), **info)[None]
 
         # the repetition penalty is transformers' own, the others are not
-        own = {"logits_processor": [law]} if "logit_bias" in told else told
+        ours = {"logits_processor": [law]} if "logit_bias" in info else info
         limits = {"max_new_tokens": LIMIT, "do_sample": False}
-        found = self.model.generate(ids, attention_mask=torch.ones_like(ids), **limits, **own)
-        return list(found[0, len(prompt) :].tolist())
+        answer = self.model.generate(ids, attention_mask=torch.ones_like(ids), **limits, **ours)
+        return list(answer[0, len(prompt) :].tolist())
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def ends(default_artifacts: Pair) -> Iterator[Ends]:
 def shaped(
     row: Any,
     prompt: list[int],
-    said: list[int],
+    items: list[int],
     logit_bias: dict[int, float] | None = None,
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
@@ -111,14 +111,14 @@ def shaped(
     for token, bias in (logit_bias or {}).items():
         row[token] += bias
     repeated = RepetitionPenaltyLogitsProcessor(repetition_penalty)
-    row = repeated(torch.tensor([prompt + said]), row[None])[0]
-    counts = torch.bincount(torch.tensor(said, dtype=torch.long), minlength=len(row))
+    row = repeated(torch.tensor([prompt + items]), row[None])[0]
+    counts = torch.bincount(torch.tensor(items, dtype=torch.long), minlength=len(row))
     row -= frequency_penalty * counts
     row -= presence_penalty * (counts > 0)
     return row
 
 
-def check(ends: Ends, answer: Generation, **told: Any) -> None:
+def check(ends: Ends, answer: Generation, **info: Any) -> None:
     """Compare what was told of each token and of the likeliest with the reference."""
     import torch
 
@@ -129,7 +129,7 @@ def check(ends: Ends, answer: Generation, **told: Any) -> None:
         if its is None:
             assert (answer.protocol, at) == ("dssd", len(answer.tokens) - 1)
             continue
-        row = shaped(logits[at], prompt, answer.tokens[:at], **told)
+        row = shaped(logits[at], prompt, answer.tokens[:at], **info)
         law = row.double().log_softmax(-1).numpy()
         plain = logits[at].double().log_softmax(-1).numpy()
         ids, values = [id for id, _ in its.top], np.array([value for _, value in its.top])
@@ -139,24 +139,24 @@ def check(ends: Ends, answer: Generation, **told: Any) -> None:
         worst = max(worst, *np.abs(differences), abs(its.logprob - law[token]))
         moved = max(moved, np.abs(plain[ids] - values).max())
     assert worst < CLOSE, answer.protocol
-    assert not told or moved > 0.1, answer.protocol  # else a penalty that is not there would pass
+    assert not info or moved > 0.1, answer.protocol  # else a penalty that is not there would pass
 
 
-@pytest.mark.parametrize("told", [{}, {"repetition_penalty": 1.3}, ALL], ids=str)
-def test_answers_and_told_are_those_of_transformers(ends: Ends, told: dict[str, Any]) -> None:
-    wanted = ends.greedy(**told)
+@pytest.mark.parametrize("message", [{}, {"repetition_penalty": 1.3}, ALL], ids=str)
+def test_answers_and_told_are_those_of_transformers(ends: Ends, message: dict[str, Any]) -> None:
+    wanted = ends.greedy(**message)
     for protocol, options in CASES:
-        asked: dict[str, Any] = {"protocol": protocol, "max_tokens": LIMIT, **options, **told}
-        answer = ends.device.generate(PROMPT, logprobs=MOST, **asked)
+        requests: dict[str, Any] = {"protocol": protocol, "max_tokens": LIMIT, **options, **message}
+        answer = ends.device.generate(PROMPT, logprobs=MOST, **requests)
         assert len(answer.rounds) < len(answer.tokens) or protocol in ("stream", "ahead")
         assert options or answer.tokens == wanted, protocol
-        check(ends, answer, **told)
+        check(ends, answer, **message)
 
 
-@pytest.mark.parametrize("told", ALONE, ids=str)
-def test_told_are_under_each_penalty(ends: Ends, told: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"protocol": "coupled", "max_tokens": LIMIT, **SAMPLED, **told}
-    check(ends, ends.device.generate(PROMPT, logprobs=MOST, **asked), **told)
+@pytest.mark.parametrize("message", ALONE, ids=str)
+def test_told_are_under_each_penalty(ends: Ends, message: dict[str, Any]) -> None:
+    requests: dict[str, Any] = {"protocol": "coupled", "max_tokens": LIMIT, **SAMPLED, **message}
+    check(ends, ends.device.generate(PROMPT, logprobs=MOST, **requests), **message)
 
 
 @pytest.mark.parametrize(("protocol", "options"), CASES)
@@ -164,8 +164,8 @@ def test_told_under_a_schema_are_of_the_masked_law(
     ends: Ends, protocol: str, options: dict[str, Any]
 ) -> None:
     text, read = "What colour is the sky, and why? Answer in JSON.", ends.device.tokenizer
-    asked: dict[str, Any] = {"schema": SCHEMA, "protocol": protocol, "max_tokens": 60, **options}
-    answer = ends.device.generate(text, logprobs=MOST, **asked)
+    requests: dict[str, Any] = {"schema": SCHEMA, "protocol": protocol, "max_tokens": 60, **options}
+    answer = ends.device.generate(text, logprobs=MOST, **requests)
     logits = ends.logits(text, answer).astype(np.float64)
     whole = [colour + BEHIND for colour in COLOURS]
     certain, chosen = 0, 0
@@ -180,13 +180,13 @@ def test_told_under_a_schema_are_of_the_masked_law(
         assert norm[0] < np.logaddexp.reduce(logits[at]) + CLOSE
         if len(ids) < MOST:
             assert abs(norm[0] - np.logaddexp.reduce(logits[at, ids])) < CLOSE
-        said = read.decode(answer.tokens[:at])
-        if said == BEFORE:
+        decoded = read.decode(answer.tokens[:at])
+        if decoded == BEFORE:
             words = [read.decode([id]) for id in range(logits.shape[1])]
-            begins = [bool(word) and any(one.startswith(word) for one in whole) for word in words]
+            begins = [bool(word) and any(item.startswith(word) for item in whole) for word in words]
             assert set(ids) == {*np.flatnonzero(begins)}
             chosen += 1
-        elif len(said) < len(BEFORE) or len(ids) == 1:
+        elif len(decoded) < len(BEFORE) or len(ids) == 1:
             assert ids == [token]
             assert abs(its.logprob) < EXACT
             certain += 1

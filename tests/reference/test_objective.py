@@ -59,14 +59,14 @@ def test_frozen_layers_are_left_as_they_are(library: Library, tmp_path: Path, na
     from pilotfish.distill.objective import Objective
     from pilotfish.distill.training import Trainer
 
-    asked = [DistillPrompt("kind", f"prompt {number}") for number in range(2)]
+    wanted = [DistillPrompt("kind", f"prompt {number}") for number in range(2)]
     lessons = [
-        TrainingExample(one.key, one, held, [1], IDS[1:], "length", ROW)
-        for one, held in zip(asked, (True, False), strict=True)
+        TrainingExample(item.key, item, held, [1], IDS[1:], "length", ROW)
+        for item, held in zip(wanted, (True, False), strict=True)
     ]
     model = library.reference(name).loaded.model
     with RunFolder.open(tmp_path / "run") as folder:
         Trainer(Objective(model, ALL, 1.0), folder, lessons, TrainingChoices(frozen=1), seed=0)
-    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    frozen = [name for name, item in model.named_parameters() if not item.requires_grad]
     assert frozen
     assert all(".0." in name for name in frozen)

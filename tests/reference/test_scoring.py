@@ -40,8 +40,8 @@ class Harness(NamedTuple):
 
     def score(self, context: list[int], rest: list[int]) -> tuple[float, bool]:
         """Log-probability of the rest, and whether greedy decoding would say it."""
-        told = {"prompt": context + rest, "max_tokens": 1, "echo": True, "logprobs": 1}
-        answer = self.ask(**told)["logprobs"]
+        options = {"prompt": context + rest, "max_tokens": 1, "echo": True, "logprobs": 1}
+        answer = self.ask(**options)["logprobs"]
         part = slice(len(context), -1)
         tops = answer["top_logprobs"][part]
         greedy = [
@@ -50,8 +50,8 @@ class Harness(NamedTuple):
         ]
         return sum(answer["token_logprobs"][part]), all(greedy)
 
-    def ask(self, **told: Any) -> Any:
-        body = {"temperature": 0, **told}
+    def ask(self, **info: Any) -> Any:
+        body = {"temperature": 0, **info}
         answer = httpx.post(f"{self.service.url}/v1/completions", json=body, timeout=120.0)
         return answer.json()["choices"][0]
 
@@ -61,8 +61,8 @@ class Harness(NamedTuple):
         rows = rows.astype(float)
         rows -= rows.max(axis=1, keepdims=True)
         rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
-        own = rows[np.arange(len(rest)), rest]
-        return float(own.sum()), bool((rows.argmax(axis=1) == rest).all())
+        ours = rows[np.arange(len(rest)), rest]
+        return float(ours.sum()), bool((rows.argmax(axis=1) == rest).all())
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +84,18 @@ def test_choices(harness: Harness, context: str, choices: list[str], begun: bool
     before = [harness.begin, *before] if begun else before
     for choice in choices:
         rest = harness.tokenizer.encode(choice)
-        (found, greedy), (wanted, likeliest) = (
+        (result, greedy), (wanted, likeliest) = (
             harness.score(before, rest), harness.expected(before, rest),
         )  # fmt: skip
-        assert abs(found - wanted) < CLOSE
+        assert abs(result - wanted) < CLOSE
         assert greedy == likeliest
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_perplexity(harness: Harness, text: str) -> None:
     ids = harness.tokenizer.encode(text)
-    found, _ = harness.score([harness.begin], ids)
-    assert abs(found - harness.expected([harness.begin], ids)[0]) < CLOSE
+    result, _ = harness.score([harness.begin], ids)
+    assert abs(result - harness.expected([harness.begin], ids)[0]) < CLOSE
 
 
 def test_greedy_answers(harness: Harness) -> None:
@@ -103,10 +103,10 @@ def test_greedy_answers(harness: Harness) -> None:
 
     for context, _ in CHOICES[:2]:
         ids = [harness.begin, *harness.tokenizer.encode(context)]
-        found = harness.ask(prompt=ids, max_tokens=16)["text"]
+        result = harness.ask(prompt=ids, max_tokens=16)["text"]
         wanted = harness.model.generate(
             torch.tensor([ids]), max_new_tokens=16, do_sample=False, eos_token_id=-1, pad_token_id=0
         )[0, len(ids) :].tolist()
         # transformers goes on behind an end
-        assert harness.tokenizer.decode(wanted).startswith(found)
-        assert len(found) > 20
+        assert harness.tokenizer.decode(wanted).startswith(result)
+        assert len(result) > 20

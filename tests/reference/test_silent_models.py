@@ -175,8 +175,8 @@ def test_defaults_are_those_of_the_class(
 ) -> None:
     path = checkpoint(tmp_path / "m", family, **settings)
     change(path)
-    found = exported(path, tmp_path / "out")
-    np.testing.assert_allclose(found, expected(path), atol=TOLERANCE)
+    result = exported(path, tmp_path / "out")
+    np.testing.assert_allclose(result, expected(path), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "OPT"])
@@ -233,7 +233,7 @@ def test_no_value_of_a_key_makes_another_model(family: str, tmp_path: Path) -> N
                 wanted = expected(path)
             except (StrictDataclassError, TypeError, ValueError):  # transformers refuses it
                 continue
-            found = Decoder(artifact).prefill(0, TOKENS, rows=len(TOKENS)).logits
-            np.testing.assert_allclose(found, wanted, atol=TOLERANCE, err_msg=f"{key}: {value}")
+            logits = Decoder(artifact).prefill(0, TOKENS, rows=len(TOKENS)).logits
+            np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, err_msg=f"{key}: {value}")
             equal += 1
     assert equal > 20  # else everything was refused

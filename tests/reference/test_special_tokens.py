@@ -189,7 +189,7 @@ def compare(folder: Path) -> int:
     ours = build_vocabulary(DirectorySource(folder, lambda *step: None))
     known = Tokenizer.from_str(ours.tokenizer_json).get_vocab()
     named = {
-        name: one for name, one in theirs.special_tokens_map.items() if not one or one in known
+        name: item for name, item in theirs.special_tokens_map.items() if not item or item in known
     }
     assert ours.special_tokens == named
     end = theirs.eos_token_id
@@ -249,8 +249,8 @@ def test_the_template_is_the_one_that_transformers_takes(tmp_path: Path) -> None
             (folder / "chat_template.jinja").unlink()
         theirs = AutoTokenizer.from_pretrained(folder).chat_template
         usual, named = read_templates(folder)
-        found = {**named, **({} if usual is None else {"default": usual})}
-        assert found == (theirs if isinstance(theirs, dict) else {"default": theirs})
+        results = {**named, **({} if usual is None else {"default": usual})}
+        assert results == (theirs if isinstance(theirs, dict) else {"default": theirs})
 
 
 def test_classes_have_the_tokens_that_transformers_gives_them() -> None:
@@ -259,8 +259,8 @@ def test_classes_have_the_tokens_that_transformers_gives_them() -> None:
     from transformers.models.auto import tokenization_auto as auto
 
     for name, tokens in CLASSES.items():
-        found = auto.tokenizer_class_from_name(name)
-        parameters = inspect.signature(found.__init__).parameters
+        result = auto.tokenizer_class_from_name(name)
+        parameters = inspect.signature(result.__init__).parameters
         stated = {
             key: str(parameter.default)
             for key, parameter in parameters.items()

@@ -93,9 +93,9 @@ def test_pair_of_files_as_transformers_reads_it(tmp_path: Path) -> None:
 def test_tokenizer_model_as_transformers_reads_it(tmp_path: Path, prefix: bool) -> None:
     from transformers import AutoTokenizer
 
-    said = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_prefix_space": prefix}
+    fields = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_prefix_space": prefix}
     data = trained("bpe", add_dummy_prefix=prefix)
-    write_model(tmp_path, data, tokenizer_config=said, config={"model_type": "llama"})
+    write_model(tmp_path, data, tokenizer_config=fields, config={"model_type": "llama"})
     ours = Tokenizer.from_json(sentencepiece_tokenizer_json(tmp_path))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert ours.vocab_size == len(theirs)

@@ -35,11 +35,11 @@ def selftest(folder: Path, *arguments: str, **environment: str) -> subprocess.Co
     )
 
 
-def statuses(found: dict[str, Any], **wanted: str) -> dict[str, str]:
+def statuses(options: dict[str, Any], **wanted: str) -> dict[str, str]:
     """Of the findings with these fields, by check."""
     return {
         each["check"]: each["status"]
-        for each in found["findings"]
+        for each in options["findings"]
         if all(each[name] == value for name, value in wanted.items())
     }
 
@@ -51,35 +51,35 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
     out = tmp_path / "figures.json"
     done = selftest(tmp_path, "--json", "--out", str(out), PILOTFISH_PROTOCOLS=module)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert json.loads(out.read_text()) == found
-    assert found["passed"]
-    assert found["providers"].keys() == PROVIDERS.keys()
-    for name, presence in found["providers"].items():
+    payload = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == payload
+    assert payload["passed"]
+    assert payload["providers"].keys() == PROVIDERS.keys()
+    for name, presence in payload["providers"].items():
         assert presence["there"] or presence["reason"], name
-    assert {each["model"] for each in found["findings"]} == {*kinds}
+    assert {each["model"] for each in payload["findings"]} == {*kinds}
     for model in kinds:
         for variant in VARIANTS["cpu"]:
             of = {"provider": "cpu", "model": model, "dialect": variant.dialect}
-            told = statuses(found, **of)
+            info = statuses(payload, **of)
             if model in LINEAR and variant.dialect == "opset17":
-                assert not told
+                assert not info
                 continue
-            assert told.keys() >= {"opening", *CHECKS}, of
+            assert info.keys() >= {"opening", *CHECKS}, of
             if model in STATEFUL:
-                assert told.pop("tree") == "not there", of
-            assert set(told.values()) == {"passed"}, of
+                assert info.pop("tree") == "not there", of
+            assert set(info.values()) == {"passed"}, of
             first = variant.dialect == "opset24"
-            assert ("stages" in told) == (first and model not in WITHOUT_STAGES), of
-            assert (told.keys() >= LOSSLESS.keys()) == (first and model in BOTH_ENDS), of
-    own = [each for each in found["findings"] if each["provider"] == "cpu"]
-    apart = [each["difference"] for each in own if "difference" in each]
+            assert ("stages" in info) == (first and model not in WITHOUT_STAGES), of
+            assert (info.keys() >= LOSSLESS.keys()) == (first and model in BOTH_ENDS), of
+    ours = [each for each in payload["findings"] if each["provider"] == "cpu"]
+    apart = [each["difference"] for each in ours if "difference" in each]
     assert 0 < max(apart) < FP32 / 10  # other kernels, other roundings: and tolerance to spare
-    (times, *_) = found["times"]
+    (times, *_) = payload["times"]
     assert times["model"] == TARGET
     assert all(0 < times["least_ms"][size] <= ms for size, ms in times["median_ms"].items())
-    assert any("default model" in each for each in found["left_out"])
-    assert found["machine"]["packages"]["onnxruntime"]
+    assert any("default model" in each for each in payload["left_out"])
+    assert payload["machine"]["packages"]["onnxruntime"]
     assert "cpu: llama" in done.stderr  # what takes long is told
 
 
@@ -94,15 +94,15 @@ def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
     )
     stateful = {*STATEFUL} & {*kinds}
     assert done.returncode == 1, done.stderr
-    found = json.loads((tmp_path / "figures.json").read_text())
-    told = Counter((each["check"], each["status"]) for each in found["findings"])
+    payload = json.loads((tmp_path / "figures.json").read_text())
+    counter = Counter((each["check"], each["status"]) for each in payload["findings"])
     for check in ("opening", *CHECKS):  # 10.16 knows both dialects
-        assert told.pop((check, "passed")) == len(kinds) - len(stateful) + 2
-    assert told.pop(("opening", "left out")) == len(stateful)
-    assert told.pop(("stages", "left out")) == 1
+        assert counter.pop((check, "passed")) == len(kinds) - len(stateful) + 2
+    assert counter.pop(("opening", "left out")) == len(stateful)
+    assert counter.pop(("stages", "left out")) == 1
     ends = len({*BOTH_ENDS} & {*kinds} - stateful)
-    assert told == dict.fromkeys([(name, "differs") for name in LOSSLESS], ends)
-    machine = found["providers"]["tensorrt"]["machine"]
+    assert counter == dict.fromkeys([(name, "differs") for name in LOSSLESS], ends)
+    machine = payload["providers"]["tensorrt"]["machine"]
     assert machine["tensorrt"] == "10.16.2"
     assert machine["gpu"] == "Orin"
     assert machine["cuda"] == "12.6"
@@ -116,9 +116,9 @@ def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
 def test_a_named_provider_that_is_not_there_is_an_exit_code(tmp_path: Path) -> None:
     done = selftest(tmp_path, "--provider", "tensorrt", "--json")
     assert done.returncode == 69, done.stderr
-    found = json.loads(done.stdout)
-    assert found["findings"] == []
-    assert "TensorRT cannot be imported" in found["providers"]["tensorrt"]["reason"]
+    payload = json.loads(done.stdout)
+    assert payload["findings"] == []
+    assert "TensorRT cannot be imported" in payload["providers"]["tensorrt"]["reason"]
 
 
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ def job(shelf: CheckArtifacts, provider: str, model: str = TARGET) -> ProviderJo
 
 def findings(provider: str, *jobs: ProviderJob) -> dict[str, dict[str, Any]]:
     """What is found of them, by check."""
-    told: list[dict[str, Any]] = []
-    attempt(Assignment(provider=provider, jobs=jobs), told.append)
-    return {said["finding"]["check"]: said["finding"] for said in told if "finding" in said}
+    messages: list[dict[str, Any]] = []
+    attempt(Assignment(provider=provider, jobs=jobs), messages.append)
+    return {reply["finding"]["check"]: reply["finding"] for reply in messages if "finding" in reply}
 
 
 def over_tensorrt(
@@ -74,9 +74,9 @@ def over_cuda(shelf: CheckArtifacts) -> dict[str, dict[str, Any]]:
         return findings("cuda", job(shelf, "cuda"))
 
 
-def differing(found: dict[str, dict[str, Any]]) -> set[str]:
-    assert "failed" not in {each["status"] for each in found.values()}, found
-    return {check for check, each in found.items() if each["status"] == "differs"}
+def differing(options: dict[str, dict[str, Any]]) -> set[str]:
+    assert "failed" not in {each["status"] for each in options.values()}, options
+    return {check for check, each in options.items() if each["status"] == "differs"}
 
 
 def downloads(patch: Patch, spoil: Callable[[NDArray[np.float32]], None]) -> None:
@@ -171,11 +171,11 @@ def test_a_fault_is_found_by_its_check_and_no_other(
     model: str,
 ) -> None:
     fault(patch)
-    found = over_tensorrt(shelf, patch, model)
-    assert differing(found) == checks
+    result = over_tensorrt(shelf, patch, model)
+    assert differing(result) == checks
     for check in checks:
-        assert found[check]["difference"] > 10 * found[check]["tolerance"]
-        assert "row" in found[check]["where"]
+        assert result[check]["difference"] > 10 * result[check]["tolerance"]
+        assert "row" in result[check]["where"]
 
 
 def test_every_check_differs_under_some_fault() -> None:
@@ -183,11 +183,11 @@ def test_every_check_differs_under_some_fault() -> None:
 
 
 def test_without_a_fault_all_pass(shelf: CheckArtifacts, patch: Patch) -> None:
-    found = over_tensorrt(shelf, patch)
-    assert found.keys() == {"opening", *COMPARED}
-    assert differing(found) == set()
-    assert found.pop(STAGES)["status"] == "left out"
-    assert {each["status"] for each in found.values()} == {"passed"}
+    result = over_tensorrt(shelf, patch)
+    assert result.keys() == {"opening", *COMPARED}
+    assert differing(result) == set()
+    assert result.pop(STAGES)["status"] == "left out"
+    assert {each["status"] for each in result.values()} == {"passed"}
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
     assert {each.precision for each in wanted} == {"fp32", "fp16"}
     with providers(**{provider: kind}):
         for each in wanted:
-            found = findings(provider, each)
-            assert found.keys() >= {"opening", *CHECKS}
-            assert differing(found) == set()
+            result = findings(provider, each)
+            assert result.keys() >= {"opening", *CHECKS}
+            assert differing(result) == set()
 
 
 def test_a_stage_that_keeps_no_path_is_found_by_stages(shelf: CheckArtifacts, patch: Patch) -> None:
@@ -225,19 +225,19 @@ def test_answers_that_are_no_numbers_differ_without_a_figure(
             numbers[5] = np.nan
 
     downloads(patch, spoil)
-    found = over_tensorrt(shelf, patch)
-    assert differing(found) == {"logits"}
-    assert "difference" not in found["logits"]
-    assert "not finite" in found["logits"]["reason"]
+    result = over_tensorrt(shelf, patch)
+    assert differing(result) == {"logits"}
+    assert "difference" not in result["logits"]
+    assert "not finite" in result["logits"]["reason"]
 
 
 def test_an_engine_that_cannot_be_built_fails_and_nothing_else_is_tried(
     shelf: CheckArtifacts, patch: Patch
 ) -> None:
-    found = over_tensorrt(shelf, patch, fail_build=True)
-    assert found.keys() == {"opening"}
-    assert found["opening"]["status"] == "failed"
-    assert "TensorRT built no engine" in found["opening"]["reason"]
+    result = over_tensorrt(shelf, patch, fail_build=True)
+    assert result.keys() == {"opening"}
+    assert result["opening"]["status"] == "failed"
+    assert "TensorRT built no engine" in result["opening"]["reason"]
 
 
 def test_an_older_tensorrt_is_not_asked_for_what_it_lacks(
@@ -245,14 +245,14 @@ def test_an_older_tensorrt_is_not_asked_for_what_it_lacks(
 ) -> None:
     tensorrt_double.install(patch, "10.3.0")
     of_target = [each for each in shelf.jobs("tensorrt", quick=True) if each.model == TARGET]
-    found = findings("tensorrt", *(each for each in of_target if each.dialect == "opset24"))
-    assert found["opening"]["status"] == "left out"
-    assert "10.15" in found["opening"]["reason"]
+    result = findings("tensorrt", *(each for each in of_target if each.dialect == "opset24"))
+    assert result["opening"]["status"] == "left out"
+    assert "10.15" in result["opening"]["reason"]
 
 
 def test_no_gpu_is_not_there_and_says_why(shelf: CheckArtifacts, patch: Patch) -> None:
     tensorrt_double.install(patch, "10.3.0", gpu=Gpu(devices=0))
-    told: list[dict[str, Any]] = []
-    attempt(Assignment(provider="tensorrt", jobs=(job(shelf, "tensorrt"),)), told.append)
-    (said,) = told
-    assert "no CUDA-capable device" in said["absent"]
+    messages: list[dict[str, Any]] = []
+    attempt(Assignment(provider="tensorrt", jobs=(job(shelf, "tensorrt"),)), messages.append)
+    (reply,) = messages
+    assert "no CUDA-capable device" in reply["absent"]

@@ -42,13 +42,17 @@ def changed(part: str, how: Callable[[Floats], Floats]) -> Spoil:
 
 
 PARTS = [
-    ("gpt_oss", "no sinks", changed(".sinks", lambda own: own - 30)),
-    ("gpt_oss", "other experts", changed(".router.weight", lambda own: np.roll(own, 1, axis=0))),
-    ("qwen2_moe", "other experts", changed(".router.weight", lambda own: -own)),
+    ("gpt_oss", "no sinks", changed(".sinks", lambda local: local - 30)),
+    (
+        "gpt_oss",
+        "other experts",
+        changed(".router.weight", lambda local: np.roll(local, 1, axis=0)),
+    ),
+    ("qwen2_moe", "other experts", changed(".router.weight", lambda local: -local)),
     ("qwen2_moe", "no common part", changed(".shared_expert.down_proj", np.zeros_like)),
-    ("lfm2", "taps turned round", changed(".conv.conv.", lambda own: own[..., ::-1])),
-    ("qwen3_5", "taps turned round", changed(".conv1d.", lambda own: own[..., ::-1])),
-    ("qwen3_5", "a short memory", changed(".A_log", lambda own: own + 1)),
+    ("lfm2", "taps turned round", changed(".conv.conv.", lambda local: local[..., ::-1])),
+    ("qwen3_5", "taps turned round", changed(".conv1d.", lambda local: local[..., ::-1])),
+    ("qwen3_5", "a short memory", changed(".A_log", lambda local: local + 1)),
     ("qwen3_5", "attention without gates", changed(".self_attn.gate_proj", np.zeros_like)),
 ]
 
@@ -65,13 +69,13 @@ def test_a_model_without_its_own_part_differs_in_every_check(
     write_model(tmp_path / "source", KINDS[model], SHARPNESS, spoil)
     wanted = job(shelf, "cpu", model)
     export_model(str(tmp_path / "source"), tmp_path / "spoiled", dialect=wanted.dialect)
-    found = findings(
+    result = findings(
         "cpu", msgspec.structs.replace(wanted, artifact=str(tmp_path / "spoiled"), cut=None)
     )
     compared = {*CHECKS} - ({"tree"} if model in STATEFUL else set())
-    assert differing(found) == compared
+    assert differing(result) == compared
     for check in compared:
-        assert found[check]["difference"] > 10 * found[check]["tolerance"]
+        assert result[check]["difference"] > 10 * result[check]["tolerance"]
 
 
 def sixteen_tokens_leave_zeros(patch: Patch) -> None:
@@ -150,12 +154,12 @@ def test_a_fault_of_states_is_found_by_its_check_and_no_other(
 
 @pytest.mark.parametrize("model", STATEFUL)
 def test_trees_of_states_are_not_there_and_say_why(shelf: CheckArtifacts, model: str) -> None:
-    found = findings("cpu", job(shelf, "cpu", model))
-    assert STAGES not in found
-    tree = found.pop("tree")
+    result = findings("cpu", job(shelf, "cpu", model))
+    assert STAGES not in result
+    tree = result.pop("tree")
     assert tree["status"] == "not there"
     assert "has recurrent states, which follow one chain" in tree["reason"]
-    assert {each["status"] for each in found.values()} == {"passed"}
+    assert {each["status"] for each in result.values()} == {"passed"}
 
 
 @pytest.mark.parametrize("model", STATEFUL)
@@ -164,6 +168,6 @@ def test_a_provider_that_keeps_no_states_is_not_asked_to(
 ) -> None:
     monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path))
     tensorrt_double.install(monkeypatch, "10.16.2")
-    (found,) = findings("tensorrt", job(shelf, "tensorrt", model)).values()
-    assert (found["check"], found["status"]) == ("opening", "left out")
-    assert "it runs on cpu" in found["reason"]
+    (result,) = findings("tensorrt", job(shelf, "tensorrt", model)).values()
+    assert (result["check"], result["status"]) == ("opening", "left out")
+    assert "it runs on cpu" in result["reason"]

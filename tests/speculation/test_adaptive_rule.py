@@ -84,9 +84,9 @@ def play(length, q, p, relaxation, chance):
 
 def law_and_deviation(length, q, p, relaxation):
     """The law of the first ``length`` + 1 tokens, and the expected sum of the deviations."""
-    one = partial(play, length, q, p, relaxation)
-    mean = sum(deviation * probability for (_, deviation), probability in ways(one))
-    return output_law(lambda chance: one(chance)[0], p, length + 1), mean
+    item = partial(play, length, q, p, relaxation)
+    mean = sum(deviation * probability for (_, deviation), probability in ways(single))
+    return output_law(lambda chance: item(chance)[0], p, length + 1), mean
 
 
 def position_law(p, row, relaxation):
@@ -101,20 +101,20 @@ def position_law(p, row, relaxation):
 @examples(200)
 def test_the_deviation_is_the_total_variation_of_a_positions_law(pair, relaxation):
     p, q = pair
-    found, deviation = law_and_deviation(1, q, p, relaxation)
+    result, deviation = law_and_deviation(1, q, p, relaxation)
     exact = target_law(p, 2)
-    assert tv(found.sum(1), exact.sum(1)) == pytest.approx(deviation, abs=EXACT)
+    assert tv(result.sum(1), exact.sum(1)) == pytest.approx(deviation, abs=EXACT)
     # what follows is the target's: nothing else strays
-    assert np.abs(found - exact).sum() / 2 == pytest.approx(deviation, abs=EXACT)
-    np.testing.assert_allclose(found.sum(1), position_law(p(()), q(()), relaxation), atol=EXACT)
+    assert np.abs(result - exact).sum() / 2 == pytest.approx(deviation, abs=EXACT)
+    np.testing.assert_allclose(result.sum(1), position_law(p(()), q(()), relaxation), atol=EXACT)
 
 
 @given(pairs(most=4), relaxations)
 @examples(60)
 def test_the_expected_sum_of_deviations_bounds_the_texts_total_variation(pair, relaxation):
     p, q = pair
-    found, deviation = law_and_deviation(2, q, p, relaxation)
-    assert np.abs(found - target_law(p, 3)).sum() / 2 <= deviation + EXACT
+    result, deviation = law_and_deviation(2, q, p, relaxation)
+    assert np.abs(result - target_law(p, 3)).sum() / 2 <= deviation + EXACT
 
 
 @given(pairs(), relaxations)
@@ -173,7 +173,7 @@ def test_tau_0_is_the_strict_rule_coin_by_coin(pair, relaxation):
         return walk
 
     for outcome in (True, False):
-        walks, asked = [], []
+        walks, wanted = [], []
         for rule in (strict, relaxed):
             tossed = []
 
@@ -182,8 +182,8 @@ def test_tau_0_is_the_strict_rule_coin_by_coin(pair, relaxation):
                 return outcome or probability == 1.0
 
             walks.append(rule(coin))
-            asked.append(tossed)
-        assert asked[0] == asked[1]  # to the last bit
+            wanted.append(tossed)
+        assert wanted[0] == wanted[1]  # to the last bit
         assert (walks[0].node, walks[0].rejected) == (walks[1].node, walks[1].rejected)
         np.testing.assert_array_equal(walks[0].weights, walks[1].weights)
 
@@ -192,9 +192,9 @@ def test_tau_0_is_the_strict_rule_coin_by_coin(pair, relaxation):
 @examples(60)
 def test_tau_0_is_exact(pair, length):
     p, q = pair
-    found, deviation = law_and_deviation(length, q, p, Relaxation(tau=0.0, **NONE_KEY))
+    result, deviation = law_and_deviation(length, q, p, Relaxation(tau=0.0, **NONE_KEY))
     assert deviation == 0.0
-    np.testing.assert_allclose(found, target_law(p, length + 1), rtol=0, atol=EXACT)
+    np.testing.assert_allclose(result, target_law(p, length + 1), rtol=0, atol=EXACT)
 
 
 @given(pairs(), relaxations)
@@ -211,8 +211,8 @@ def test_the_residual_after_any_rejection_is_that_of_p(pair, relaxation):
 @examples(80)
 def test_what_the_target_excludes_stays_excluded(pair, tau):
     p, q = pair
-    found, _ = law_and_deviation(1, q, p, Relaxation(tau=tau, **NONE_KEY))
-    assert not found.sum(1)[p(()) == 0.0].any()
+    result, _ = law_and_deviation(1, q, p, Relaxation(tau=tau, **NONE_KEY))
+    assert not result.sum(1)[p(()) == 0.0].any()
 
 
 # What makes a token key
@@ -286,20 +286,20 @@ PAIRS = [(Model(4, seed, 0), Model(4, seed, 1)) for seed in (0, 27, 28, 39)]
 
 def off_by(rule, tau):
     """Of the pair where it is largest: how far the law is from what the deviation says."""
-    found = []
+    results = []
     for target, drafter in PAIRS:
         p = law_of(target, ONE)
         q = cache(lambda prefix, drafter=drafter: Row(law_of(drafter, ONE)(prefix)))
         relaxation = Relaxation(tau=tau, **NONE_KEY)
 
-        def one(chance, p=p, q=q, relaxation=relaxation):
+        def single(chance, p=p, q=q, relaxation=relaxation):
             (token,) = draw(q(()), 1, chance)
             return rule(token, q(()), p, relaxation, chance)
 
-        mean = sum(deviation * probability for (_, deviation), probability in ways(one))
-        law = output_law(lambda chance, one=one: one(chance)[0], p, 2)
-        found.append(abs(np.abs(law - target_law(p, 2)).sum() / 2 - mean))
-    return max(found)
+        mean = sum(deviation * probability for (_, deviation), probability in ways(single))
+        law = output_law(lambda chance, single=single: single(chance)[0], p, 2)
+        results.append(abs(np.abs(law - target_law(p, 2)).sum() / 2 - mean))
+    return max(results)
 
 
 def real(token, row, p, relaxation, chance):

@@ -58,7 +58,7 @@ def geometric(alpha: float, depth: int = 400) -> NDArray[np.float64]:
 @pytest.mark.parametrize("cell", SIMULATED, ids=str)
 def test_the_model_is_the_simulation(cell: tuple[float, ...]) -> None:
     alpha, a_ms, b_ms, draft_ms, rtt_ms = cell
-    found = token_costs(
+    result = token_costs(
         geometric(alpha),
         rtt_s=rtt_ms * 1e-3,
         draft_s=draft_ms * 1e-3,
@@ -66,18 +66,18 @@ def test_the_model_is_the_simulation(cell: tuple[float, ...]) -> None:
         most_ahead=24,
     )
     token_ms, *counts = SIMULATED[cell]
-    assert found.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
-    assert (found.passes, found.positions, found.drafts) == pytest.approx(counts, rel=0.07)
+    assert result.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
+    assert (result.passes, result.positions, result.drafts) == pytest.approx(counts, rel=0.07)
 
 
 @pytest.mark.parametrize("rtt_ms", PAIR_SIMULATED)
 def test_the_model_takes_how_a_pair_agrees_not_how_often(rtt_ms: int) -> None:
-    found = token_costs(
+    result = token_costs(
         np.array(PAIR), rtt_s=rtt_ms * 1e-3, draft_s=0.006, pass_s=passes(40, 0.3), most_ahead=24
     )
     token_ms, *counts = PAIR_SIMULATED[rtt_ms]
-    assert found.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
-    assert (found.passes, found.positions, found.drafts) == pytest.approx(counts, rel=0.05)
+    assert result.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
+    assert (result.passes, result.positions, result.drafts) == pytest.approx(counts, rel=0.05)
 
 
 ROUNDING = 1e-3  # survival below 2e-5 is not followed
@@ -98,7 +98,7 @@ def test_at_its_price_no_draft_makes_a_token_dearer(
 ) -> None:
     pass_s = [token_s * (1 + steepness * taken) for taken in range(WIDTH + 1)]
     run = survival(alphas)
-    found = token_costs(
+    result = token_costs(
         run,
         rtt_s=rtt_s,
         draft_s=draft_s,
@@ -106,12 +106,12 @@ def test_at_its_price_no_draft_makes_a_token_dearer(
         most_ahead=ahead,
         draft_cost=draft_cost(pass_s),
     )
-    assert found.token_s <= token_s * (1 + ROUNDING)
-    assert 1 / (WIDTH + 1) - ROUNDING <= found.passes <= 1 + ROUNDING
-    assert found.positions >= 1 - ROUNDING
-    assert found.drafts >= found.positions - 1 - ROUNDING  # what is taken was drafted
+    assert result.token_s <= token_s * (1 + ROUNDING)
+    assert 1 / (WIDTH + 1) - ROUNDING <= result.passes <= 1 + ROUNDING
+    assert result.positions >= 1 - ROUNDING
+    assert result.drafts >= result.positions - 1 - ROUNDING  # what is taken was drafted
     # no schedule makes fewer passes than one for each correction, or 1 + WIDTH tokens
-    assert found.token_s >= token_s * max(1 / run.sum(), 1 / (WIDTH + 1)) * (1 - ROUNDING)
+    assert result.token_s >= token_s * max(1 / run.sum(), 1 / (WIDTH + 1)) * (1 - ROUNDING)
 
 
 @examples(1500)
@@ -134,15 +134,15 @@ def test_without_agreement_it_is_the_target_alone(
     rtt_s: float, draft_s: float, token_s: float
 ) -> None:
     pass_s = [token_s * (1 + 0.01 * taken) for taken in range(WIDTH + 1)]
-    found = token_costs(np.ones(1), rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s, draft_cost=0.01)
-    assert found.token_s == pytest.approx(token_s)
-    assert (found.passes, found.positions) == (1.0, 1.0)
+    result = token_costs(np.ones(1), rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s, draft_cost=0.01)
+    assert result.token_s == pytest.approx(token_s)
+    assert (result.passes, result.positions) == (1.0, 1.0)
 
 
 def test_hints_that_are_there_at_once_save_all_but_the_corrections() -> None:
     run = geometric(0.8, depth=12)
-    found = token_costs(run, rtt_s=0.0, draft_s=0.0, pass_s=[0.04] * (WIDTH + 1))
-    assert found.token_s == pytest.approx(0.04 / run.sum())
+    result = token_costs(run, rtt_s=0.0, draft_s=0.0, pass_s=[0.04] * (WIDTH + 1))
+    assert result.token_s == pytest.approx(0.04 / run.sum())
 
 
 def test_a_device_drafts_as_far_as_the_odds_reach() -> None:
@@ -155,7 +155,7 @@ def test_a_full_pass_has_its_price() -> None:
     assert draft_cost([0.1, 0.11, 0.12]) == pytest.approx(0.1)
     # at that price a draft of these odds is left out, and it is `stream`
     steep = [0.1 + 0.08 * taken for taken in range(WIDTH + 1)]
-    found = token_costs(
+    result = token_costs(
         geometric(0.7), rtt_s=0.0, draft_s=0.001, pass_s=steep, draft_cost=draft_cost(steep)
     )
-    assert (found.positions, found.token_s) == (1.0, pytest.approx(0.1))
+    assert (result.positions, result.token_s) == (1.0, pytest.approx(0.1))

@@ -44,8 +44,8 @@ def test_places_are_those_of_a_naive_search(added, most, unsorted, latest):
             seen.append((earlier, held, earlier.keys.copy(), earlier.order.copy()))
             for first in range(4):
                 for last in range(4):
-                    found = earlier.find_places(ids(9, first, last), latest)
-                    assert found.tolist() == naive(earlier, [first, last], latest)
+                    places = earlier.find_places(ids(9, first, last), latest)
+                    assert places.tolist() == naive(earlier, [first, last], latest)
         for earlier, held, keys, order in seen:  # as they were when they were looked at
             assert earlier.ids.tolist() == held
             np.testing.assert_array_equal(earlier.keys, keys)
@@ -62,8 +62,8 @@ def test_what_there_was_already_is_searched_like_what_is_added(begun, most):
     earlier = corpus.snapshot()
     for first in range(4):
         for last in range(4):
-            found = earlier.find_places(ids(first, last), 9)
-            assert found.tolist() == naive(earlier, [first, last], 9)
+            places = earlier.find_places(ids(first, last), 9)
+            assert places.tolist() == naive(earlier, [first, last], 9)
 
 
 def test_a_quarter_goes_at_once():
@@ -101,8 +101,8 @@ def test_many_may_add_and_look_at_once(monkeypatch):
         for _ in range(150):
             corpus.add(np.full(rng.integers(1, 20), lane, np.uint32))
             held = corpus.snapshot()
-            kept = np.split(held.ids, np.flatnonzero(held.ids == BREAK) + 1)
-            wrong.extend(text for text in kept if len({*text[:-1].tolist()}) > 1)  # of two lanes
+            parts = np.split(held.ids, np.flatnonzero(held.ids == BREAK) + 1)
+            wrong.extend(text for text in parts if len({*text[:-1].tolist()}) > 1)  # of two lanes
             if held.find_places(ids(lane, lane), 5).max(initial=0) >= len(held.ids):
                 wrong.append(held)
         done.append(lane)

@@ -51,9 +51,9 @@ def logits(draw: st.DrawFn, count: int, vocab: int) -> np.ndarray:
     elif kind == "equal":
         rows[:] = 1.0
     elif kind in ("holes", "one-hot"):
-        gone = rng.random((count, vocab)) < (0.5 if kind == "holes" else 1.0)
-        gone[np.arange(count), rng.integers(vocab, size=count)] = False
-        rows[gone] = -np.inf
+        missing = rng.random((count, vocab)) < (0.5 if kind == "holes" else 1.0)
+        missing[np.arange(count), rng.integers(vocab, size=count)] = False
+        rows[missing] = -np.inf
     return rows.astype(np.float32)
 
 
@@ -127,13 +127,13 @@ def test_with_all_tokens_nothing_changes_bit_by_bit(
 ) -> None:
     workers, weights, _ = federation
     vocab = workers[0].shape[1]
-    told = [top_rows(z, 0.7, vocab + len(weights) - 1) for z in workers]
+    info = [top_rows(z, 0.7, vocab + len(weights) - 1) for z in workers]
     total = np.zeros(workers[0].shape, np.float32)
-    for weight, rows, z in zip(weights, told, workers, strict=True):
+    for weight, rows, z in zip(weights, info, workers, strict=True):
         p = probabilities(z, Sampling(temperature=0.7))
         assert rebuild(rows, vocab, scheme).tobytes() == p.tobytes()
         total += np.float32(weight / sum(weights)) * p
-    np.testing.assert_array_equal(aggregate(weights, told, vocab, scheme), total)
+    np.testing.assert_array_equal(aggregate(weights, info, vocab, scheme), total)
 
 
 @given(federations(), TEMPERATURES)
@@ -144,20 +144,20 @@ def test_reconstruction_costs_what_lemma_1_says(
     (z, *_), _, k = federation
     vocab, p = z.shape[1], exact(z, temperature)
     rows = top_rows(z, temperature, k)
-    kept = np.zeros(z.shape, bool)
-    np.put_along_axis(kept, rows.ids.astype(np.int64), True, axis=1)
-    outside, rho = np.where(kept, 0.0, p).sum(axis=1), np.where(kept, p, 0.0).sum(axis=1)
+    values = np.zeros(z.shape, bool)
+    np.put_along_axis(values, rows.ids.astype(np.int64), True, axis=1)
+    outside, rho = np.where(values, 0.0, p).sum(axis=1), np.where(values, p, 0.0).sum(axis=1)
 
     renormalised = rebuild(rows, vocab, "renormalise")
     np.testing.assert_allclose(renormalised.sum(axis=1, dtype=float), 1.0, atol=ROUNDING)
-    assert not renormalised[~kept].any()
+    assert not renormalised[~values].any()
     cost = reconstruction_error(renormalised, p)
     np.testing.assert_allclose(cost, renormalised_error(rho), atol=ROUNDING)
 
     spread = rebuild(rows, vocab, "spread")
     np.testing.assert_allclose(spread.sum(axis=1, dtype=float), 1.0, atol=ROUNDING)
-    np.testing.assert_allclose(spread[kept], p[kept], atol=ROUNDING)
-    for row, row_kept, mass in zip(spread, kept, outside, strict=True):
+    np.testing.assert_allclose(spread[values], p[values], atol=ROUNDING)
+    for row, row_kept, mass in zip(spread, values, outside, strict=True):
         np.testing.assert_allclose(row[~row_kept], mass / max(1, vocab - rows.k), atol=ROUNDING)
     less = reconstruction_error(spread, p)
     assert (less <= spread_error_bound(rho, vocab - rows.k) + ROUNDING).all()
@@ -170,37 +170,37 @@ def test_the_average_is_that_of_the_rebuilt_distributions(
 ) -> None:
     workers, weights, k = federation
     vocab = workers[0].shape[1]
-    told = [top_rows(z, temperature, k + m) for m, z in enumerate(workers)]  # each its own K
+    info = [top_rows(z, temperature, k + m) for m, z in enumerate(workers)]  # each its own K
     shares = np.array(weights) / sum(weights)
     dense = sum(
         share * rebuild(rows, vocab, scheme).astype(float)
-        for share, rows in zip(shares, told, strict=True)
+        for share, rows in zip(shares, info, strict=True)
     )
-    merged = aggregate(weights, told, vocab, scheme)
+    merged = aggregate(weights, info, vocab, scheme)
     assert merged.dtype == np.float32
     assert merged.min() >= 0.0
     np.testing.assert_allclose(merged, dense, atol=1e-6)
     np.testing.assert_allclose(merged.sum(axis=1, dtype=float), 1.0, atol=ROUNDING)
-    assert aggregate([8.0 * w for w in weights], told, vocab, scheme).tobytes() == merged.tobytes()
+    assert aggregate([8.0 * w for w in weights], info, vocab, scheme).tobytes() == merged.tobytes()
 
 
 def test_leaving_a_worker_out_renormalises_the_others() -> None:
     rng = np.random.default_rng(1)
-    told = [top_rows(rng.normal(0.0, 2.0, (2, 30)).astype(np.float32), 1.0, 5) for _ in range(3)]
-    left = aggregate([0.5, 0.3], [told[0], told[2]], 30, "spread")
-    np.testing.assert_allclose(left, aggregate([0.625, 0.375], told[::2], 30, "spread"), rtol=1e-6)
+    info = [top_rows(rng.normal(0.0, 2.0, (2, 30)).astype(np.float32), 1.0, 5) for _ in range(3)]
+    left = aggregate([0.5, 0.3], [info[0], info[2]], 30, "spread")
+    np.testing.assert_allclose(left, aggregate([0.625, 0.375], info[::2], 30, "spread"), rtol=1e-6)
 
 
 def test_one_rows_average_written_out() -> None:
-    one = TopRows(np.array([[0, 3]], np.uint32), np.array([[0.5, 0.25]]))
+    item = TopRows(np.array([[0, 3]], np.uint32), np.array([[0.5, 0.25]]))
     other = TopRows(np.array([[1, 3]], np.uint32), np.array([[0.25, 0.25]]))
     weights = [0.75, 0.25]
     np.testing.assert_allclose(
-        aggregate(weights, [one, other], 4, "renormalise"),
+        aggregate(weights, [item, other], 4, "renormalise"),
         [[0.75 * 2 / 3, 0.25 / 2, 0.0, 0.75 / 3 + 0.25 / 2]],
     )
     np.testing.assert_allclose(
-        aggregate(weights, [one, other], 4, "spread"),
+        aggregate(weights, [item, other], 4, "spread"),
         [[0.375 + 0.0625, 0.75 / 8 + 0.0625, 0.75 / 8 + 0.0625, 0.25]],
     )
 
@@ -210,8 +210,8 @@ def test_values_that_no_top_k_has_give_no_negative_probability() -> None:
     rng = np.random.default_rng(0)
     ids = np.array([[1, 3]], np.uint32)
     for _ in range(300):
-        told = [TopRows(ids, np.array([[0.0, rng.random()]], np.float32)) for _ in range(3)]
-        merged = aggregate(rng.random(3), told, 7, "spread")
+        info = [TopRows(ids, np.array([[0.0, rng.random()]], np.float32)) for _ in range(3)]
+        merged = aggregate(rng.random(3), info, 7, "spread")
         assert merged.min() >= 0.0
         assert merged[0, 1] < 1e-7
         np.testing.assert_allclose(merged.sum(), 1.0, atol=ROUNDING)
@@ -220,12 +220,12 @@ def test_values_that_no_top_k_has_give_no_negative_probability() -> None:
 def test_no_worker_has_a_dense_array_of_its_own() -> None:
     rows, vocab = 9, 50_000
     rng = np.random.default_rng(0)
-    told = [
+    info = [
         top_rows(rng.normal(0.0, 3.0, (rows, vocab)).astype(np.float32), 1.0, 64) for _ in range(3)
     ]
     for scheme in SCHEMES:
         tracemalloc.start()
-        merged = aggregate([1.0, 1.0, 1.0], told, vocab, scheme)
+        merged = aggregate([1.0, 1.0, 1.0], info, vocab, scheme)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1.1 * merged.nbytes
@@ -244,15 +244,15 @@ def test_bias_and_acceptance_stay_within_theorems_2_and_3(
 ) -> None:
     workers, weights, k = federation
     vocab = workers[0].shape[1]
-    told = [top_rows(z, temperature, k) for z in workers]
+    info = [top_rows(z, temperature, k) for z in workers]
     p = np.stack([exact(z, temperature) for z in workers])
     # ρ of the exact p, [M, n]
     masses = [
         np.take_along_axis(whole, rows.ids.astype(np.int64), 1).sum(axis=1)
-        for whole, rows in zip(p, told, strict=True)
+        for whole, rows in zip(p, info, strict=True)
     ]
     whole = np.tensordot(np.array(weights) / sum(weights), p, 1)
-    merged = aggregate(weights, told, vocab, scheme)
+    merged = aggregate(weights, info, vocab, scheme)
     limit = bias_bound(weights, np.stack(masses))
     assert (reconstruction_error(merged, whole) <= limit + ROUNDING).all()
     q = np.random.default_rng(seed).dirichlet(np.full(vocab, 0.2), len(whole))
@@ -263,15 +263,15 @@ def test_bias_and_acceptance_stay_within_theorems_2_and_3(
 def test_the_bounds_are_reached() -> None:
     """Nothing smaller would hold: two workers that agree, and a drafter on what they left out."""
     p = np.array([[0.5, 0.3, 0.2, 0.0]])
-    told = [TopRows(np.array([[0]], np.uint32), np.array([[0.5]]))] * 2
-    merged = aggregate([0.5, 0.5], told, 4, "renormalise")
+    info = [TopRows(np.array([[0]], np.uint32), np.array([[0.5]]))] * 2
+    merged = aggregate([0.5, 0.5], info, 4, "renormalise")
     retained = np.array([[0.5], [0.5]])
     assert reconstruction_error(merged, p) == pytest.approx(bias_bound([0.5, 0.5], retained))
     q = np.array([[0.0, 0.3, 0.2, 0.5]])
     varied = acceptance_variation(merged, p, q)
     assert varied == pytest.approx(acceptance_bound([0.5, 0.5], retained))
     lone = np.array([[0.5, 0.5, 0.0, 0.0]])
-    error = reconstruction_error(rebuild(told[0], 4, "spread"), lone)
+    error = reconstruction_error(rebuild(info[0], 4, "spread"), lone)
     assert error == pytest.approx(spread_error_bound(np.array([0.5]), 3))
 
 
@@ -284,8 +284,8 @@ def test_the_logits_have_the_average_as_their_distribution(
 ) -> None:
     workers, weights, k = federation
     vocab = workers[0].shape[1]
-    told = [top_rows(z, temperature, k) for z in workers]
-    merged = aggregate(weights, told, vocab, scheme)
+    info = [top_rows(z, temperature, k) for z in workers]
+    merged = aggregate(weights, info, vocab, scheme)
     z = as_logits(merged, temperature)
     assert z.dtype == np.float32
     assert np.array_equal(np.isneginf(z), merged == 0.0)
@@ -299,14 +299,16 @@ def test_the_logits_have_the_average_as_their_distribution(
 @given(st.integers(0, 2**32), st.sampled_from([{"top_k": 3}, {"top_p": 0.7}]))
 def test_top_k_and_top_p_of_a_request_cut_the_average(seed: int, cut: dict[str, Any]) -> None:
     rng = np.random.default_rng(seed)
-    told = [top_rows(rng.normal(0.0, 2.0, (2, 40)).astype(np.float32), 0.8, 6) for _ in range(2)]
-    merged = aggregate([0.6, 0.4], told, 40, "renormalise")
+    info = [top_rows(rng.normal(0.0, 2.0, (2, 40)).astype(np.float32), 0.8, 6) for _ in range(2)]
+    merged = aggregate([0.6, 0.4], info, 40, "renormalise")
     p = probabilities(as_logits(merged, 0.8), Sampling(temperature=0.8, **cut))
     for row, whole in zip(p, merged, strict=True):
-        kept = np.zeros(40, bool)
-        kept[np.argsort(-whole)[:3]] = True
-        kept = kept if "top_k" in cut else nucleus(whole, 0.7)
-        np.testing.assert_allclose(row, np.where(kept, whole, 0.0) / whole[kept].sum(), rtol=1e-5)
+        values = np.zeros(40, bool)
+        values[np.argsort(-whole)[:3]] = True
+        values = values if "top_k" in cut else nucleus(whole, 0.7)
+        np.testing.assert_allclose(
+            row, np.where(values, whole, 0.0) / whole[values].sum(), rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -322,15 +324,15 @@ def test_rules_take_minus_infinity_for_probability_0(protocol: str, cut: dict[st
     for seed in range(40):
         draft = drafted(protocol, (1,) * 4, seed)
         rng = np.random.default_rng(seed)
-        told = [
+        info = [
             top_rows(rng.normal(0.0, 2.0, (5, VOCAB)).astype(np.float32), temperature, 8)
             for _ in range(2)
         ]
-        for ids, token in zip(told[0].ids, draft.ids, strict=False):
+        for ids, token in zip(info[0].ids, draft.ids, strict=False):
             if rng.random() < 0.7 and token not in ids:  # else most of it would have probability 0
                 ids[0] = token
                 ids.sort()
-        z = as_logits(aggregate([0.5, 0.5], told, VOCAB, "renormalise"), temperature)
+        z = as_logits(aggregate([0.5, 0.5], info, VOCAB, "renormalise"), temperature)
         assert np.isneginf(z).any()
         rulings = [
             exchange.verify(draft, rows, law, round_start=10)
@@ -343,8 +345,8 @@ def test_rules_take_minus_infinity_for_probability_0(protocol: str, cut: dict[st
 
 def test_a_stream_samples_the_average() -> None:
     rng = np.random.default_rng(0)
-    told = [top_rows(rng.normal(0.0, 2.0, (1, 40)).astype(np.float32), 1.2, 6) for _ in range(2)]
-    merged = aggregate([0.5, 0.5], told, 40, "renormalise")
+    info = [top_rows(rng.normal(0.0, 2.0, (1, 40)).astype(np.float32), 1.2, 6) for _ in range(2)]
+    merged = aggregate([0.5, 0.5], info, 40, "renormalise")
     z = as_logits(merged, 1.2)[0]
     law = SamplingParams(sampling=Sampling(temperature=1.2), seed=11)
     drawn = [choose(z, law, position, Purpose.TARGET) for position in range(20_000)]

@@ -55,10 +55,10 @@ def test_the_rule_is_the_papers_in_every_case() -> None:
     seen = 0
     for window, choices in every_round():
         x, y = ids(window), argmaxes(choices)
-        found = [at for at, token in enumerate(window) if token != choices[at]]
-        assert mismatches(x, y).tolist() == found
-        for rejected in product((False, True), repeat=len(found)):
-            critical = {at for at, reject in zip(found, rejected, strict=True) if reject}
+        result = [at for at, token in enumerate(window) if token != choices[at]]
+        assert mismatches(x, y).tolist() == result
+        for rejected in product((False, True), repeat=len(result)):
+            critical = {at for at, reject in zip(result, rejected, strict=True) if reject}
             expected = as_the_paper_tells(window, choices, critical)
             assert accept_forgiven(x, y, np.array(rejected, dtype=np.bool_)) == expected
             seen += 1

@@ -38,9 +38,9 @@ def test_it_is_what_sorting_all_tokens_says(
     ordered = np.argsort(-weights, kind="stable")
     running = np.cumsum(weights[ordered], dtype=np.float64)
     count = int(np.searchsorted(running, mass * weights.sum(dtype=np.float64))) + 1
-    kept = ordered[:count]
+    selection = ordered[:count]
     wanted = np.zeros(size, np.bool_)
-    wanted[kept[weights[kept] > 0]] = True
+    wanted[selection[weights[selection] > 0]] = True
     np.testing.assert_array_equal(nucleus(weights, mass), wanted)
 
 

@@ -36,28 +36,28 @@ def answers(pair: str) -> list[Answer]:
 
 def foretold(odds: AcceptanceEstimator, answer: Answer) -> list[float]:
     """The odds of each token, all of whose predecessors have been learnt from."""
-    said = []
+    lines = []
     for margin, agreed in answer:
-        said.append(odds.estimate(margin))
+        lines.append(odds.estimate(margin))
         odds.update(margin, agreed)
-    return said
+    return lines
 
 
-def surprise(said: list[float], answer: Answer) -> float:
+def surprise(items: list[float], answer: Answer) -> float:
     hits = np.array([agreed for _, agreed in answer])
-    return float(-np.log(np.where(hits, said, 1.0 - np.array(said))).mean())
+    return float(-np.log(np.where(hits, items, 1.0 - np.array(items))).mean())
 
 
 def surprises(pair: str, learnt: int) -> float:
     """Of an answer, after so many others of this pair; the mean over the answers."""
     recorded = answers(pair)
-    found = []
+    results = []
     for at, answer in enumerate(recorded):
         odds = AcceptanceEstimator()
         for other in range(learnt):
             foretold(odds, recorded[(at + 1 + other) % len(recorded)])
-        found.append(surprise(foretold(odds, answer), answer))
-    return float(np.mean(found))
+        results.append(surprise(foretold(odds, answer), answer))
+    return float(np.mean(results))
 
 
 @pytest.mark.parametrize("pair", sorted({*PAIRS} - {*FAR}))
@@ -79,7 +79,9 @@ def test_a_pair_is_learnt_within_an_answer(pair):
     assert second < 1.05 * sixth
     # the test can fail: there was something to learn
     odds = AcceptanceEstimator()
-    unlearning = [surprise([odds.estimate(m) for m, _ in one], one) for one in answers(pair)]
+    unlearning = [
+        surprise([odds.estimate(m) for m, _ in answer], answer) for answer in answers(pair)
+    ]
     assert np.mean(unlearning) > 1.2 * second
     # and most of it in the first answer itself
     assert beginner < 1.15 * sixth
@@ -87,18 +89,18 @@ def test_a_pair_is_learnt_within_an_answer(pair):
 
 def test_odds_are_what_happens():
     """Reliability, by what was said; of all pairs, from their second answers on."""
-    said, happened = [], []
+    reply, happened = [], []
     for pair in PAIRS:
         odds = AcceptanceEstimator()
         for at, answer in enumerate(answers(pair)):
             now = foretold(odds, answer)
             if at:
-                said += now
+                reply += now
                 happened += [agreed for _, agreed in answer]
-    which = np.digitize(said, [0.4, 0.6, 0.8, 0.9, 0.97])
+    kind = np.digitize(reply, [0.4, 0.6, 0.8, 0.9, 0.97])
     for group in range(6):
-        group_said = np.array(said)[which == group]
-        group_happened = np.array(happened)[which == group]
+        group_said = np.array(reply)[kind == group]
+        group_happened = np.array(happened)[kind == group]
         assert len(group_said) > 100
         assert abs(group_said.mean() - group_happened.mean()) < 0.06
 
@@ -129,12 +131,12 @@ margins = st.one_of(st.floats(0.0, 40.0), st.just(math.inf), st.just(math.nan), 
 
 @given(st.lists(st.tuples(margins, st.booleans()), max_size=60), st.lists(margins, max_size=10))
 @examples(200)
-def test_odds_are_probabilities_that_rise_with_the_margin(learnt, asked):
+def test_odds_are_probabilities_that_rise_with_the_margin(learnt, requests):
     odds = AcceptanceEstimator()
     for margin, agreed in learnt:
         odds.update(margin, agreed)
-    ordered = sorted(asked, key=lambda margin: max(0.0, margin))
-    said = [odds.estimate(margin) for margin in ordered]
-    assert odds.estimate_each(ordered) == pytest.approx(said)
-    assert all(0.0 < value < 1.0 for value in said)
-    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(said))
+    ordered = sorted(requests, key=lambda margin: max(0.0, margin))
+    reply = [odds.estimate(margin) for margin in ordered]
+    assert odds.estimate_each(ordered) == pytest.approx(reply)
+    assert all(0.0 < value < 1.0 for value in reply)
+    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(reply))

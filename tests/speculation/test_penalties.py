@@ -38,18 +38,18 @@ tokens = st.integers(0, 8)
 
 
 def plainly(
-    row: Floats, prompt: Sequence[int], answer: Sequence[int], told: LogitsOptions
+    row: Floats, prompt: Sequence[int], answer: Sequence[int], message: LogitsOptions
 ) -> Floats:
     """One row, token by token, each number of the row's own type."""
     row, kind = row.copy(), row.dtype.type
     for token in range(len(row)):
-        row[token] += np.float32(told.logit_bias.get(token, 0.0))
+        row[token] += np.float32(message.logit_bias.get(token, 0.0))
         times = [*answer].count(token)
-        if told.repetition_penalty != 1.0 and (times or token in prompt):
-            factor = kind(told.repetition_penalty)
+        if message.repetition_penalty != 1.0 and (times or token in prompt):
+            factor = kind(message.repetition_penalty)
             row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
-        row[token] -= kind(told.frequency_penalty) * kind(times)
-        row[token] -= kind(told.presence_penalty) * kind(times > 0)
+        row[token] -= kind(message.frequency_penalty) * kind(times)
+        row[token] -= kind(message.presence_penalty) * kind(times > 0)
     return row
 
 
@@ -57,8 +57,8 @@ def plainly(
 def changes(draw: st.DrawFn) -> list[tuple[float, list[int], list[list[int]]]]:
     """Of each call: how much of the last text is kept, what follows, and the rows' paths."""
     paths = st.lists(st.lists(tokens, max_size=4), max_size=5)
-    kept = st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.0])
-    call = st.tuples(kept, st.lists(tokens, max_size=5), paths)
+    selection = st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.0])
+    call = st.tuples(selection, st.lists(tokens, max_size=5), paths)
     return draw(st.lists(call, min_size=1, max_size=6))
 
 
@@ -66,19 +66,19 @@ def changes(draw: st.DrawFn) -> list[tuple[float, list[int], list[list[int]]]]:
 @given(penalised, st.lists(tokens, max_size=6), changes(), st.integers(0, 2**31), st.booleans())
 @examples(150)
 def test_a_text_that_grows_is_cut_and_goes_another_way(
-    vocab: int, told: LogitsOptions, text: list[int], series: Any, seed: int, wide: bool
+    vocab: int, message: LogitsOptions, text: list[int], series: Any, seed: int, wide: bool
 ) -> None:
     random = np.random.default_rng(seed)
     since = int(random.integers(0, len(text) + 1))
-    shaper = LogitsProcessor(told, since)
-    for kept, more, paths in series:
-        text = [*text[: round(kept * len(text))], *more]
+    shaper = LogitsProcessor(message, since)
+    for selection, more, paths in series:
+        text = [*text[: round(selection * len(text))], *more]
         logits = random.standard_normal((len(paths), vocab)) * 3
         logits = logits.astype(np.float64 if wide and random.random() < 0.5 else np.float32)
         logits[random.random(logits.shape) < 0.1] = -np.inf
         logits[random.random(logits.shape) < 0.1] = -0.0
         wanted = [
-            plainly(row, text[:since], [*text[since:], *path], told)
+            plainly(row, text[:since], [*text[since:], *path], message)
             for row, path in zip(logits, paths, strict=True)
         ]
         padded = np.zeros((len(paths), vocab + 3), logits.dtype)  # as a head with padding has them
@@ -102,21 +102,21 @@ def test_a_text_whose_array_changes_is_noticed() -> None:
 def worst() -> tuple[LogitsOptions, NDArray[np.uint32], NDArray[np.float32]]:
     """All that a request may ask for, a text of different tokens, and a window's rows."""
     random = np.random.default_rng(0)
-    told = LogitsOptions(
+    logits_options = LogitsOptions(
         logit_bias=dict.fromkeys(random.permutation(V)[:MOST_BIASED].tolist(), 1.5),
         repetition_penalty=1.1,
         frequency_penalty=0.5,
         presence_penalty=0.5,
     )
     text = random.permutation(V)[:LONG].astype(np.uint32)
-    return told, text, random.standard_normal((WINDOW + 1, V), np.float32) * 3
+    return logits_options, text, random.standard_normal((WINDOW + 1, V), np.float32) * 3
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_the_worst_window_takes_little_time_and_memory(tree: bool) -> None:
-    told, text, logits = worst()
+    info, text, logits = worst()
     parents = np.maximum(np.arange(WINDOW) // 2 - 1, -1) if tree else None
-    shaper, random = LogitsProcessor(told, 0), np.random.default_rng(1)
+    shaper, random = LogitsProcessor(info, 0), np.random.default_rng(1)
     spent_s, peaks = [], []
     for _ in range(5):
         paths = node_paths(random.integers(0, V, WINDOW).tolist(), parents)

@@ -19,8 +19,8 @@ ONE = Sampling(temperature=1.0)
 def places(draw: st.DrawFn) -> tuple[NDArray[np.int64], int]:
     """Some tokens of a vocabulary in any order, and columns that stand for none."""
     size = draw(st.integers(1, 40))
-    found = draw(st.permutations(range(size)))[: draw(st.integers(1, size))]
-    columns = draw(st.permutations([*found, *[size] * draw(st.integers(0, 5))]))
+    result = draw(st.permutations(range(size)))[: draw(st.integers(1, size))]
+    columns = draw(st.permutations([*result, *[size] * draw(st.integers(0, 5))]))
     return np.array(columns, np.int64), size
 
 
@@ -38,13 +38,13 @@ def test_it_is_the_naive_scatter(
             for column, token in enumerate(columns):
                 if token < size:
                     wanted[row, token] = logits[row, column]
-        found = project(logits)
-        assert found.dtype == np.float32
-        assert np.array_equal(found, wanted)
-        assert not np.shares_memory(found, logits)
-        said = columns < size
-        mass = probabilities(logits.astype(float), ONE)[:, said]
-        q = probabilities(found.astype(float), ONE)[:, columns[said]]
+        result = project(logits)
+        assert result.dtype == np.float32
+        assert np.array_equal(result, wanted)
+        assert not np.shares_memory(result, logits)
+        reply = columns < size
+        mass = probabilities(logits.astype(float), ONE)[:, reply]
+        q = probabilities(result.astype(float), ONE)[:, columns[reply]]
         np.testing.assert_allclose(q * mass.sum(axis=1, keepdims=True), mass, rtol=1e-6)
 
 
@@ -53,8 +53,8 @@ def test_it_knows_what_it_reaches() -> None:
     assert [token for token in range(6) if project.reaches(token)] == [0, 4]
 
 
-@pytest.mark.parametrize("kept", [1, 5])
-def test_rows_that_another_call_left_do_not_show(kept: int) -> None:
-    project = Projection(np.arange(kept), 8)
-    project(np.full((3, kept), 7.0, np.float32))
-    assert np.isneginf(project(np.zeros((1, kept), np.float32))[0, kept:]).all()
+@pytest.mark.parametrize("remaining", [1, 5])
+def test_rows_that_another_call_left_do_not_show(remaining: int) -> None:
+    project = Projection(np.arange(remaining), 8)
+    project(np.full((3, remaining), 7.0, np.float32))
+    assert np.isneginf(project(np.zeros((1, remaining), np.float32))[0, remaining:]).all()

@@ -50,14 +50,14 @@ def match(text: list[int], before: list[int]) -> int:
 
 def naive(text: list[int], earlier: list[list[int]]) -> tuple[int, dict[int, float]] | None:
     """Length and weights, by trying every place; earlier texts need two tokens in common."""
-    said = [(match(text, old[:at]), old[at]) for old in earlier for at in range(len(old))]
+    reply = [(match(text, old[:at]), old[at]) for old in earlier for at in range(len(old))]
     here = [(match(text, text[:at]), text[at]) for at in range(len(text))]
-    found = [each for each in said + here if each[0] >= 2]
-    found = found or [each for each in here if each[0] == 1][-ALONE:]
-    if not found:
+    result = [each for each in reply + here if each[0] >= 2]
+    result = result or [each for each in here if each[0] == 1][-ALONE:]
+    if not result:
         return None
-    length = max(each for each, _ in found)
-    following = [token for each, token in found if each == length]
+    length = max(each for each, _ in result)
+    following = [token for each, token in result if each == length]
     weights: dict[int, float] = dict(Counter(following))
     weights[following[-1]] += 0.5
     return length, shares(weights)
@@ -68,7 +68,7 @@ def shares(weights: dict[int, float]) -> dict[int, float]:
     return {token: weight / whole for token, weight in weights.items()}
 
 
-def said(echo: Echo | None) -> tuple[int, dict[int, float]] | None:
+def output_of(echo: Echo | None) -> tuple[int, dict[int, float]] | None:
     """The same of an echo."""
     if echo is None:
         return None
@@ -89,24 +89,24 @@ def fresh(text: list[int], earlier: CorpusSnapshot) -> Echo | None:
 @given(texts, earlier_texts)
 @examples(500)
 def test_an_echo_is_what_a_naive_search_finds(text, earlier):
-    assert said(fresh(text, corpus_of(earlier))) == naive(text, earlier)
+    assert output_of(fresh(text, corpus_of(earlier))) == naive(text, earlier)
 
 
 def test_a_longer_text_that_ended_hides_no_shorter_match():
     """A conversation is kept turn by turn: the next turn stands behind two tokens of this one."""
     turns = [[1, 2, 3, 4], [3, 4, 5, 6]]
     echo = fresh([1, 2, 3, 4], corpus_of(turns))
-    assert said(echo) == (2, {5: 1.0})
+    assert output_of(echo) == (2, {5: 1.0})
 
 
 def test_the_latest_counts_half_a_time_more():
-    assert said(fresh([1, 2, 8, 1, 2, 9, 1, 2], corpus_of([]))) == (2, {8: 0.4, 9: 0.6})
+    assert output_of(fresh([1, 2, 8, 1, 2, 9, 1, 2], corpus_of([]))) == (2, {8: 0.4, 9: 0.6})
     # what is said here is later than any earlier text
-    assert said(fresh([1, 2, 8, 1, 2], corpus_of([[1, 2, 9]]))) == (2, {8: 0.6, 9: 0.4})
+    assert output_of(fresh([1, 2, 8, 1, 2], corpus_of([[1, 2, 9]]))) == (2, {8: 0.6, 9: 0.4})
 
 
 def test_one_token_at_the_very_beginning_is_no_match_of_two():
-    assert said(fresh([5, 1, 5, 2, 5, 5], corpus_of([]))) == naive([5, 1, 5, 2, 5, 5], [])
+    assert output_of(fresh([5, 1, 5, 2, 5, 5], corpus_of([]))) == naive([5, 1, 5, 2, 5, 5], [])
 
 
 @given(texts, texts, earlier_texts)
@@ -117,15 +117,15 @@ def test_what_is_followed_is_what_a_search_finds(text, path, earlier):
     recall.set_corpus(known)
     recall.update(ids(text))
     for end in range(min(len(path), 12) + 1):
-        behind = [*text, *path[:end]]
-        anew, drafted = fresh(behind, known), recall.predict(path[:end])
+        previous = [*text, *path[:end]]
+        anew, drafted = fresh(previous, known), recall.predict(path[:end])
         committed = Recall()
         committed.set_corpus(known)
-        for at in range(len(behind) + 1):
-            committed.update(ids(behind[:at]))
+        for at in range(len(previous) + 1):
+            committed.update(ids(previous[:at]))
         for echo in (drafted, committed.predict([])):
             if anew is None or anew.length < DEEP:
-                assert said(echo) == said(anew)
+                assert output_of(echo) == output_of(anew)
             else:
                 assert echo is not None
                 assert echo.length >= DEEP
@@ -152,11 +152,11 @@ def test_drafts_change_nothing(prompt, more, earlier, data):
         for recall in (drafting, plain):
             recall.update(ids(text))
         for path in ([], data.draw(texts)[:5]):
-            one, other = drafting.predict(path), plain.predict(path)
-            assert said(one) == said(other)
-            if one is not None and other is not None:
-                assert drafting.acceptance(one) == plain.acceptance(other)
-                assert 0.0 < drafting.acceptance(one) < 1.0
+            item, other = drafting.predict(path), plain.predict(path)
+            assert output_of(item) == output_of(other)
+            if item is not None and other is not None:
+                assert drafting.acceptance(item) == plain.acceptance(other)
+                assert 0.0 < drafting.acceptance(item) < 1.0
 
 
 def test_odds_are_learnt_from_what_is_committed():
@@ -181,10 +181,10 @@ def test_a_whole_window_and_the_token_after_it_are_learnt_from():
         recall.update(ids(text[:70]))
         for end in range(70, 201, step):
             recall.update(ids(text[:end]))
-    one, other = at_once.predict([]), each.predict([])
-    assert one is not None
+    item, other = at_once.predict([]), each.predict([])
+    assert item is not None
     assert other is not None
-    assert at_once.acceptance(one) == each.acceptance(other)
+    assert at_once.acceptance(item) == each.acceptance(other)
 
 
 def test_nothing_is_known_of_what_was_never_said():

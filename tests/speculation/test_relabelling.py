@@ -40,11 +40,11 @@ SETTINGS = st.fixed_dictionaries(
 
 
 def test_features_in_their_order() -> None:
-    found = Channel(rtt_s=0.01, up_bps=1e7, down_bps=1e8, loss=0.25).features()
-    assert dict(zip(FEATURES, found, strict=True)) == pytest.approx(
+    result = Channel(rtt_s=0.01, up_bps=1e7, down_bps=1e8, loss=0.25).features()
+    assert dict(zip(FEATURES, result, strict=True)) == pytest.approx(
         {"log10_up_bps": 7.0, "log10_down_bps": 8.0, "loss": 0.25, "log10_rtt_s": -2.0}
     )
-    assert found.dtype == np.float64
+    assert result.dtype == np.float64
 
 
 @pytest.mark.parametrize("at", range(len(FEATURES)))
@@ -122,8 +122,8 @@ def test_a_better_link_is_of_no_lower_quality(
 
 
 def test_the_papers_channels_differ_in_quality() -> None:
-    found = [channel(rate, rtt_s).quality() for rate in (POOR, GOOD) for rtt_s in (0.05, 0.005)]
-    far_poor, near_poor, far_good, near_good = found
+    result = [channel(rate, rtt_s).quality() for rate in (POOR, GOOD) for rtt_s in (0.05, 0.005)]
+    far_poor, near_poor, far_good, near_good = result
     assert far_poor < min(near_poor, far_good)
     assert max(near_poor, far_good) < near_good == 1.0
     # 172 and 498 Mbit/s, wisv §VII
@@ -152,12 +152,12 @@ def test_only_critical_labels_are_relaxed_and_the_budget_is_met(
     episode: Episode, quality: float, settings: dict[str, float]
 ) -> None:
     labels, positions = episode
-    found = repair_probabilities(labels, positions, quality, **settings)
+    result = repair_probabilities(labels, positions, quality, **settings)
     allowed = budget(labels, quality, settings["floor"])
-    assert (found[~labels] == 0.0).all()
-    assert ((found >= 0.0) & (found <= 1.0)).all()
-    assert math.fsum(found) <= allowed * (1.0 + 1e-12)
-    assert math.fsum(found) == pytest.approx(allowed, rel=CLOSE)
+    assert (result[~labels] == 0.0).all()
+    assert ((result >= 0.0) & (result <= 1.0)).all()
+    assert math.fsum(result) <= allowed * (1.0 + 1e-12)
+    assert math.fsum(result) == pytest.approx(allowed, rel=CLOSE)
 
 
 @given(episodes(), SETTINGS)
@@ -166,10 +166,10 @@ def test_the_repaired_are_a_logistic_function_of_importance(
 ) -> None:
     """All critical mismatches have the same λ = s − T·logit π, as far as floats can tell."""
     labels, positions = episode
-    found = repair_probabilities(labels, positions, 0.5, **settings)
-    known = labels & (found > 1e-300) & (found < 1.0 - 1e-6)
+    result = repair_probabilities(labels, positions, 0.5, **settings)
+    known = labels & (result > 1e-300) & (result < 1.0 - 1e-6)
     scores = importance(labels, positions, settings["kappa"])[known]
-    some = found[known]
+    some = result[known]
     multipliers = scores - settings["temperature"] * (np.log(some) - np.log1p(-some))
     if len(multipliers):
         assert np.ptp(multipliers) <= 1e-6 * (1.0 + np.abs(multipliers).max())
@@ -181,8 +181,8 @@ def test_what_matters_more_is_repaired_no_less(
 ) -> None:
     labels, positions = episode
     scores = importance(labels, positions, settings["kappa"])[labels]
-    found = repair_probabilities(labels, positions, quality, **settings)[labels]
-    assert (np.diff(found[np.argsort(scores)]) >= -CLOSE).all()
+    result = repair_probabilities(labels, positions, quality, **settings)[labels]
+    assert (np.diff(result[np.argsort(scores)]) >= -CLOSE).all()
 
 
 @given(episodes(), st.lists(SHARES, min_size=2, max_size=2).map(sorted), SETTINGS)
@@ -209,8 +209,8 @@ def test_under_a_good_channel_labels_stay(
 def test_labels_stay_whatever_the_channel_where_the_floor_is_1(
     episode: Episode, settings: dict[str, float]
 ) -> None:
-    found = repair_probabilities(*episode, 0.0, **{**settings, "floor": 1.0})
-    assert (found == episode[0]).all()
+    result = repair_probabilities(*episode, 0.0, **{**settings, "floor": 1.0})
+    assert (result == episode[0]).all()
 
 
 def test_without_a_budget_all_are_relaxed() -> None:
@@ -227,9 +227,9 @@ def test_budgets_at_the_ends_of_the_floats(
     quality: float, temperature: float, positions: np.ndarray
 ) -> None:
     labels = np.ones(100, dtype=np.bool_)
-    found = repair_probabilities(labels, positions, quality, floor=0.0, temperature=temperature)
-    assert math.fsum(found) <= budget(labels, quality, 0.0) * (1.0 + 1e-12)
-    assert math.fsum(found) == pytest.approx(100 * quality, rel=1e-6)
+    result = repair_probabilities(labels, positions, quality, floor=0.0, temperature=temperature)
+    assert math.fsum(result) <= budget(labels, quality, 0.0) * (1.0 + 1e-12)
+    assert math.fsum(result) == pytest.approx(100 * quality, rel=1e-6)
 
 
 def test_a_sharp_budget_goes_to_the_important() -> None:
@@ -272,7 +272,7 @@ def test_an_episode_without_mismatches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "text"),
     [
         ({"quality": -0.1}, "quality"),
         ({"quality": 1.1}, "quality"),
@@ -289,12 +289,12 @@ def test_an_episode_without_mismatches() -> None:
         ({"uniforms": np.zeros(1)}, "uniforms"),
     ],
 )
-def test_what_cannot_be_relabelled(wrong: dict[str, object], told: str) -> None:
+def test_what_cannot_be_relabelled(wrong: dict[str, object], text: str) -> None:
     arguments: dict[str, object] = {
         "labels": np.ones(3, dtype=np.bool_),
         "positions": np.arange(3),
         "quality": 0.5,
         "uniforms": np.zeros(3),
     }
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=text):
         relabel(**{**arguments, **wrong})

@@ -28,58 +28,58 @@ def ids(*tokens: int) -> np.ndarray:
 
 def naive(text: list[int], least: int) -> tuple[int, int] | None:
     """Start and length, by trying every place."""
-    found = []
+    results = []
     for start in range(least, len(text)):
         length = 0
         while length < min(start, 16) and text[start - 1 - length] == text[-1 - length]:
             length += 1
         if length >= least:
-            found.append((length, start))
-    return max(found[-32:])[::-1] if found else None
+            results.append((length, start))
+    return max(results[-32:])[::-1] if results else None
 
 
 @given(texts, st.integers(1, 4))
 @examples(500)
 def test_it_finds_what_a_naive_search_finds(text, least):
-    found = find_match(ids(*text), least)
-    assert (found and (found.start, found.length)) == naive(text, least)
+    match = find_match(ids(*text), least)
+    assert (match and (match.start, match.length)) == naive(text, least)
 
 
 @given(texts, st.integers(1, 20))
 @examples(200)
 def test_a_continuation_is_what_followed_and_goes_round_in_loops(text, most):
-    found = find_match(ids(*text))
-    if found is None:
+    match = find_match(ids(*text))
+    if match is None:
         return
     expected = list(text)
     for _ in range(most):  # token by token, each from as far back as the first
-        expected.append(expected[found.start - found.end])
-    assert found.continuation(ids(*text), most).tolist() == expected[len(text) :]
+        expected.append(expected[match.start - match.end])
+    assert match.continuation(ids(*text), most).tolist() == expected[len(text) :]
 
 
 @given(texts, st.integers(1, 12), st.data())
 @examples(300)
 def test_it_goes_on_along_the_same_place_while_the_text_does(text, more, data):
     before = ids(*text)
-    found = find_match(before)
-    if found is None:
+    match = find_match(before)
+    if match is None:
         return
-    foretold = found.continuation(before, more + 4)
-    followed = found.extend(np.concatenate([before, foretold[:more]]))
-    assert followed == LookupMatch(found.start + more, len(text) + more, found.length + more)
+    foretold = match.continuation(before, more + 4)
+    followed = match.extend(np.concatenate([before, foretold[:more]]))
+    assert followed == LookupMatch(match.start + more, len(text) + more, match.length + more)
     after = np.concatenate([before, foretold[:more]])
     np.testing.assert_array_equal(followed.continuation(after, 4), foretold[more:])
     astray = data.draw(st.integers(0, more - 1))
     after[len(text) + astray] += 1
-    assert found.extend(after) is None
-    assert found.extend(before) == found
+    assert match.extend(after) is None
+    assert match.extend(before) == match
 
 
 def test_the_longest_match_wins_and_of_equals_the_latest():
-    found = find_match(ids(1, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
-    assert found == LookupMatch(start=3, end=15, length=3)
-    found = find_match(ids(5, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
-    assert found == LookupMatch(start=11, end=15, length=2)
+    match = find_match(ids(1, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
+    assert match == LookupMatch(start=3, end=15, length=3)
+    match = find_match(ids(5, 2, 3, 7, 0, 2, 3, 8, 0, 2, 3, 9, 1, 2, 3))
+    assert match == LookupMatch(start=11, end=15, length=2)
     assert find_match(ids(4, 2, 3, 7, 3), least=2) is None
 
 

@@ -31,13 +31,14 @@ def windows(draw):
 
 @given(shapings(VOCAB), texts.filter(bool), texts, windows(), st.integers(0, 2**31))
 @examples(300)
-def test_each_row_is_shaped_by_its_own_path(told, prompt, answer, window, seed):
+def test_each_row_is_shaped_by_its_own_path(message, prompt, answer, window, seed):
     paths = node_paths(*window)
     logits = np.random.default_rng(seed).standard_normal((len(paths), VOCAB), np.float32) * 3
     wanted = [
-        shaped(row, prompt, [*answer, *path], told) for row, path in zip(logits, paths, strict=True)
+        shaped(row, prompt, [*answer, *path], message)
+        for row, path in zip(logits, paths, strict=True)
     ]
-    shaper = LogitsProcessor(told, len(prompt))
+    shaper = LogitsProcessor(message, len(prompt))
     for _ in range(2):  # asked again, it says the same
         rows = logits.copy()
         shaper.process(rows, np.array([*prompt, *answer], np.uint32), paths)
@@ -47,8 +48,10 @@ def test_each_row_is_shaped_by_its_own_path(told, prompt, answer, window, seed):
 def test_what_cannot_be_said_stays_so():
     """A drafter across a bridge has no logits for tokens of the target's alone."""
     logits = np.array([[1.0, -np.inf, 0.0]], np.float32)
-    told = LogitsOptions(logit_bias={1: 100.0}, repetition_penalty=2.0, frequency_penalty=-2.0)
-    LogitsProcessor(told, 1).process(logits, np.array([1, 1], np.uint32), [[1]])
+    logits_options = LogitsOptions(
+        logit_bias={1: 100.0}, repetition_penalty=2.0, frequency_penalty=-2.0
+    )
+    LogitsProcessor(logits_options, 1).process(logits, np.array([1, 1], np.uint32), [[1]])
     assert logits[0, 1] == -np.inf
     assert not np.isnan(logits).any()
 
@@ -59,7 +62,7 @@ def test_paths_of_a_tree():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         {"logit_bias": {0: 100.1}},
         {"logit_bias": {0: float("nan")}},
@@ -71,9 +74,9 @@ def test_paths_of_a_tree():
         {"presence_penalty": float("nan")},
     ],
 )
-def test_what_makes_no_sense_is_refused_by_its_name(told):
-    with pytest.raises(ValueError, match=next(iter(told))):
-        LogitsOptions(**told)
+def test_what_makes_no_sense_is_refused_by_its_name(message):
+    with pytest.raises(ValueError, match=next(iter(message))):
+        LogitsOptions(**message)
 
 
 # min-p
@@ -87,12 +90,14 @@ def test_min_p_keeps_what_is_likely_beside_the_likeliest(seed, floor, temperatur
     logits = np.random.default_rng(seed).standard_normal((1, 40), np.float32) * 2
     whole = probabilities(logits, Sampling(temperature=temperature))[0]
     cut = Sampling(temperature=temperature, min_p=floor)
-    kept = probabilities(logits, cut)[0]
+    selection = probabilities(logits, cut)[0]
     clear = np.abs(whole / whole.max() - floor) > 1e-5  # not at the border itself
-    np.testing.assert_array_equal((kept > 0)[clear], (whole >= floor * whole.max())[clear])
-    np.testing.assert_allclose(kept[kept > 0], whole[kept > 0] / whole[kept > 0].sum(), rtol=1e-5)
+    np.testing.assert_array_equal((selection > 0)[clear], (whole >= floor * whole.max())[clear])
+    np.testing.assert_allclose(
+        selection[selection > 0], whole[selection > 0] / whole[selection > 0].sum(), rtol=1e-5
+    )
     # the drafter's q̂ is cut by the same rule, but for what is lighter than its quantisation
-    np.testing.assert_array_equal(truncate(logits[0], cut).ids, np.flatnonzero(kept > 0))
+    np.testing.assert_array_equal(truncate(logits[0], cut).ids, np.flatnonzero(selection > 0))
 
 
 @given(st.integers(0, 2**31), floors, st.integers(1, 40), st.sampled_from([0.3, 0.9, 1.0]))

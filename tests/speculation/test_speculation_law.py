@@ -128,12 +128,12 @@ def test_windows_of_two_lengths_in_one_round_keep_the_law(expansion):
     first = predicted_acceptance(drafter.logits(()), expansion[0])
     seconds = [predicted_acceptance(drafter.logits((x,)), expansion[1]) for x in range(3)]
     enough = first * sorted(seconds)[1]
-    asked = []
-    play = early(drafter, expansion, lambda prefix: asked.append(prefix) or q(prefix), p, enough)
+    requests = []
+    play = early(drafter, expansion, lambda prefix: requests.append(prefix) or q(prefix), p, enough)
     levels = set()
     for _ in ways(play):
-        levels.add(max(map(len, asked)) + 1)
-        asked.clear()
+        levels.add(max(map(len, requests)) + 1)
+        requests.clear()
     assert levels == {2, 3}
     assert_exact(play, p, len(expansion) + 1)
 
@@ -233,9 +233,9 @@ def test_truncation_keeps_the_shape_and_rounds_by_a_quarter_octave(pair):
     full = probabilities(logits[None].astype(np.float64), drafting)[0]
     assert (np.diff(row.ids.astype(int)) > 0).all()
     assert row.weights.max() == LEVEL_WEIGHTS[0]
-    kept = full[row.ids]
+    selection = full[row.ids]
     # relative to the heaviest token; what is too light for the lowest level is left out
-    ratio = (row.weights / row.weights.max()) / (kept / kept.max())
+    ratio = (row.weights / row.weights.max()) / (selection / selection.max())
     assert (np.abs(np.log2(ratio)) < 0.2501 + 1e-6).all()
     lost = np.delete(full, row.ids)
     assert (lost <= full.max() * 2.0 ** (-MAX_LEVEL / 2 - 0.24)).all()

@@ -35,11 +35,11 @@ def beta_bound(q: Floats, q_hat: Row) -> float:
     σ as in Theorem 3.2 (tslt (20)), plus the TV of the quantisation: between q̂ and q renormalised
     on the tokens of q̂. TV(q̂, q) itself, a tighter bound, is no more than this sum.
     """
-    kept = q[q_hat.support]
-    mass = kept.sum(dtype=np.float64)
+    selection = q[q_hat.support]
+    mass = selection.sum(dtype=np.float64)
     if mass <= 0.0:
         return 1.0
-    return sigma(q, q_hat.support) + float(tv(kept / mass, q_hat.probabilities()))
+    return sigma(q, q_hat.support) + float(tv(selection / mass, q_hat.probabilities()))
 
 
 def betas_bound(p: Floats, q: Floats, k: int, distance: float) -> Values:
@@ -113,11 +113,11 @@ def test_many_rows_at_once():
 @given(pairs(), st.data())
 def test_theorem_3_2_truncation_changes_beta_by_at_most_sigma(pair, data):
     p, q = pair
-    kept = np.array(sorted(data.draw(st.sets(st.integers(0, len(q) - 1), min_size=1))))
-    if not q[kept].sum():
-        kept = np.flatnonzero(q)
-    q_hat = Row(q[kept], kept.astype(np.uint32))
-    cut_off = sigma(q, kept)
+    values = np.array(sorted(data.draw(st.sets(st.integers(0, len(q) - 1), min_size=1))))
+    if not q[values].sum():
+        values = np.flatnonzero(q)
+    q_hat = Row(q[values], values.astype(np.uint32))
+    cut_off = sigma(q, values)
     assert tv(distribution_of(q_hat, len(q)), q) == pytest.approx(cut_off, abs=ROUNDING)
     assert beta_bound(q, q_hat) == pytest.approx(cut_off, abs=ROUNDING)  # nothing is quantised
     assert abs(beta(p, distribution_of(q_hat, len(q))) - beta(p, q)) <= cut_off + ROUNDING
@@ -172,12 +172,12 @@ def test_betas_are_how_often_each_candidate_is_accepted(pair, k):
         reached[: k if index is None else index + 1] += probability
         if index is not None:
             accepted[index] += probability
-    asked = reached > 1e-9
-    found = betas(p, q, k)
-    np.testing.assert_allclose(found[asked], accepted[asked] / reached[asked], atol=1e-6)
-    assert theta(found) == pytest.approx(accepted.sum(), abs=ROUNDING)
-    series = sum(b * np.prod(1 - found[:i]) for i, b in enumerate(found))  # (39) as it is printed
-    assert theta(found) == pytest.approx(series, abs=ROUNDING)
+    wanted = reached > 1e-9
+    result = betas(p, q, k)
+    np.testing.assert_allclose(result[wanted], accepted[wanted] / reached[wanted], atol=1e-6)
+    assert theta(result) == pytest.approx(accepted.sum(), abs=ROUNDING)
+    series = sum(b * np.prod(1 - result[:i]) for i, b in enumerate(result))  # (39) as it is printed
+    assert theta(result) == pytest.approx(series, abs=ROUNDING)
 
 
 @given(pairs())
@@ -193,11 +193,11 @@ def test_residuals_are_distributions_beside_q(pair):
 @examples(150)
 def test_theorem_4_14_bounds_every_candidate(pair, data, k):
     p, q = pair
-    kept = np.array(sorted(data.draw(st.sets(st.integers(0, len(q) - 1), min_size=1))))
-    if not q[kept].sum():
-        kept = np.flatnonzero(q)
-    q_hat = distribution_of(Row(q[kept], kept), len(q))
-    bounds = betas_bound(p, q, k, sigma(q, kept))
+    values = np.array(sorted(data.draw(st.sets(st.integers(0, len(q) - 1), min_size=1))))
+    if not q[values].sum():
+        values = np.flatnonzero(q)
+    q_hat = distribution_of(Row(q[values], values), len(q))
+    bounds = betas_bound(p, q, k, sigma(q, values))
     change = np.abs(betas(p, q_hat, k) - betas(p, q, k))
     for at in range(k):
         # after a certain acceptance there is no residual, and nothing is asked
@@ -220,9 +220,9 @@ def test_the_bound_is_formula_35(pair, k, distance):
 def test_with_the_printed_index_theorem_4_14_does_not_hold():
     """(56) has Z⁽ˢ⁾ = TV(p⁽ˢ⁾, q). p and q are so close that a small cut turns the residual."""
     p, q = np.array([18, 1, 17]) / 36, np.array([19, 1, 19]) / 39
-    kept = np.array([0, 2])
-    q_hat = distribution_of(Row(q[kept], kept), 3)
-    cut_off = sigma(q, kept)
+    values = np.array([0, 2])
+    q_hat = distribution_of(Row(q[values], values), 3)
+    cut_off = sigma(q, values)
     change = abs(betas(p, q_hat, 2) - betas(p, q, 2))[1]
     first, second = residuals(p, q, 2)
     assert change <= betas_bound(p, q, 2, cut_off)[1]
@@ -262,11 +262,11 @@ def test_further_candidates_help_where_p_is_narrower_and_not_where_it_is_a_point
 
 
 def test_alpha_is_the_mean_of_theta_and_formula_40_approximates_it():
-    found = np.array([betas(*pair, 2) for pair in [HALVES, (one_hot(0), HALVES[0])]])
-    np.testing.assert_allclose(found, [[0, 0], [0.5, 0.5]])
-    assert alpha(found) == pytest.approx(0.75 / 2)
-    assert theta(found.mean(axis=0)) == pytest.approx(1 - 0.75**2)
-    assert alpha(found[:, :1]) == pytest.approx(theta(found[:, :1].mean(axis=0)))
+    values = np.array([betas(*pair, 2) for pair in [HALVES, (one_hot(0), HALVES[0])]])
+    np.testing.assert_allclose(values, [[0, 0], [0.5, 0.5]])
+    assert alpha(values) == pytest.approx(0.75 / 2)
+    assert theta(values.mean(axis=0)) == pytest.approx(1 - 0.75**2)
+    assert alpha(values[:, :1]) == pytest.approx(theta(values[:, :1].mean(axis=0)))
 
 
 # A round

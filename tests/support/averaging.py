@@ -48,14 +48,14 @@ class Averaged:
     def merged(self, outputs: Sequence[Output], span: Span) -> NDArray[np.float32]:
         if not span.rows:
             return np.empty((0, 0), np.float32)
-        told = [top_rows(each.logits, span.temperature, self.kept or VOCAB) for each in outputs]
+        info = [top_rows(each.logits, span.temperature, self.kept or VOCAB) for each in outputs]
         if self.kept is None:
             shares = np.array(self.weights) / sum(self.weights)
             total = sum(
-                rows.values * np.float32(share) for rows, share in zip(told, shares, strict=True)
+                rows.values * np.float32(share) for rows, share in zip(info, shares, strict=True)
             )
             return as_logits(np.asarray(total), span.temperature)
-        frames = [encode_topk(rows, VOCAB, self.values) for rows in told]
+        frames = [encode_topk(rows, VOCAB, self.values) for rows in info]
         received = [decode_topk(frame, span.rows, self.kept, VOCAB) for frame in frames]
         return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), span.temperature)
 

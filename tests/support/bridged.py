@@ -68,8 +68,8 @@ def drafting_across(pair, model, away=0.0):
 
     @cache
     def after(committed, path):
-        own = (*bridge.context(ids(committed)).tolist(), *bridge.to_draft_ids(ids(path)).tolist())
-        row = model.logits(own[-2:])
+        ours = (*bridge.context(ids(committed)).tolist(), *bridge.to_draft_ids(ids(path)).tolist())
+        row = model.logits(ours[-2:])
         row[pair.shared.draft_ids] -= np.float32(away)
         return bridge.project(row[None])[0].copy()
 

@@ -35,13 +35,13 @@ class HostileSource(RandomSource):
         config = tiny_config(vocab_size=VOCAB, context=32768)
         super().__init__(config, seed=1, sharpness=sharpness)
         self.eos_ids = []
-        told = json.loads(self.tokenizer_json)
-        vocabulary = {id: token for token, id in told["model"]["vocab"].items()}
+        payload = json.loads(self.tokenizer_json)
+        vocabulary = {id: token for token, id in payload["model"]["vocab"].items()}
         last = VOCAB - 2  # the end token is the last one
         for offset, token in enumerate(dict.fromkeys(HOSTILE)):
             vocabulary[last - offset] = token
-        told["model"]["vocab"] = {token: id for id, token in vocabulary.items()}
-        self.tokenizer_json = json.dumps(told)
+        payload["model"]["vocab"] = {token: id for id, token in vocabulary.items()}
+        self.tokenizer_json = json.dumps(payload)
 
 
 def hostile_pair(folder: Path) -> Pair:
@@ -56,11 +56,11 @@ def chromium() -> Iterator[Browser]:
     """Start a headless browser; skips the test without Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as driver:
-        own = driver.chromium.executable_path
-        found = shutil.which("chromium") or shutil.which("chromium-browser")
-        if found is None and not Path(own).exists():
+        executable_path = driver.chromium.executable_path
+        result = shutil.which("chromium") or shutil.which("chromium-browser")
+        if result is None and not Path(executable_path).exists():
             pytest.skip("there is no Chromium (Debian: chromium)")
-        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=result, args=["--no-sandbox"])
         yield browser
         browser.close()
 

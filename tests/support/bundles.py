@@ -234,9 +234,9 @@ def in_memory() -> Iterator[Path]:
 
 def put(root: Path, bundle: Path, **changes: Any) -> list[str]:
     """Install under changed `demands`; returns the installer's lines."""
-    here, told = installation(root)
+    here, info = installation(root)
     here.install(bundle, demands(**changes))
-    return told
+    return info
 
 
 def current(root: Path) -> str:
@@ -246,23 +246,23 @@ def current(root: Path) -> str:
 
 def installation(root: Path) -> tuple[Installation, list[str]]:
     """Make an installer for a root, and the list of its output lines."""
-    told: list[str] = []
-    return Installation(Rootfs.inspect(root), told.append), told
+    messages: list[str] = []
+    return Installation(Rootfs.inspect(root), messages.append), messages
 
 
 def snapshot(root: Path) -> dict[str, object]:
     """Map every path below a folder to its kind, mode and content."""
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
         mode = path.lstat().st_mode
         if path.is_symlink():
-            found[name] = os.readlink(path)
+            results[name] = os.readlink(path)
         elif path.is_dir():
-            found[name] = mode
+            results[name] = mode
         else:
-            found[name] = (mode, path.read_bytes())
-    return found
+            results[name] = (mode, path.read_bytes())
+    return results
 
 
 def _name(requirement: str) -> str:

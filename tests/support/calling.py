@@ -44,8 +44,8 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-    told = {"name": name, "description": f"It does {name}.", "parameters": schema}
-    return {"type": "function", "function": told}
+    options = {"name": name, "description": f"It does {name}.", "parameters": schema}
+    return {"type": "function", "function": options}
 
 
 TOOLS = [tool("move", to={"enum": ["here", "there"]}), tool("stop"), tool("stop_all")]
@@ -79,11 +79,11 @@ def allowed(told: Outline, text: str, *, special: bool = True) -> bool:
 
 
 def outline(
-    family: ChatFormat, choice: str = "auto", *, parallel: bool = True, **told: Any
+    family: ChatFormat, choice: str = "auto", *, parallel: bool = True, **info: Any
 ) -> Outline:
     """The outline of a turn that may call `TOOLS`; the model thinks."""
     tools = Tools.read(TOOLS, choice, parallel)
-    return Outline.for_chat_format(family, family.thought[1], tools=tools, **told)
+    return Outline.for_chat_format(family, family.thought[1], tools=tools, **info)
 
 
 # Random models of these pieces can write calls, and think.

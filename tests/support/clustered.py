@@ -70,11 +70,11 @@ class ClusterEdge:
 
     def listens_on(self) -> set[str]:
         """List the listening addresses of its network, in the kernel's hex digits."""
-        found = set()
+        names = set()
         for family in ("tcp", "tcp6"):
             lines = Path(f"/proc/{self.pid}/net/{family}").read_text().splitlines()[1:]
-            found |= {line.split()[1].split(":")[0] for line in lines if line.split()[3] == "0A"}
-        return found
+            names |= {line.split()[1].split(":")[0] for line in lines if line.split()[3] == "0A"}
+        return names
 
     def actors(self) -> list[int]:
         """List the processes of its actors."""
@@ -85,7 +85,7 @@ class ClusterEdge:
         return self._processes("/ray/")
 
     def _processes(self, words: str) -> list[int]:
-        found = []
+        results = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and _namespace(int(entry.name)) == self._inside:
                 try:
@@ -94,8 +94,8 @@ class ClusterEdge:
                 except OSError:  # gone by now
                     continue
                 if words in command and state != "Z":
-                    found.append(int(entry.name))
-        return sorted(found)
+                    results.append(int(entry.name))
+        return sorted(results)
 
     def ends(self) -> int:
         """Wait for the end; returns the exit code."""

@@ -39,8 +39,8 @@ def complaint(process: subprocess.Popen[str], code: int, within_s: float) -> str
         pytest.fail(f"still running: {process.communicate()}")
     # As a shell shows it: Python may end by the very signal where that came while a string was
     # executed, as dataclasses do, although it was caught.
-    shown = 128 - process.returncode if process.returncode < 0 else process.returncode
-    assert shown == code, stderr
+    display = 128 - process.returncode if process.returncode < 0 else process.returncode
+    assert display == code, stderr
     assert "Traceback" not in stderr
     lines = stderr.strip().splitlines()
     assert len(lines) == 1, stderr

@@ -66,13 +66,13 @@ def by_layer(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def checksums(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
     """Return shape and checksum of each tensor; {} in a name stands for all layers."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in sorted(weights, key=lambda name: [int(n) for n in LAYER.findall(name)]):
         whole = re.sub(r"^blk\.\d+\.", "blk.{}.", name)
         value = np.ascontiguousarray(weights[name], np.float32)
-        sum_before = found.get(whole, [0, 0])[1]
-        found[whole] = [list(value.shape), zlib.crc32(value.tobytes(), sum_before)]
-    return found
+        sum_before = results.get(whole, [0, 0])[1]
+        results[whole] = [list(value.shape), zlib.crc32(value.tobytes(), sum_before)]
+    return results
 
 
 # --- what the converter does ---------------------------------------------------------------------
@@ -83,7 +83,7 @@ def convert(weights: Weights, config: Mapping[str, Any], architecture: str) -> W
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, layers)
-    found: Weights = {}
+    results: Weights = {}
     for name, value in CHANGES.get(architecture, lambda weights, _: weights)(
         weights, config
     ).items():
@@ -95,13 +95,13 @@ def convert(weights: Weights, config: Mapping[str, Any], architecture: str) -> W
             value = interleave(value, heads if ".q_proj." in name else kv_heads)
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        found[stored] = value
-    return found
+        results[stored] = value
+    return results
 
 
 def _stacked(weights: Weights, _: Any) -> Weights:
     """Stack the experts of a layer."""
-    found: Weights = {}
+    results: Weights = {}
     experts: dict[str, dict[int, NDArray[np.float32]]] = {}
     for name, value in weights.items():
         match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
@@ -113,15 +113,15 @@ def _stacked(weights: Weights, _: Any) -> Weights:
             ) if "block_sparse_moe" in whole else whole  # fmt: skip
             experts.setdefault(whole, {})[int(match[2])] = value
         else:
-            found[name] = value
-    return found | {
+            results[name] = value
+    return results | {
         name: np.stack([each[i] for i in sorted(each)]) for name, each in experts.items()
     }
 
 
 def _granite_experts(weights: Weights, config: Mapping[str, Any]) -> Weights:
     """Split the rows of gate and up, of all experts and of the shared one."""
-    found: Weights = {}
+    results: Weights = {}
     for name, value in weights.items():
         if name.endswith("input_linear.weight"):
             half = value.shape[-2] // 2
@@ -132,32 +132,32 @@ def _granite_experts(weights: Weights, config: Mapping[str, Any]) -> Weights:
             parts = ("gate_proj", "up_proj")
             rows = value[..., :half, :], value[..., half:, :]
             assert shared == (value.ndim == 2)
-            found |= {f"{base}{p}.weight": r for p, r in zip(parts, rows, strict=True)}
+            results |= {f"{base}{p}.weight": r for p, r in zip(parts, rows, strict=True)}
         elif name.endswith("shared_mlp.output_linear.weight"):
-            found[name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")] = value
+            results[name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")] = value
         else:
-            found[name] = value
-    return found
+            results[name] = value
+    return results
 
 
 def _gpt_oss(weights: Weights, _: Any) -> Weights:
-    found: Weights = {}
+    results: Weights = {}
     for name, value in weights.items():
         if name.endswith("gate_up_proj_bias"):
             for i, part in enumerate(("gate_proj", "up_proj")):
-                found[name.replace("gate_up_proj_bias", f"{part}.bias")] = value[..., i::2]
+                results[name.replace("gate_up_proj_bias", f"{part}.bias")] = value[..., i::2]
         elif name.endswith("gate_up_proj"):
             for i, part in enumerate(("gate_proj", "up_proj")):
-                found[name.replace("gate_up_proj", f"{part}.weight")] = value.swapaxes(1, 2)[
+                results[name.replace("gate_up_proj", f"{part}.weight")] = value.swapaxes(1, 2)[
                     :, i::2
                 ]
         elif name.endswith("down_proj_bias"):
-            found[name.replace("_bias", ".bias")] = value
+            results[name.replace("_bias", ".bias")] = value
         elif name.endswith("down_proj"):
-            found[f"{name}.weight"] = value.swapaxes(1, 2)
+            results[f"{name}.weight"] = value.swapaxes(1, 2)
         else:
-            found[f"{name}.weight" if name.endswith("sinks") else name] = value
-    return found
+            results[f"{name}.weight" if name.endswith("sinks") else name] = value
+    return results
 
 
 def _gpt2(weights: Weights, _: Any) -> Weights:
@@ -166,13 +166,13 @@ def _gpt2(weights: Weights, _: Any) -> Weights:
 
 
 def _gpt_neox(weights: Weights, config: Mapping[str, Any]) -> Weights:
-    found: Weights = {}
+    results: Weights = {}
     for name, value in weights.items():
         if "query_key_value" in name:
             heads = value.reshape(config["num_attention_heads"], 3, -1, *value.shape[1:])
             value = heads.swapaxes(0, 1).reshape(value.shape)
-        found[name] = value
-    return found
+        results[name] = value
+    return results
 
 
 CHANGES: dict[str, Callable[[Weights, Mapping[str, Any]], Weights]] = {

@@ -59,22 +59,22 @@ class Systemd:
     def _listen(self) -> None:
         while True:
             lines = self._socket.recv(4096).decode().splitlines()
-            told = dict(line.split("=", 1) for line in lines)
-            self.received.append((time.monotonic(), told))
+            table = dict(line.split("=", 1) for line in lines)
+            self.received.append((time.monotonic(), table))
 
     def await_(self, name: str, value: str = "", since: int = 0, within_s: float = WAIT_S) -> str:
         """Wait for a variable with this beginning of its value; returns the whole value."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            for _, told in self.received[since:]:
-                if name in told and told[name].startswith(value):
-                    return told[name]
+            for _, info in self.received[since:]:
+                if name in info and info[name].startswith(value):
+                    return info[name]
             time.sleep(0.01)
         raise AssertionError(f"no {name}={value} in {self.received[since:]}")
 
     def fed(self, since_s: float) -> list[float]:
         """List the times at which the watchdog was fed."""
-        return [at for at, told in list(self.received) if "WATCHDOG" in told and at >= since_s]
+        return [at for at, info in list(self.received) if "WATCHDOG" in info and at >= since_s]
 
 
 def reload_as_systemd(systemd: Systemd, pid: int) -> subprocess.CompletedProcess[str]:
@@ -136,9 +136,9 @@ class Daemon:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
-            found = re.search(r"the (?:edge|node) serves on (\S+)", line)
-            if found:
-                self.endpoint = found[1]
+            match = re.search(r"the (?:edge|node) serves on (\S+)", line)
+            if match:
+                self.endpoint = match[1]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -179,8 +179,8 @@ def free_port() -> int:
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(10_000, first)
-        with socket.socket() as found, suppress(OSError):
-            found.bind(("127.0.0.1", port))
+        with socket.socket() as result, suppress(OSError):
+            result.bind(("127.0.0.1", port))
             return port
 
 

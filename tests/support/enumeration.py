@@ -215,17 +215,17 @@ class Model:
     def logits(self, prefix: Prefix) -> NDArray[np.float32]:
         """Return the logits after a prefix."""
         shared = np.random.default_rng([self.seed, *prefix])
-        own = np.random.default_rng([self.seed, 7 + self.side, *prefix])
-        values = 1.5 * own.standard_normal(self.vocab, np.float32)
+        ours = np.random.default_rng([self.seed, 7 + self.side, *prefix])
+        values = 1.5 * ours.standard_normal(self.vocab, np.float32)
         half = shared.permutation(self.vocab) < self.vocab // 2  # bool [V], at least one each
         if self.kind == "equal":
             return shared.standard_normal(self.vocab, np.float32)
         if self.kind == "disjoint":
             values[half == bool(self.side)] -= 1e4
         if self.kind == "overlapping":
-            values[own.permutation(self.vocab) < self.vocab // 2] -= 1e4
+            values[ours.permutation(self.vocab) < self.vocab // 2] -= 1e4
         if self.kind == f"one-hot {'pq'[self.side]}" or self.kind == "both one-hot":
-            values[own.integers(self.vocab)] += 1e4
+            values[ours.integers(self.vocab)] += 1e4
         return values
 
 

@@ -178,12 +178,12 @@ class Ensemble:
             tokens[shared] == self._held[shared]
         ):
             shared += 1
-        self._held, found = list(tokens), []
+        self._held, result = list(tokens), []
         for decoder in self._decoders:
             decoder.rollback(0, shared)
             made = decoder.prefill(0, np.array(tokens[shared:], np.int64), rows=1)
-            found.append(made.logits.copy())
-        return found
+            result.append(made.logits.copy())
+        return result
 
     def average(self, each: Sequence[NDArray[np.float32]], temperature: float) -> NDArray[Any]:
         """Combine the models' logits f32 [1, V] as an edge does; returns logits f32 [1, V]."""
@@ -212,12 +212,12 @@ class Ensemble:
         self, prompt: Sequence[int], answer: Sequence[int], law: SamplingParams
     ) -> list[int]:
         """Choose the token at each position of a given answer."""
-        found = []
+        results = []
         for at in range(len(answer)):
             tokens = [*prompt, *answer[:at]]
             logits = self.logits(tokens, law.sampling.temperature)[0]
-            found.append(choose(logits, law, len(tokens), Purpose.TARGET))
-        return found
+            results.append(choose(logits, law, len(tokens), Purpose.TARGET))
+        return results
 
     def assert_same(
         self, prompt: Sequence[int], law: SamplingParams, got: Sequence[int], wanted: Sequence[int]
@@ -252,16 +252,16 @@ class Opened(NamedTuple):
 @contextmanager
 def opened(path: Path, artifact: Path, keys: Path | None = None, **limits: Any) -> Iterator[Opened]:
     """Open the target of this list, as an edge does."""
-    tally = EdgeMetrics()
+    edge_metrics = EdgeMetrics()
     config = EdgeConfig(
         target=artifact,
         federate=path,
         limits=EdgeLimits(**{"sessions": SESSIONS, "context": CONTEXT} | limits),
     )
     held = EdgeKeys.load(keys) if keys is not None else None
-    target = open_target(TargetOptions(config, Artifact.open(artifact), held, tally))
+    target = open_target(TargetOptions(config, Artifact.open(artifact), held, edge_metrics))
     try:
-        yield Opened(target, tally)
+        yield Opened(target, edge_metrics)
     finally:
         target.close()
 

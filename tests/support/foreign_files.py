@@ -41,10 +41,10 @@ def _places(node: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inside: Any = node.items() if isinstance(node, dict) else ()
     if isinstance(node, list):
         inside = enumerate(node[:2])
-    found = []
+    results = []
     for key, value in inside:
-        found += [(*above, key), *_places(value, (*above, key))]
-    return found
+        results += [(*above, key), *_places(value, (*above, key))]
+    return results
 
 
 def _with(tree: Any, place: tuple[Any, ...], value: Any) -> Any:

@@ -141,7 +141,7 @@ class ForkServer:
 
 
 def _imported_by(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: told for name, told in environment.items() if name.startswith(_IMPORTED_BY)}
+    return {name: info for name, info in environment.items() if name.startswith(_IMPORTED_BY)}
 
 
 def _reap_orphans(ours: bool) -> None:
@@ -203,9 +203,9 @@ def popen(
     ours, theirs = os.pipe()
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
-        asked = _asked(command, environment, session=False)
+        wanted = _asked(command, environment, session=False)
         return Forked(
-            server.fork(asked, [nothing, 1, theirs]), command, os.fdopen(ours, encoding="utf-8")
+            server.fork(wanted, [nothing, 1, theirs]), command, os.fdopen(ours, encoding="utf-8")
         )
     finally:
         os.close(theirs)
@@ -223,8 +223,8 @@ class ForkedChild(ChildProcess):
         with theirs, ExitStack() as stack:
             nothing = os.open(os.devnull, os.O_RDONLY)
             stack.callback(os.close, nothing)
-            asked = _asked(command, os.environ, session=True)
-            pid = server.fork(asked, [nothing, 1, 2, theirs.fileno()])
+            wanted = _asked(command, os.environ, session=True)
+            pid = server.fork(wanted, [nothing, 1, 2, theirs.fileno()])
         self.process = Forked(pid, command)
         ours.settimeout(timeout_s)
         self.pipe = ChildPipe(ours)
@@ -250,23 +250,23 @@ def _serve(end: socket.socket) -> None:
         packed, files, _, _ = socket.recv_fds(end, 1 << 20, 4)
         if not packed:
             return
-        asked = json.loads(packed)
-        for name in _DAEMONS[asked["daemon"]]:
+        payload = json.loads(packed)
+        for name in _DAEMONS[payload["daemon"]]:
             import_module(name)
         gc.freeze()
-        told, tell = os.pipe()
+        info, tell = os.pipe()
         between = _fork()
         if not between:
             child = _fork()
             if not child:
-                for each in (end.fileno(), told, tell):
+                for each in (end.fileno(), info, tell):
                     os.close(each)
-                _run(asked, files)
+                _run(payload, files)
             os.write(tell, str(child).encode())
             os._exit(0)
         os.waitpid(between, 0)
-        end.send(os.read(told, 64))
-        for each in (told, tell, *files):
+        end.send(os.read(info, 64))
+        for each in (info, tell, *files):
             os.close(each)
 
 

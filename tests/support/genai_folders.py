@@ -49,9 +49,9 @@ def genai_folder(
         **{"dialect": "contrib", **how},
     )
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {each: how[each] for each in how if each in type(tiny_config()).__struct_fields__}
+    selection = {each: how[each] for each in how if each in type(tiny_config()).__struct_fields__}
     windows = [
-        tiny_config(architecture, **kept).layer(layer).window or -1
+        tiny_config(architecture, **selection).layer(layer).window or -1
         for layer in range(ours.manifest.layers)
     ]
     if max(windows) > 0 and "sliding_window_cache" not in KNOWN:
@@ -203,12 +203,12 @@ def _ends(*, hidden_states: bool) -> tuple[list[Any], list[Any], list[Any]]:
 
 def _alive(nodes: list[Any], wanted: set[str]) -> list[Any]:
     """Return the nodes that something wanted is computed from."""
-    kept = []
+    remaining = []
     for node in reversed(nodes):
         if wanted & {*node.output}:
-            kept.append(node)
+            remaining.append(node)
             wanted |= {*node.input} - {""}
-    return kept[::-1]
+    return remaining[::-1]
 
 
 def _value(name: str, kind: int, shape: list[Any]) -> Any:

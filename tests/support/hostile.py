@@ -37,8 +37,8 @@ WAIT_S = 10.0  # for a reply
 
 def fields(message: m.Request | m.Reply) -> list[Any]:
     """Return a message as its msgpack array, to be spoilt."""
-    found: list[Any] = msgspec.msgpack.decode(m.encode(message))
-    return found
+    decoded: list[Any] = msgspec.msgpack.decode(m.encode(message))
+    return decoded
 
 
 def packed(values: object) -> bytes:

@@ -96,9 +96,9 @@ def answer(models, prompt, end, *, drafter=None, **options):
             committed = (*committed, drawn_alone(setting, chosen.sampling, committed))
             continue
         levels = max(0, most - len(committed) - 1)
-        one = replace(setting, expansion=tuple(chosen.expansion[:levels]))
+        item = replace(setting, expansion=tuple(chosen.expansion[:levels]))
         committed, at_edge = play_round(
-            one, chosen.exchange, chosen.sampling.seed, committed, at_edge, drafter
+            item, chosen.exchange, chosen.sampling.seed, committed, at_edge, drafter
         )
     tokens = list(committed[len(prompt) :])
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
@@ -124,6 +124,6 @@ def expect_the_same(device, models, prompt, end, *, drafter=None, seeds=SEEDS, *
         assert got.tokens == answer(models, prompt, end, drafter=drafter, seed=seed, **options), (
             seed
         )
-        drafted += sum(one.window for one in got.rounds)
-        accepted += sum(one.accepted for one in got.rounds)
+        drafted += sum(item.window for item in got.rounds)
+        accepted += sum(item.accepted for item in got.rounds)
     assert 0 < accepted < drafted or plan(**options).streams

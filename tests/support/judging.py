@@ -47,21 +47,21 @@ def random_head(
         "w2": random.standard_normal(width).astype(np.float32),
         "b2": np.zeros(1, np.float32),
     }
-    told = {
+    options = {
         "name": "random",
         **ends,
         "link": LinkScale(mean=[7.5, 7.5, 0.05, -1.5], std=[0.8, 0.8, 0.03, 0.6], clip=3.0),
         "threshold": 0.5,
         "training": Training(questions=0, examples=0, task="random", seed=seed),
     }
-    return DecisionHead(HeadCard(**{**told, **card}), tensors)
+    return DecisionHead(HeadCard(**{**options, **card}), tensors)
 
 
-def conditions_of(pair: tuple[Path, Path], **told: Any) -> m.DecisionConditions:
+def conditions_of(pair: tuple[Path, Path], **info: Any) -> m.DecisionConditions:
     """Make the conditions that a device with this pair's drafter sends with `begin`."""
     drafter = Artifact.open(pair[0]).manifest
     known = {"drafter": drafter.origin, "hidden_size": drafter.dimensions.hidden}
-    return m.DecisionConditions(**{**known, **told})
+    return m.DecisionConditions(**{**known, **info})
 
 
 def saved(head: DecisionHead, folder: Path) -> str:

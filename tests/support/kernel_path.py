@@ -82,13 +82,13 @@ class KernelPath:
         command = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[2])]
         self._child = ChildProcess(command, _ANSWER_S)
         self._child.pipe.send(asdict(self.conditions))
-        said = self._child.receive() or {"impossible": "the path's process has ended"}
-        if "impossible" in said:
+        reply = self._child.receive() or {"impossible": "the path's process has ended"}
+        if "impossible" in reply:
             self._child.stop()
-            raise OSError(said["impossible"])
+            raise OSError(reply["impossible"])
         folder = f"/proc/{self._child.process.pid}/fd"
-        self._edge, self._device = f"{folder}/{said['edge']}", f"{folder}/{said['device']}"
-        self.since_s = said["since_s"]
+        self._edge, self._device = f"{folder}/{reply['edge']}", f"{folder}/{reply['device']}"
+        self.since_s = reply["since_s"]
         return self
 
     def stop(self) -> None:
@@ -165,15 +165,15 @@ class KernelPath:
 
     def timeline(self) -> dict[str, dict[float, int]]:
         """Return the bytes that arrived, up and down, by tenth of a second (monotonic)."""
-        said = self._ask(timeline=True)
-        return {way: {tenth / 10: size for tenth, size in said[way]} for way in ("up", "down")}
+        reply = self._ask(timeline=True)
+        return {way: {tenth / 10: size for tenth, size in reply[way]} for way in ("up", "down")}
 
-    def _ask(self, **asked: Any) -> dict[str, Any]:
-        self._child.pipe.send(asked)
-        said = self._child.receive()
-        if said is None:
+    def _ask(self, **wanted: Any) -> dict[str, Any]:
+        self._child.pipe.send(wanted)
+        reply = self._child.receive()
+        if reply is None:
             raise OSError("the path's process has ended; see its stderr")
-        return said
+        return reply
 
     def __enter__(self) -> KernelPath:
         return self.start()

@@ -16,8 +16,8 @@ class Parrot(Greedy):
 
     def verify(self, draft: Any, *others: Any, **more: Any) -> Decision:
         """Accept all, and go on as the target would."""
-        found = super().verify(draft, *others, **more)
-        return found if not len(draft.ids) else found._replace(accepted=len(draft.ids))
+        result = super().verify(draft, *others, **more)
+        return result if not len(draft.ids) else result._replace(accepted=len(draft.ids))
 
 
 register(Parrot())

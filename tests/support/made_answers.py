@@ -68,14 +68,14 @@ def facts(**more):
 def recorded(path, answers, **more):
     """A run file with these answers, by the store's own writer."""
     with Recorder.create(path, facts(**more)) as recorder:
-        for one in answers:
-            number = recorder.begin(one)
-            for i, round_ in enumerate(one.rounds):
+        for item in answers:
+            number = recorder.begin(item)
+            for i, round_ in enumerate(item.rounds):
                 recorder.add_round(number, i, 0.1 * i, round_)
-            if one.finished:
+            if item.finished:
                 names = ("finished", "tokens", "total_s", "first_token_s", "energy_j")
-                ends = {name: getattr(one, name) for name in names}
-                recorder.end(number, **ends, link=one.link, choice=one.choice)
+                ends = {name: getattr(item, name) for name in names}
+                recorder.end(number, **ends, link=item.link, choice=item.choice)
     return path
 
 

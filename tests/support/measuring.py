@@ -18,9 +18,9 @@ def measure(pair, address, out, *more):
     return main(["field", "measure", *map(str, options)])
 
 
-def answers(out, **which):
+def answers(out, **kind):
     with Run.open(out) as run:
-        return list(run.answers(**which))
+        return list(run.answers(**kind))
 
 
 def assert_whole(answer):

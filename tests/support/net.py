@@ -84,8 +84,8 @@ class Net:
     @cached_property
     def _across(self) -> Device:
         """A drafter that shares single characters with the target, and not all of them."""
-        own = [piece for piece in PIECES if len(piece) == 1 and piece not in "tx5"]
-        tiny_artifact(self._folder / "across", tokens=own, eos="<other end>", seed=3)
+        ours = [piece for piece in PIECES if len(piece) == 1 and piece not in "tx5"]
+        tiny_artifact(self._folder / "across", tokens=ours, eos="<other end>", seed=3)
         return self._open(self._folder / "across", self._tap.endpoint, lanes=2)
 
     @cached_property
@@ -183,11 +183,11 @@ def costs_of(answer: Generation, up: list[Message], down: list[Message]) -> dict
     A round's are γ, nodes, accepted, bytes up and bytes down. The last are those of the messages
     that passed the tap, if each number of a header took one byte.
     """
-    up, down = ([one for one in way if one.kind not in ASIDE] for way in (up, down))
-    begins = [one.steady for one in up if one.kind == "begin"]
-    sizes_up = [one.size for one in up if one.kind != "begin"]
+    up, down = ([item for item in way if item.kind not in ASIDE] for way in (up, down))
+    begins = [item.steady for item in up if item.kind == "begin"]
+    sizes_up = [item.size for item in up if item.kind != "begin"]
     assert sum(sizes_up) == sum(each.uplink_bytes for each in answer.rounds)
-    assert sum(one.size for one in down) == sum(each.downlink_bytes for each in answer.rounds)
+    assert sum(item.size for item in down) == sum(each.downlink_bytes for each in answer.rounds)
     replies, rounds = iter(down), []
     for each in answer.rounds:
         size_down = sum(next(replies).steady for _ in range(each.exchanges))

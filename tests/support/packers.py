@@ -31,8 +31,8 @@ class Rounded(NamedTuple):
 
     def floats(self) -> NDArray[np.float32]:
         steps = (self.codes - self.zeros[:, self.groups]).astype(np.float32)
-        found: NDArray[np.float32] = steps * self.scales.astype(np.float32)[:, self.groups]
-        return found
+        result: NDArray[np.float32] = steps * self.scales.astype(np.float32)[:, self.groups]
+        return result
 
 
 def random_matrix(
@@ -79,11 +79,11 @@ def gptq(matrix: Rounded, bits: int, *, one_less: bool) -> Tensors:
 
 def awq(matrix: Rounded) -> Tensors:
     def words(columns: NDArray[np.int64]) -> NDArray[np.int32]:  # [n, N] → [n, N / 8]
-        found = np.zeros((len(columns), columns.shape[1] // 8), np.int64)
-        for word in range(found.shape[1]):
+        values = np.zeros((len(columns), columns.shape[1] // 8), np.int64)
+        for word in range(values.shape[1]):
             for place, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
-                found[:, word] |= columns[:, 8 * word + column] << (4 * place)
-        return found.astype(np.uint32).view(np.int32)
+                values[:, word] |= columns[:, 8 * word + column] << (4 * place)
+        return values.astype(np.uint32).view(np.int32)
 
     return {
         "qweight": words(matrix.codes.T),
@@ -93,16 +93,16 @@ def awq(matrix: Rounded) -> Tensors:
 
 
 def compressed(matrix: Rounded, bits: int, *, symmetric: bool) -> Tensors:
-    found: dict[str, NDArray[Any]] = {
+    results: dict[str, NDArray[Any]] = {
         "weight_packed": np.ascontiguousarray(_words(matrix.codes.T, bits).T),
         "weight_scale": matrix.scales,
         "weight_shape": np.array(matrix.codes.shape, np.int64),
     }
     if (matrix.groups != np.sort(matrix.groups)).any():
-        found["weight_g_idx"] = matrix.groups.astype(np.int32)
+        results["weight_g_idx"] = matrix.groups.astype(np.int32)
     if not symmetric:
-        found["weight_zero_point"] = _words(matrix.zeros, bits)
-    return found
+        results["weight_zero_point"] = _words(matrix.zeros, bits)
+    return results
 
 
 def float8(weight: NDArray[np.float32], block: int | None) -> tuple[Tensors, NDArray[np.float32]]:
@@ -124,8 +124,8 @@ def write_packed(
 ) -> Path:
     """Write a Hugging Face directory with these tensors; settings: its quantization_config."""
     path.mkdir(parents=True, exist_ok=True)
-    said = {**config, "quantization_config": settings}
-    (path / "config.json").write_text(json.dumps(said))
+    fields = {**config, "quantization_config": settings}
+    (path / "config.json").write_text(json.dumps(fields))
     (path / "tokenizer.json").write_text(tokenizer_json(), "utf-8")
     save_file({name: np.ascontiguousarray(each) for name, each in tensors.items()},
               path / "model.safetensors")  # fmt: skip

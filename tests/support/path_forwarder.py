@@ -95,24 +95,24 @@ class Forwarder:
                 os.write(way.sink, self._nat.outward(packet) if way is self._up else packet)
 
     def _converse(self) -> bool:
-        asked = self._tie.receive()
-        if asked is None:
+        wanted = self._tie.receive()
+        if wanted is None:
             return False
-        if "set" in asked:
-            self.shape(PathConditions(**asked["set"]))
-        if "rebind" in asked:
+        if "set" in wanted:
+            self.shape(PathConditions(**wanted["set"]))
+        if "rebind" in wanted:
             self._nat.rebind()
-        if "cut" in asked:
+        if "cut" in wanted:
             for way in self._ways.values():
-                way.cut = way.name in asked["cut"]
+                way.cut = way.name in wanted["cut"]
                 if way.cut:
                     way.forget()
         answer: dict[str, Any] = {"since_s": self.since_s}
-        if "figures" in asked:
+        if "figures" in wanted:
             answer |= {way.name: asdict(way.figures) for way in self._ways.values()}
-        if "connections" in asked:
+        if "connections" in wanted:
             answer["connections"] = self._connections.read()
-        if "timeline" in asked:
+        if "timeline" in wanted:
             answer |= {way.name: sorted(way.timeline.items()) for way in self._ways.values()}
         self._tie.send(answer)
         return True

@@ -172,14 +172,14 @@ def row(
 ) -> Iterator[Row]:
     """Run the nodes of the stages in ``folder``. options: of each, in addition to ``common``."""
     stages = sorted(folder.glob("stage-*"))[1:]
-    own = options or [{}] * len(stages)
+    ours = options or [{}] * len(stages)
     nodes: list[Node] = []
     links: list[Any] = []
     try:
         with ThreadPoolExecutor() as pool:
             starting = [
-                pool.submit(partial(Node, path, **{**common, **one}))
-                for path, one in zip(stages, own, strict=True)
+                pool.submit(partial(Node, path, **{**common, **item}))
+                for path, item in zip(stages, ours, strict=True)
             ]
             nodes = [each.result() for each in starting]
         links = [node if link is None else link(node.endpoint) for node in nodes]

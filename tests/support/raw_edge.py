@@ -59,10 +59,10 @@ class RawEdge(RawClient):
 
     def refused(self, code: str) -> Refused:
         """Assert that the node's next report is a refusal of this kind."""
-        said, _ = self.report()
-        assert isinstance(said, Refused), said
-        assert said.code == code, said
-        return said
+        reply, _ = self.report()
+        assert isinstance(reply, Refused), reply
+        assert reply.code == code, reply
+        return reply
 
 
 def ids(*tokens: int) -> bytes:
@@ -88,8 +88,8 @@ class Tenant:
         self.number = 0
         self.incarnation = secrets.token_bytes(16)
         attach = Attach(incarnation=self.incarnation, top_k=KEPT, values="fp32")
-        said, _ = self.edge.order(attach)
-        assert said == AttachReply(incarnation=self.incarnation)
+        reply, _ = self.edge.order(attach)
+        assert reply == AttachReply(incarnation=self.incarnation)
 
     def step(self, items: Sequence[Item], *frames: bytes) -> tuple[Any, list[bytes]]:
         self.number += 1
@@ -98,9 +98,9 @@ class Tenant:
 
     def proves(self, expected: NDArray[np.float32]) -> None:
         """Assert that the worker answers a valid step correctly."""
-        said, frames = self.step([item(size=3, rows=2)], ids(5, 6, 7), b"")
-        assert isinstance(said, Scored)
-        assert said.number == self.number
+        reply, frames = self.step([item(size=3, rows=2)], ids(5, 6, 7), b"")
+        assert isinstance(reply, Scored)
+        assert reply.number == self.number
         np.testing.assert_array_equal(decode_topk(frames[0], 2, KEPT, VOCAB).values, expected)
 
 

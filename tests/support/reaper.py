@@ -58,7 +58,7 @@ class Reaper:
 
 def _marked(token: bytes) -> dict[int, str]:
     """Processes whose environment had this token at their start, and those below them."""
-    found, parents = {}, {}
+    result, parents = {}, {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
@@ -69,29 +69,29 @@ def _marked(token: bytes) -> dict[int, str]:
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             parents[int(folder.name)] = (int(parent), words.strip())
             if token in (folder / "environ").read_bytes():
-                found[int(folder.name)] = words.strip()
+                result[int(folder.name)] = words.strip()
     more = True
     while more:
         more = {
             pid: words
             for pid, (parent, words) in parents.items()
-            if parent in found and pid not in found
+            if parent in result and pid not in result
         }
-        found |= more
-    return found
+        result |= more
+    return result
 
 
 def _main(token: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    told: set[int] = set()
+    names: set[int] = set()
     deadline = time.monotonic() + _LIMIT_S
     while (left := _marked(token.encode())) and time.monotonic() < deadline:
         for pid, words in left.items():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            if pid not in told:
-                told.add(pid)
+            if pid not in names:
+                names.add(pid)
                 with suppress(OSError):
                     print(f"left by the tests, and killed: {pid} {words[:200]}", file=sys.stderr)
         time.sleep(0.05)

@@ -143,5 +143,7 @@ def git(*words: str) -> str:
     Raises:
         subprocess.CalledProcessError: if it cannot tell, as in a shallow clone.
     """
-    asked = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
-    return asked.stdout.strip()
+    completed = subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return completed.stdout.strip()

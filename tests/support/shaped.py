@@ -15,14 +15,14 @@ def shaped(
     row: Floats, prompt: Sequence[int], answer: Sequence[int], told: LogitsOptions
 ) -> Floats:
     """Return one row of logits [V], changed."""
-    said, row = Counter(answer), row.copy()
+    reply, row = Counter(answer), row.copy()
     for token in range(len(row)):
         row[token] += np.float32(told.logit_bias.get(token, 0.0))
-        if token in said or token in prompt:
+        if token in reply or token in prompt:
             factor = np.float32(told.repetition_penalty)
             row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
-        row[token] -= np.float32(told.frequency_penalty) * said[token]
-        row[token] -= np.float32(told.presence_penalty) * (token in said)
+        row[token] -= np.float32(told.frequency_penalty) * reply[token]
+        row[token] -= np.float32(told.presence_penalty) * (token in reply)
     return row
 
 

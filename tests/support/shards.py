@@ -268,8 +268,8 @@ def _runs(process: subprocess.Popen[bytes]) -> bool:
 def important(log: str, failed: bool) -> str:
     """Return the part of pytest's output that is to be read: failures, and processes left over."""
     if failed:
-        found = re.search(r"^=+ (ERRORS|FAILURES) =+$", log, re.MULTILINE)
-        return log[found.start() :] if found else log
+        match = re.search(r"^=+ (ERRORS|FAILURES) =+$", log, re.MULTILINE)
+        return log[match.start() :] if match else log
     lines = log.splitlines(keepends=True)
     return "".join(line for line in lines if line.startswith("left by the tests"))
 

@@ -140,18 +140,18 @@ def write_gguf(
     """
     architecture = config["model_type"]
     writer = gguf.GGUFWriter(path, architecture)
-    said = {**config, **(say or {})}
-    writer.add_block_count(said["num_hidden_layers"])
-    writer.add_context_length(said["max_position_embeddings"])
-    writer.add_embedding_length(said["hidden_size"])
-    writer.add_feed_forward_length(said["intermediate_size"])
-    writer.add_head_count(said["num_attention_heads"])
-    writer.add_head_count_kv(said["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(said["rms_norm_eps"])
-    writer.add_rope_freq_base(said["rope_theta"])
-    if "head_dim" in said:
-        writer.add_key_length(said["head_dim"])
-        writer.add_value_length(said["head_dim"])
+    fields = {**config, **(say or {})}
+    writer.add_block_count(fields["num_hidden_layers"])
+    writer.add_context_length(fields["max_position_embeddings"])
+    writer.add_embedding_length(fields["hidden_size"])
+    writer.add_feed_forward_length(fields["intermediate_size"])
+    writer.add_head_count(fields["num_attention_heads"])
+    writer.add_head_count_kv(fields["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(fields["rms_norm_eps"])
+    writer.add_rope_freq_base(fields["rope_theta"])
+    if "head_dim" in fields:
+        writer.add_key_length(fields["head_dim"])
+        writer.add_value_length(fields["head_dim"])
     for key, value in (settings or {}).items():
         add_setting(writer, key.format(architecture), value)
     if vocabulary:
@@ -164,8 +164,8 @@ def write_gguf(
             key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
             value = interleave(value, config[key])
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        own = [other for part, other in (kinds or {}).items() if part in name]
-        add_tensor(writer, gguf_name, value, own[0] if own else kind)
+        ours = [other for part, other in (kinds or {}).items() if part in name]
+        add_tensor(writer, gguf_name, value, ours[0] if ours else kind)
     for name, value in (extra or {}).items():
         add_tensor(writer, name, value, gguf.GGMLQuantizationType.F32)
     writer.write_header_to_file()

@@ -44,16 +44,16 @@ def weights(of: HeadCard, seed: int = 0, scale: float = 1.0, dtype: str = "f4") 
     """Make weights; states have the mean 2·N(0, 1) and deviations 0.2 to 3, times the scale."""
     random = np.random.default_rng(seed)
     states = of.drafter.hidden + of.target.hidden if of.features == "states" else 2 * BUCKETS
-    found = {
+    results = {
         "w1": random.standard_normal((H, states + of.link_width)),
         "b1": random.standard_normal(H),
         "w2": random.standard_normal(H),
         "b2": random.standard_normal(1),
     }
     if of.features == "states":
-        found["mean"] = 2 * scale * random.standard_normal(states)
-        found["std"] = scale * random.uniform(0.2, 3.0, states)
-    return {name: array.astype(dtype) for name, array in found.items()}
+        results["mean"] = 2 * scale * random.standard_normal(states)
+        results["std"] = scale * random.uniform(0.2, 3.0, states)
+    return {name: array.astype(dtype) for name, array in results.items()}
 
 
 def head(seed: int = 0, dtype: str = "f4", **change: Any) -> DecisionHead:

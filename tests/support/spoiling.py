@@ -119,7 +119,7 @@ def _odd_expansion(frames: Frames, rng: random.Random) -> Frames:
 
 def _foreign(frames: Frames, rng: random.Random) -> Frames:
     """Replace a frame, or all, by those of another window."""
-    protocol = rng.choice([name for name, one in PROTOCOL_REGISTRY.items() if not one.streams])
+    protocol = rng.choice([name for name, item in PROTOCOL_REGISTRY.items() if not item.streams])
     others = RawSession().propose(protocol, drafted(protocol, (1, 1), rng.randrange(8)))
     at = rng.randrange(1, len(others))
     if rng.random() < 0.3:

@@ -296,9 +296,9 @@ class RandomSource:
 
     def quantized(self, name: str) -> Quantized | None:
         """Have matrices in blocks of 8 bits, as a precision `stored` needs them."""
-        found = self.tensor(name)
-        matrix = found.ndim == 2 and "_norm" not in name and found.shape[1] % BLOCK == 0
-        return quantize(name, found, 8) if matrix else None
+        result = self.tensor(name)
+        matrix = result.ndim == 2 and "_norm" not in name and result.shape[1] % BLOCK == 0
+        return quantize(name, result, 8) if matrix else None
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         yield from np.array_split(self.tensor(name), 3)
@@ -354,8 +354,8 @@ def tiny_artifact(
         template=template,
         templates=templates,
     )
-    said = None if kept is None else np.array(kept, np.int64)
-    return export_model(source, Path(path), precision=precision, dialect=dialect, head_tokens=said)
+    reply = None if kept is None else np.array(kept, np.int64)
+    return export_model(source, Path(path), precision=precision, dialect=dialect, head_tokens=reply)
 
 
 def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = EOS) -> str:

@@ -13,6 +13,6 @@ def tool_schemas() -> dict[str, dict[str, Any]]:
     """The schema of each type, by a library and the type."""
     return {
         f"{library} {name}": schema
-        for library, told in json.loads(FILE.read_text()).items()
-        for name, schema in told["types"].items()
+        for library, info in json.loads(FILE.read_text()).items()
+        for name, schema in info["types"].items()
     }

@@ -29,9 +29,9 @@ class Toy(Greedy):
 
     def verify(self, draft: Any, *others: Any, **more: Any) -> Decision:
         """Rule as `greedy`, but accept at most ``at_most`` tokens."""
-        found = super().verify(draft, *others, **more)
+        result = super().verify(draft, *others, **more)
         assert isinstance(self.options, ToyOptions)
-        accepted, token = found.accepted, found.token
+        accepted, token = result.accepted, result.token
         if accepted > self.options.at_most:
             accepted = self.options.at_most
             token = int(draft.ids[accepted])

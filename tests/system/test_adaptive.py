@@ -146,7 +146,7 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """The rounds of what is asked from now on."""
     seen: list[Asked] = []
     real = EdgeLink.wait
@@ -156,7 +156,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         message, frames = sent.message, sent.frames
         if isinstance(message, m.Window):
             assert isinstance(answer.reply, m.Verdict)
-            seen.append(Asked(message, [bytes(one) for one in frames], answer.reply))
+            seen.append(Asked(message, [bytes(frame) for frame in frames], answer.reply))
         return answer
 
     monkeypatch.setattr(EdgeLink, "wait", wait)
@@ -172,7 +172,7 @@ def target_logits(pair: Pair, tokens: Sequence[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("lambdas", [NONE_KEY, SOME_KEY])
 def test_the_deviation_is_that_of_the_logits(
-    pair: Pair, device: Device, asked: list[Asked], lambdas: tuple[float, float, float]
+    pair: Pair, device: Device, requests: list[Asked], lambdas: tuple[float, float, float]
 ) -> None:
     """Worked out again from what was sent and from the target, straight from docs/wire.md."""
     tau, spared = 0.4, 0
@@ -181,16 +181,16 @@ def test_the_deviation_is_that_of_the_logits(
     )
     tokens = [*PROMPT, *answer.tokens]
     p = probabilities(target_logits(pair, tokens).astype(np.float64), Sampling(temperature=1.0))
-    assert len(asked) == len(answer.rounds)
-    for sent, round_ in zip(asked, answer.rounds, strict=True):
+    assert len(requests) == len(answer.rounds)
+    for sent, round_ in zip(requests, answer.rounds, strict=True):
         ids = decode_ids(sent.frames[0], VOCAB)
         q = decode_sparse(sent.frames[1], len(ids), VOCAB)
         expected = 0.0
         for at in range(min(len(ids), sent.verdict.accepted + 1)):
-            found, relaxed = position(
+            result, relaxed = position(
                 p[round_.start + at - 1], distribution_of(q.row(at), VOCAB), tau, lambdas
             )
-            expected, spared = expected + found, spared + relaxed
+            expected, spared = expected + result, spared + relaxed
         assert sent.verdict.notes[0] == pytest.approx(expected, abs=1e-4)
         assert round_.notes["deviation"] == sent.verdict.notes[0]
     assert spared > 10
@@ -228,14 +228,14 @@ def test_run_files_and_their_tables_have_it(
     options = ["--protocols", "tslt,adaptive", "--windows", "4", "--repeat", "1", "--warm-up", "0"]
     sampled = ["--temperature", "1", "--tau", "0.9", "--max-tokens", "12"]
     assert measure(pair, edge.endpoint, out, *options, *sampled, "--json", "-") == 0
-    told = {one["protocol"]: one for one in json.loads(capsys.readouterr().out)}
+    info = {load["protocol"]: load for load in json.loads(capsys.readouterr().out)}
     rounds = {
-        name: [r for a in recorded(out) if a.protocol == name for r in a.rounds] for name in told
+        name: [r for a in recorded(out) if a.protocol == name for r in a.rounds] for name in info
     }
-    assert told["tslt"]["deviation"] is None
+    assert info["tslt"]["deviation"] is None
     deviated = sum(r.notes["deviation"] for r in rounds["adaptive"])
     verified = sum(r.verified for r in rounds["adaptive"])
-    assert told["adaptive"]["deviation"] == pytest.approx(deviated / verified)
+    assert info["adaptive"]["deviation"] == pytest.approx(deviated / verified)
     assert not any(r.notes for r in rounds["tslt"])
 
 
@@ -264,30 +264,30 @@ def test_auto_may_take_it_where_lossy_ones_are_allowed(device: Device) -> None:
     free = Auto(lossy=True)
 
     def names(auto: Auto, **options: Any) -> set[str]:
-        found = alternatives(auto, Options(**options), offered=offered)
-        return {one.protocol for one in found}
+        result = alternatives(auto, Options(**options), offered=offered)
+        return {alternative.protocol for alternative in result}
 
     assert "adaptive" in names(free, temperature=1.0)
     assert "adaptive" not in names(Auto(), temperature=1.0)
     assert "adaptive" not in names(free)
-    told = {
-        one.protocol: one.exchange and one.exchange.options.to_dict()
-        for one in alternatives(free, {"temperature": 1.0, "tau": 0.3}, offered=offered)
+    info = {
+        alternative.protocol: alternative.exchange and alternative.exchange.options.to_dict()
+        for alternative in alternatives(free, {"temperature": 1.0, "tau": 0.3}, offered=offered)
     }
-    assert told["adaptive"] == {"tau": 0.3}
-    assert told["tslt"] == {}
+    assert info["adaptive"] == {"tau": 0.3}
+    assert info["tslt"] == {}
 
 
 def test_the_service_takes_tau_and_tells_the_deviation(service: Any) -> None:
-    said = {"messages": [{"role": "user", "content": "abc"}], "temperature": 1.0, "seed": 1}
+    fields = {"messages": [{"role": "user", "content": "abc"}], "temperature": 1.0, "seed": 1}
     wanted = {"protocol": "adaptive", "tau": 0.9, "lambdas": [1e6, 1.0, 0.0]}
     url = f"{service.url}/v1/chat/completions"
-    answered = httpx.post(url, json={**said, "max_tokens": 30, "pilotfish": wanted}, timeout=60.0)
-    told = answered.json()["pilotfish"]
-    assert told["protocol"] == "adaptive"
-    assert 0.0 < told["deviation"] <= 1.0
+    answered = httpx.post(url, json={**fields, "max_tokens": 30, "pilotfish": wanted}, timeout=60.0)
+    info = answered.json()["pilotfish"]
+    assert info["protocol"] == "adaptive"
+    assert 0.0 < info["deviation"] <= 1.0
     assert service.get("/status").json()["last"]["deviation"] == pytest.approx(
-        told["deviation"], abs=1e-6
+        info["deviation"], abs=1e-6
     )
     assert service.metric("pilotfish_spec_decode_deviation_total") > 0.0
     for wrong in (
@@ -295,7 +295,7 @@ def test_the_service_takes_tau_and_tells_the_deviation(service: Any) -> None:
         {"protocol": "adaptive", "tau": 1.2},
         {"protocol": "adaptive", "lambdas": [1, 2]},
     ):
-        assert httpx.post(url, json={**said, "pilotfish": wrong}).status_code == 400
+        assert httpx.post(url, json={**fields, "pilotfish": wrong}).status_code == 400
 
 
 def test_deviating_tokens_make_no_other_protocol_look_better() -> None:
@@ -306,7 +306,8 @@ def test_deviating_tokens_make_no_other_protocol_look_better() -> None:
     seen, strict = fresh(), fresh()
     strict.add(adaptive, rounds(adaptive, 8, count=300))
     seen.add(
-        adaptive, [replace(one, notes={"deviation": 4.0}) for one in rounds(adaptive, 8, count=300)]
+        adaptive,
+        [replace(item, notes={"deviation": 4.0}) for item in rounds(adaptive, 8, count=300)],
     )
     assert seen.tokens(adaptive) == pytest.approx(strict.tokens(adaptive), rel=0.1)
     assert seen.acceptance_by_depth(tslt)[0] == pytest.approx(0.5, abs=0.05)

@@ -187,8 +187,8 @@ def test_http_takes_it(service: Serving) -> None:
     client = service.client()
     texts = []
     for protocol in ("stream", "ahead"):
-        own = {"protocol": protocol, **({"hints": "device"} if protocol == "ahead" else {})}
-        body = {"pilotfish": own}
+        fields = {"protocol": protocol, **({"hints": "device"} if protocol == "ahead" else {})}
+        body = {"pilotfish": fields}
         answer = chat(client, "hello", max_tokens=40, temperature=1.0, seed=7, extra_body=body)
         texts.append(answer.choices[0].message.content)
     assert texts[0] == texts[1]

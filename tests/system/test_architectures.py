@@ -88,9 +88,9 @@ def ends(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["device", "across"])
-def test_answers_follow_the_targets_law(ends: Ends, which: str) -> None:
-    device, folder = getattr(ends, which), ends.folder
+@pytest.mark.parametrize("text", ["device", "across"])
+def test_answers_follow_the_targets_law(ends: Ends, text: str) -> None:
+    device, folder = getattr(ends, text), ends.folder
     outcomes = law(folder / "target", Sampling(temperature=1.0))
     counts = dict.fromkeys(outcomes, 0)
     for seed in range(ANSWERS):

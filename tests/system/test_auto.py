@@ -116,17 +116,17 @@ def test_an_unknown_policy(device: Device) -> None:
 
 
 def test_whoever_asked_is_told_of_every_round(pair: Pair, edge: EdgeServer) -> None:
-    told: list[Round] = []
-    with Device(pair.draft, edge.endpoint, threads=1, on_round=told.append) as device:
+    messages: list[Round] = []
+    with Device(pair.draft, edge.endpoint, threads=1, on_round=messages.append) as device:
         for protocol in ("greedy", "stream", "local"):
-            told.clear()
+            messages.clear()
             pieces = device.stream("abc", protocol=protocol, max_tokens=12)
             next(pieces)
-            assert len(told) == 1  # before the round's text is read
+            assert len(messages) == 1  # before the round's text is read
             for _ in pieces:
                 pass
             assert device.last is not None
-            assert told == device.last.rounds
+            assert messages == device.last.rounds
 
 
 def device_run(pair: Pair, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -161,7 +161,7 @@ def test_the_command_knows_thrift(pair: Pair, edge: EdgeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ["--protocol", "greedy", "--among", "stream"],
@@ -173,9 +173,9 @@ def test_the_command_knows_thrift(pair: Pair, edge: EdgeServer) -> None:
     ],
 )
 def test_the_command_says_what_is_wrong(
-    pair: Pair, edge: EdgeServer, arguments: list[str], told: str
+    pair: Pair, edge: EdgeServer, arguments: list[str], message: str
 ) -> None:
     done = device_run(pair, "--edge", edge.endpoint, *arguments)
     assert done.returncode == 64
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -49,7 +49,7 @@ def measured_s(answer: Generation) -> float:
     return answer.link.rtt.value
 
 
-def asked(device: Device, rtt_s: float, auto: Auto = THRESHOLD, **options: Any) -> Generation:
+def requests(device: Device, rtt_s: float, auto: Auto = THRESHOLD, **options: Any) -> Generation:
     """An answer whose request measured this RTT: the first one, unless the machine held it up."""
     for _ in range(TRIES):
         answer = device.generate(PROMPT, protocol=auto, max_tokens=12, **options)
@@ -69,7 +69,7 @@ def test_a_moved_link_switches_the_protocol_of_the_very_next_request(
 ) -> None:
     for rtt_s, wanted in ((NEAR_S, SELECTIVE), (FAR_S, FULL), (NEAR_S, SELECTIVE), (FAR_S, FULL)):
         road.set(rtt_s=rtt_s)
-        answer = asked(device, rtt_s)
+        answer = requests(device, rtt_s)
         assert answer.protocol == wanted
         assert {each.protocol for each in answer.rounds} == {wanted}
         assert answer.choice is not None
@@ -89,7 +89,7 @@ def test_a_link_that_moves_within_an_answer_counts_for_the_next_one(
         pass
     assert device.last is not None
     assert len({each.protocol for each in device.last.rounds}) == 1  # an answer keeps its protocol
-    assert asked(device, FAR_S).protocol == FULL
+    assert requests(device, FAR_S).protocol == FULL
 
 
 @pytest.mark.timing
@@ -97,7 +97,7 @@ def test_under_a_threshold_of_100_ms_it_does_not_switch(device: Device, road: Em
     patient = Auto(lossy=True, policy="threshold", rtt_threshold_s=0.1)
     for rtt_s in (NEAR_S, FAR_S, NEAR_S):
         road.set(rtt_s=rtt_s)
-        assert asked(device, rtt_s, patient).protocol == SELECTIVE
+        assert requests(device, rtt_s, patient).protocol == SELECTIVE
 
 
 def test_both_protocols_say_the_same_of_one_link(device: Device) -> None:
@@ -116,10 +116,14 @@ def test_predictive_takes_a_head_into_account(device: Device, road: Emulator) ->
     for _ in range(3):
         answer = device.generate(PROMPT, protocol=auto, max_tokens=20)
     assert answer.choice is not None
-    assert {one.protocol for one in answer.choice.forecasts} == {"greedy", FULL, SELECTIVE}
+    assert {forecast.protocol for forecast in answer.choice.forecasts} == {
+        "greedy",
+        FULL,
+        SELECTIVE,
+    }
     cheapest: dict[str, float] = {}
-    for one in answer.choice.forecasts:
-        cheapest.setdefault(one.protocol, one.token_s)
+    for forecast in answer.choice.forecasts:
+        cheapest.setdefault(forecast.protocol, forecast.token_s)
     assert cheapest[SELECTIVE] > cheapest[FULL]  # a second exchange is 40 ms
 
 
@@ -152,7 +156,7 @@ def test_an_edge_without_a_head_for_this_drafter(pair: Pair) -> None:
             device.generate(PROMPT, protocol=Auto(among=[FULL]), max_tokens=4)
         lossy = device.generate(PROMPT, protocol=Auto(lossy=True), max_tokens=4)
         assert lossy.choice is not None
-        assert not {one.protocol for one in lossy.choice.forecasts} & {FULL, SELECTIVE}
+        assert not {forecast.protocol for forecast in lossy.choice.forecasts} & {FULL, SELECTIVE}
 
 
 # The command and the service
@@ -173,7 +177,7 @@ def test_the_command(pair: Pair, road: Emulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["--protocol", "auto", "--rtt-threshold", "20"], 64, "goes with policy threshold only"),
         (["--protocol", "greedy", "--rtt-threshold", "20"], 64, "go with --protocol auto"),
@@ -181,11 +185,11 @@ def test_the_command(pair: Pair, road: Emulator) -> None:
     ],
 )
 def test_the_command_says_what_is_wrong(
-    pair: Pair, edge: EdgeServer, arguments: list[str], code: int, told: str
+    pair: Pair, edge: EdgeServer, arguments: list[str], code: int, message: str
 ) -> None:
     done = device_run(pair, "--edge", edge.endpoint, *arguments)
     assert done.returncode == code
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def completed(service: Serving, **extension: Any) -> httpx.Response:
@@ -200,8 +204,8 @@ def completed(service: Serving, **extension: Any) -> httpx.Response:
 
 def text(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
-    said: str = answer.json()["choices"][0]["message"]["content"]
-    return said
+    reply: str = answer.json()["choices"][0]["message"]["content"]
+    return reply
 
 
 def test_a_request_over_http_may_allow_it(service: Serving) -> None:
@@ -217,7 +221,7 @@ def test_a_request_over_http_may_allow_it(service: Serving) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extension", "told"),
+    ("extension", "message"),
     [
         ({"protocol": FULL, "threshold": 1.5}, "threshold"),
         ({"protocol": FULL, "threshold": -0.1}, "threshold"),
@@ -229,10 +233,10 @@ def test_a_request_over_http_may_allow_it(service: Serving) -> None:
     ],
 )
 def test_a_request_over_http_that_makes_no_sense(
-    service: Serving, extension: dict[str, Any], told: str
+    service: Serving, extension: dict[str, Any], message: str
 ) -> None:
     answer = completed(service, **extension)
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert told in error["message"]
+    assert message in error["message"]
     assert error["type"] == "invalid_request_error"

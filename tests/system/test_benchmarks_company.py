@@ -53,16 +53,16 @@ def run(tmp_path: Path, child: str = "") -> tuple[dict[str, object], str]:
 
 def test_figures_beside_other_work_are_marked(tmp_path: Path) -> None:
     with busy(30):
-        figures, shown = run(tmp_path)
+        figures, display = run(tmp_path)
     machine = figures["machine"]
     assert isinstance(machine, dict)
     assert machine["beside_other_work"] is True
     # one process alone takes a core, or on a machine that is full, others have it
     assert machine["other_work_during"] > 0.5 / machine["cores"]
     assert machine["other_work_before"] > 0.5 / machine["cores"]
-    assert "taken beside other work: " in shown
-    assert "% of the cores were busy with something else" in shown
-    assert "MISSED broken, at most 1: 2 (beside other work)" in shown
+    assert "taken beside other work: " in display
+    assert "% of the cores were busy with something else" in display
+    assert "MISSED broken, at most 1: 2 (beside other work)" in display
     assert [goal["met"] for goal in figures["goals"]] == [True, False]
 
 
@@ -79,9 +79,9 @@ def test_the_work_of_children_is_a_benchmarks_own(tmp_path: Path) -> None:
 
 
 def test_a_quiet_machine_is_told_as_one(tmp_path: Path) -> None:
-    figures, shown = run(tmp_path)
+    figures, display = run(tmp_path)
     machine = figures["machine"]
     shares = [machine[name] for name in ("other_work_before", "other_work_during")]
     assert all(0.0 <= share <= 1.0 for share in shares)
     assert machine["beside_other_work"] == (max(shares) >= 0.05)
-    assert ("beside other work" in shown) == machine["beside_other_work"]
+    assert ("beside other work" in display) == machine["beside_other_work"]

@@ -92,8 +92,8 @@ class Talk:
     def _hint(self) -> Frames:
         rng = self.rng
         ids = rng.choices(range(VOCAB), k=rng.choice([1, 3, 15, 64, 128]))
-        behind = rng.choices(range(VOCAB), k=rng.choice([0, 0, 0, 1, 9]))
-        return self.session.hint(ids, rng.choice([0, 128, 255]), behind)
+        previous = rng.choices(range(VOCAB), k=rng.choice([0, 0, 0, 1, 9]))
+        return self.session.hint(ids, rng.choice([0, 128, 255]), previous)
 
     def _aside(self) -> m.Request:
         session, rng = self.session, self.rng
@@ -172,9 +172,9 @@ def texts_of(edge: SocketlessEdge, conditions: m.DecisionConditions) -> list[lis
         edge.deliver(session.begin(PROMPT, protocol), b"honest")
         for draft in drafts[:24:3]:
             edge.deliver(session.propose(protocol, draft), b"honest")
-            reply, asked = edge.reply_all(b"honest")
+            reply, wanted = edge.reply_all(b"honest")
             if isinstance(reply, m.StatesRequest):
-                edge.deliver(session.supply(protocol, draft, asked), b"honest")
+                edge.deliver(session.supply(protocol, draft, wanted), b"honest")
                 reply = edge.reply(b"honest")
             session.follow(draft, reply, sampled=7)
         edge.deliver([m.encode(m.Close(session=session.id))], b"honest")

@@ -98,8 +98,8 @@ def test_both_engines_targets_say_the_same(models):
             answer = device.generate(LONG, protocol="greedy", max_tokens=40)
             answers.append(answer.tokens)
             # the drafter is the target: all that it drafts comes true
-            drafted = sum(one.window for one in answer.rounds[:-1])
-            assert sum(one.accepted for one in answer.rounds[:-1]) == drafted
+            drafted = sum(item.window for item in answer.rounds[:-1])
+            assert sum(item.accepted for item in answer.rounds[:-1]) == drafted
     assert answers[0] == answers[1]
 
 
@@ -113,21 +113,22 @@ def test_sessions_side_by_side_do_not_touch(models):
             prompts = [PROMPT, LONG, LONG[3:20]]
             both = list(zip(devices, prompts, strict=True))
             wanted = [
-                one.generate(text, protocol="stream", max_tokens=30).tokens for one, text in both
+                devex.generate(text, protocol="stream", max_tokens=30).tokens
+                for devex, text in both
             ]
             for count in (10, 20, 30):
-                for (one, text), whole in zip(both, wanted, strict=True):
-                    got = one.generate(text, protocol="greedy", max_tokens=count).tokens
+                for (devex, text), whole in zip(both, wanted, strict=True):
+                    got = devex.generate(text, protocol="greedy", max_tokens=count).tokens
                     assert got == whole[:count]
         finally:
-            for one in devices:
-                one.close()
+            for devex in devices:
+                devex.close()
 
 
 def test_protocols_that_need_hidden_states_are_refused(pair):
     device, _, ends = pair
-    said = "without hidden states, which" if ends[1] == "genai" else "no decision head"
-    with pytest.raises(PilotfishError, match=said):
+    reply = "without hidden states, which" if ends[1] == "genai" else "no decision head"
+    with pytest.raises(PilotfishError, match=reply):
         device.generate(PROMPT, protocol="wisv-full", max_tokens=5)
 
 

@@ -31,8 +31,8 @@ def test_import_is_light(package: str) -> None:
         [sys.executable, "-c", IMPORT_ALL, package], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    own, *heavy = done.stdout.split()
-    assert int(own) > 0
+    ours, *heavy = done.stdout.split()
+    assert int(ours) > 0
     assert heavy == []
 
 

@@ -73,10 +73,10 @@ def test_a_run_that_is_cut_short_leaves_no_process(case: str, tmp_path: Path) ->
     names = tmp_path / "pids"
     command = [sys.executable, "-m", program, __file__, "-o", f"python_functions={test}"]
     command += ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")]
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "said").open("wb") as reply:
         # a session of its own, as where CI or a terminal ends pytest alone
         run = subprocess.Popen(
-            command, env={**os.environ, NAMES: str(names)}, stdout=said, stderr=said,
+            command, env={**os.environ, NAMES: str(names)}, stdout=reply, stderr=reply,
             start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + 120

@@ -81,7 +81,7 @@ def test_both_engines_targets_say_the_same(models, edges):
             answer = device.generate(PROMPT, protocol="greedy", temperature=0.0, max_tokens=40)
             answers.append(answer.tokens)
             # the drafter is the target: all that it drafts comes true
-            assert sum(one.accepted for one in answer.rounds) > 24
+            assert sum(item.accepted for item in answer.rounds) > 24
     assert answers[0] == answers[1]
 
 

@@ -34,54 +34,54 @@ def reader(pair: Pair) -> Decoder:
     return Decoder(Artifact.open(pair.target), threads=1)
 
 
-def rows(reader: Decoder, answer: Generation, told: dict[str, Any]) -> Any:
+def rows(reader: Decoder, answer: Generation, message: dict[str, Any]) -> Any:
     """The target's log-probabilities after each part of an answer, f64 [n, V]."""
     tokens = np.array([*PROMPT, *answer.tokens])
     reader.rollback(0, 0)
     logits = reader.forward([Pass(slot=0, tokens=tokens, rows=len(answer.tokens) + 1)])[0].logits
-    own = [
-        shaped(row, PROMPT, answer.tokens[:at], LogitsOptions(**told)).astype(float)
+    ours = [
+        shaped(row, PROMPT, answer.tokens[:at], LogitsOptions(**message)).astype(float)
         for at, row in enumerate(logits[:-1])
     ]
-    return [row - row.max() - np.log(np.exp(row - row.max()).sum()) for row in own]
+    return [row - row.max() - np.log(np.exp(row - row.max()).sum()) for row in ours]
 
 
-def check(reader: Decoder, answer: Generation, most: int, told: dict[str, Any]) -> int:
+def check(reader: Decoder, answer: Generation, most: int, message: dict[str, Any]) -> int:
     """Compare with the target's own; returns how many tokens had none."""
     assert len(answer.logprobs) == len(answer.tokens)
     unknown = 0
-    wanted = rows(reader, answer, told)
-    for row, token, found in zip(wanted, answer.tokens, answer.logprobs, strict=True):
-        if found is None:
+    wanted = rows(reader, answer, message)
+    for row, token, result in zip(wanted, answer.tokens, answer.logprobs, strict=True):
+        if result is None:
             unknown += 1
             continue
-        assert abs(found.logprob - row[token]) < CLOSE
-        assert len(found.top) == most
+        assert abs(result.logprob - row[token]) < CLOSE
+        assert len(result.top) == most
         likeliest = np.sort(row)[::-1][:most]
-        assert np.allclose([value for _, value in found.top], likeliest, atol=CLOSE)
-        assert np.allclose([row[id] for id, _ in found.top], likeliest, atol=CLOSE)
+        assert np.allclose([value for _, value in result.top], likeliest, atol=CLOSE)
+        assert np.allclose([row[id] for id, _ in result.top], likeliest, atol=CLOSE)
     return unknown
 
 
 @pytest.mark.parametrize(("protocol", "options"), CASES)
-@pytest.mark.parametrize("told", [{}, TOLD], ids=["plain", "shaped"])
+@pytest.mark.parametrize("message", [{}, TOLD], ids=["plain", "shaped"])
 def test_they_are_the_targets(
-    device: Device, reader: Decoder, protocol: str, options: dict[str, Any], told: dict[str, Any]
+    device: Device, reader: Decoder, protocol: str, options: dict[str, Any], message: dict[str, Any]
 ) -> None:
     for most in (0, 3):
         answer = device.generate(
-            PROMPT, protocol=protocol, max_tokens=40, logprobs=most, **options, **told
+            PROMPT, protocol=protocol, max_tokens=40, logprobs=most, **options, **message
         )
-        unknown = check(reader, answer, most, told)
+        unknown = check(reader, answer, most, message)
         assert unknown <= (protocol == "dssd")  # the last one
 
 
 def test_pieces_have_theirs(device: Device) -> None:
     for protocol, options in (("greedy", {}), ("ahead", SAMPLED), ("dssd", SAMPLED)):
-        asked: dict[str, Any] = {"max_tokens": 80, "logprobs": 2, **options, **TOLD}
-        pieces = list(device.stream(PROMPT, protocol=protocol, **asked))
+        requests: dict[str, Any] = {"max_tokens": 80, "logprobs": 2, **options, **TOLD}
+        pieces = list(device.stream(PROMPT, protocol=protocol, **requests))
         assert device.last is not None
-        known = [told for piece in pieces for told in piece.logprobs]
+        known = [logprob for piece in pieces for logprob in piece.logprobs]
         assert len(known) == len(device.last.tokens)
         late = [a is not b for a, b in zip(known, device.last.logprobs, strict=True)]
         assert any(late) == (protocol == "dssd")
@@ -91,12 +91,12 @@ def test_pieces_have_theirs(device: Device) -> None:
 def test_an_answer_that_did_not_ask_has_none(device: Device) -> None:
     for protocol in ("greedy", "stream", "ahead"):
         plain = device.generate(PROMPT, protocol=protocol, max_tokens=12)
-        asked = device.generate(PROMPT, protocol=protocol, max_tokens=12, logprobs=5)
+        answer = device.generate(PROMPT, protocol=protocol, max_tokens=12, logprobs=5)
         assert plain.logprobs == [None] * len(plain.tokens)
-        assert asked.tokens == plain.tokens
+        assert answer.tokens == plain.tokens
         if protocol == "ahead":
             continue  # how many messages there are is chance
-        down = [sum(one.downlink_bytes for one in each.rounds) for each in (plain, asked)]
+        down = [sum(item.downlink_bytes for item in each.rounds) for each in (plain, answer)]
         # numbers in headers differ by a byte here and there
         assert abs(down[1] - down[0] - len(plain.tokens) * (4 + 5 * 8)) < 2 * len(plain.tokens)
 
@@ -104,10 +104,10 @@ def test_an_answer_that_did_not_ask_has_none(device: Device) -> None:
 def test_under_a_grammar_what_is_forbidden_has_none(device: Device) -> None:
     grammar = Grammar.from_choices(["ab", "ba"])
     only = device.generate(PROMPT, grammar=grammar, protocol="greedy", max_tokens=4, logprobs=20)
-    for told in only.logprobs:
-        assert told is not None
-        assert 0 < len(told.top) < 20
-        assert abs(sum(np.exp(value) for _, value in told.top) - 1.0) < 1e-5
+    for logprob in only.logprobs:
+        assert logprob is not None
+        assert 0 < len(logprob.top) < 20
+        assert abs(sum(np.exp(value) for _, value in logprob.top) - 1.0) < 1e-5
 
 
 def test_after_a_cut_all_tokens_have_theirs(pair: Pair, edge: EdgeServer, reader: Decoder) -> None:
@@ -119,12 +119,12 @@ def test_after_a_cut_all_tokens_have_theirs(pair: Pair, edge: EdgeServer, reader
         ("tslt", SAMPLED),
     ):
         with Device(pair.draft, relay.endpoint, threads=1) as device:
-            asked: dict[str, Any] = {"max_tokens": 120, "logprobs": 2, **options, **TOLD}
-            said = 0
-            for piece in device.stream(PROMPT, protocol=protocol, **asked):
-                if any(said < at <= said + len(piece.tokens) for at in (20, 70)):
+            requests: dict[str, Any] = {"max_tokens": 120, "logprobs": 2, **options, **TOLD}
+            reply = 0
+            for piece in device.stream(PROMPT, protocol=protocol, **requests):
+                if any(reply < at <= reply + len(piece.tokens) for at in (20, 70)):
                     relay.cut()
-                said += len(piece.tokens)
+                reply += len(piece.tokens)
             assert device.last is not None
             assert device.last.recoveries
             assert not check(reader, device.last, 2, TOLD)
@@ -161,10 +161,12 @@ def check_prompt(reader: Decoder, answer: Generation, prompt: list[int], most: i
     assert len(answer.prompt_logprobs) == len(prompt)
     assert answer.prompt_logprobs[0] is None
     wanted = prompt_rows(reader, prompt)
-    for row, token, found in zip(wanted, prompt[1:], answer.prompt_logprobs[1:], strict=True):
-        assert found is not None
-        assert abs(found.logprob - row[token]) < CLOSE
-        assert np.allclose([value for _, value in found.top], np.sort(row)[::-1][:most], atol=CLOSE)
+    for row, token, result in zip(wanted, prompt[1:], answer.prompt_logprobs[1:], strict=True):
+        assert result is not None
+        assert abs(result.logprob - row[token]) < CLOSE
+        assert np.allclose(
+            [value for _, value in result.top], np.sort(row)[::-1][:most], atol=CLOSE
+        )
 
 
 @pytest.mark.parametrize(("protocol", "options"), CASES)
@@ -173,12 +175,12 @@ def test_those_of_a_prompt(
 ) -> None:
     """Whatever of it the edge has read before, and unshaped."""
     for prompt, most in ((LONG, 2), (LONG, 0), ([*LONG[:70], 5, 6], 3), ([*LONG, 4], 1), ([7], 2)):
-        told: dict[str, Any] = {"protocol": protocol, "max_tokens": 9, **options}
-        plain = device.generate(prompt, **told, logprobs=1)
-        answer = device.generate(prompt, **told, logprobs=1, prompt_logprobs=most, **TOLD)
+        info: dict[str, Any] = {"protocol": protocol, "max_tokens": 9, **options}
+        plain = device.generate(prompt, **info, logprobs=1)
+        answer = device.generate(prompt, **info, logprobs=1, prompt_logprobs=most, **TOLD)
         check_prompt(reader, answer, prompt, most)
         assert plain.prompt_logprobs == []
-        same = device.generate(prompt, **told, prompt_logprobs=most)
+        same = device.generate(prompt, **info, prompt_logprobs=most)
         if options.get("seed") is not None or not options.get("temperature"):
             assert same.tokens == plain.tokens
 
@@ -190,21 +192,21 @@ def test_those_of_a_prompt_come_once_and_survive_cuts(
     for protocol in ("greedy", "stream", "ahead"):
         with Device(pair.draft, relay.endpoint, threads=1) as device:
             whole = device.generate(LONG, protocol=protocol, max_tokens=60)
-            found = []
+            results = []
             for piece in device.stream(LONG, protocol=protocol, max_tokens=60, prompt_logprobs=2):
-                found += piece.tokens
-                if len(found) in (1, 2, 5, 20, 21):
+                results += piece.tokens
+                if len(results) in (1, 2, 5, 20, 21):
                     relay.cut()
             assert device.last is not None
-            assert found == whole.tokens
+            assert results == whole.tokens
             check_prompt(reader, device.last, LONG, 2)
 
 
 def test_those_of_a_prompt_have_their_bytes(device: Device) -> None:
-    asked: dict[str, Any] = {"protocol": "greedy", "max_tokens": 12}
-    plain = device.generate(LONG, **asked)
-    told = device.generate(LONG, **asked, prompt_logprobs=4)
-    down = [sum(one.downlink_bytes for one in each.rounds) for each in (plain, told)]
+    requests: dict[str, Any] = {"protocol": "greedy", "max_tokens": 12}
+    plain = device.generate(LONG, **requests)
+    answer = device.generate(LONG, **requests, prompt_logprobs=4)
+    down = [sum(item.downlink_bytes for item in each.rounds) for each in (plain, answer)]
     assert abs(down[1] - down[0] - (len(LONG) - 1) * (4 + 4 * 8)) < 40
 
 

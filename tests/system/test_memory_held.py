@@ -107,8 +107,8 @@ def test_a_device_service(pair: Pair, endless: EndlessEdge, tmp_path: Path) -> N
         began_s = time.monotonic()
         assert most_mib(service.process.pid, endless) - usual < MOST_MIB
         assert service.get("/health").status_code in (200, 503)
-        told = [line for line in service.lines if "does not end" in line]
-        assert len(told) == 1
+        info = [line for line in service.lines if "does not end" in line]
+        assert len(info) == 1
         assert endless.connections < 12 * (time.monotonic() - began_s)
 
 

@@ -85,8 +85,8 @@ def cases_of(protocol: str, options: dict[str, Any]) -> Iterator[tuple[str, Case
 def cases_of_drafts(protocol: str, options: dict[str, Any]) -> Iterator[tuple[str, Case]]:
     """Yield the cases that are about drafters and the shape of drafts."""
     if options["temperature"]:
-        own = {"draft_temperature": 0.5, "draft_top_k": 6, "seed": 4}
-        yield "drafter's own sampling", Case("plain", 2, options | own)
+        fields = {"draft_temperature": 0.5, "draft_top_k": 6, "seed": 4}
+        yield "drafter's own sampling", Case("plain", 2, options | fields)
     if protocol == "tree":
         for expansion in EXPANSIONS:
             tree = options | {"window": None, "expansion": expansion, "seed": 3}

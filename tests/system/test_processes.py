@@ -249,11 +249,11 @@ def test_a_demo_that_is_cut_short(blow: signal.Signals, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("default_target")
 @pytest.mark.parametrize("count", thinned([12, 48], [12]))
 def test_the_demos_drafter_is_accepted_nearly_always(tmp_path: Path, count: int) -> None:
-    told = tmp_path / "figures.json"
+    info = tmp_path / "figures.json"
     subprocess.run(
-        command("demo", "--max-tokens", count, "--json", told), check=True, capture_output=True
+        command("demo", "--max-tokens", count, "--json", info), check=True, capture_output=True
     )
-    rows = json.loads(told.read_text())["protocols"]
+    rows = json.loads(info.read_text())["protocols"]
     assert list(rows) == ["greedy", "dsd", "coupled", "stream", "stream, T=1", "local"]
     drafting = [rows.pop(name) for name in ("greedy", "dsd", "coupled")]
     assert min(row["acceptance"] for row in drafting) > 0.85  # rounded once more: 0.6 to 0.75

@@ -63,10 +63,10 @@ def test_each_says_what_its_model_says_under_the_same_settings(
     pair: Pair, device: Device, protocol: str
 ) -> None:
     ends = Artifact.open(pair.target).manifest.eos_ids
-    whose = pair.draft if protocol == "local" else pair.target
+    owner = pair.draft if protocol == "local" else pair.target
     for prompt in PROMPTS:
         answer = device.generate(prompt, protocol=protocol, max_tokens=24, **TOLD)
-        assert answer.tokens == said_alone(whose, prompt, 24, ends)
+        assert answer.tokens == said_alone(owner, prompt, 24, ends)
         plain = device.generate(prompt, protocol=protocol, max_tokens=24)
         assert answer.tokens != plain.tokens
         assert 2 not in answer.tokens
@@ -92,12 +92,12 @@ def test_drafts_are_shaped_too(pair: Pair, edge: EdgeServer) -> None:
     """A target that drafts for itself is always right."""
     options = {**TOLD, "max_tokens": 40, "window": 3}
     with Device(pair.target, edge.endpoint, threads=1) as device:
-        for protocol, own in (
+        for protocol, ours in (
             ("greedy", {}),
             ("coupled", {**SAMPLED, "seed": 1}),
             ("tslt", {**SAMPLED, "seed": 1}),
         ):
-            answer = device.generate(PROMPTS[1], protocol=protocol, **options, **own)
+            answer = device.generate(PROMPTS[1], protocol=protocol, **options, **ours)
             drafted = sum(each.window for each in answer.rounds)
             wrong = drafted - sum(each.accepted for each in answer.rounds)
             assert wrong <= (0.05 if protocol == "tslt" else 0) * drafted
@@ -114,24 +114,24 @@ SMALL_TOLD: dict[str, Any] = {"logit_bias": {1: 1.0}, **PENALTIES}
 CUT = {"temperature": 1.0, "min_p": 0.1}
 
 
-@pytest.mark.parametrize(("protocol", "own"), WAYS)
+@pytest.mark.parametrize(("protocol", "local"), WAYS)
 def test_answers_are_those_of_the_protocol_alone(
-    small_pair: tuple[Device, Path], protocol: str, own: dict[str, Any]
+    small_pair: tuple[Device, Path], protocol: str, local: dict[str, Any]
 ) -> None:
     device, folder = small_pair
     models = [Reader(folder / end) for end in ("target", "draft")]
-    options = {"protocol": protocol, **CUT, **SMALL_TOLD, **own}
+    options = {"protocol": protocol, **CUT, **SMALL_TOLD, **local}
     expect_the_same(device, models, PROMPT, EOS, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("protocol", "own"), WAYS[:3])
+@pytest.mark.parametrize(("protocol", "local"), WAYS[:3])
 def test_answers_follow_the_targets_law(
-    small_pair: tuple[Device, Path], protocol: str, own: dict[str, Any]
+    small_pair: tuple[Device, Path], protocol: str, local: dict[str, Any]
 ) -> None:
     device, folder = small_pair
     outcomes, plain = (law(folder, CUT, each) for each in (SMALL_TOLD, {}))
-    counts = frequencies(device, outcomes, protocol=protocol, **CUT, **SMALL_TOLD, **own)
+    counts = frequencies(device, outcomes, protocol=protocol, **CUT, **SMALL_TOLD, **local)
     assert p_value(counts, np.array(list(outcomes.values())) * ANSWERS) > THRESHOLD
     # the test can fail: without penalties the law is far away
     wrong = np.array([plain.get(ids, 0.0) for ids in outcomes]) * ANSWERS
@@ -139,17 +139,17 @@ def test_answers_follow_the_targets_law(
 
 
 def law(
-    folder: Path, options: dict[str, Any], told: dict[str, Any]
+    folder: Path, options: dict[str, Any], message: dict[str, Any]
 ) -> dict[tuple[int, ...], float]:
     """That of the target's answers."""
     decoder = Decoder(folder / "target")
 
     def logits(answer: Sequence[int]) -> Any:
         row = read(decoder, [*PROMPT, *answer])[0]
-        return shaped(row, PROMPT, answer, LogitsOptions(**told))[None]
+        return shaped(row, PROMPT, answer, LogitsOptions(**message))[None]
 
-    found: dict[tuple[int, ...], float] = law_after(logits, Sampling(**options), EOS)
-    return found
+    result: dict[tuple[int, ...], float] = law_after(logits, Sampling(**options), EOS)
+    return result
 
 
 def test_an_edge_that_lost_the_session_counts_from_the_same_token(
@@ -158,11 +158,11 @@ def test_an_edge_that_lost_the_session_counts_from_the_same_token(
     relay = Relay(edge.endpoint)
     for protocol, options in (("greedy", {}), ("ahead", {**SAMPLED, "seed": 4})):
         endless = {"logit_bias": {VOCAB - 1: -100.0}}
-        asked = {**PENALTIES, **endless, **options, "max_tokens": 120}
+        requests = {**PENALTIES, **endless, **options, "max_tokens": 120}
         with Device(pair.draft, relay.endpoint, threads=1) as device:
-            wanted = device.generate(PROMPTS[1], **asked, protocol="stream").tokens
+            wanted = device.generate(PROMPTS[1], **requests, protocol="stream").tokens
             got: list[int] = []
-            for piece in device.stream(PROMPTS[1], **asked, protocol=protocol):
+            for piece in device.stream(PROMPTS[1], **requests, protocol=protocol):
                 if len(got) < 30 <= len(got) + len(piece.tokens):
                     relay.cut()
                 got += piece.tokens
@@ -208,11 +208,11 @@ def test_a_token_that_the_target_lacks(device: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [{"min_p": 1.5}, {"repetition_penalty": 0.0}, {"logit_bias": {1: 101.0}}]
+    "message", [{"min_p": 1.5}, {"repetition_penalty": 0.0}, {"logit_bias": {1: 101.0}}]
 )
-def test_values_that_make_no_sense(device: Device, told: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=next(iter(told))):
-        device.generate(PROMPTS[0], max_tokens=2, **told)
+def test_values_that_make_no_sense(device: Device, message: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=next(iter(message))):
+        device.generate(PROMPTS[0], max_tokens=2, **message)
 
 
 def test_a_federation_takes_none(tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def test_answers_are_those_of_the_protocol_alone(ends, protocol):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("which", "protocol"), [("device", "tslt"), ("device", "coupled"), ("across", "tslt")]
+    ("kind", "protocol"), [("device", "tslt"), ("device", "coupled"), ("across", "tslt")]
 )
-def test_answers_follow_the_targets_law(ends, which, protocol):
-    device = getattr(ends, which)
+def test_answers_follow_the_targets_law(ends, kind, protocol):
+    device = getattr(ends, kind)
     outcomes = law(ends.folder / "target", Sampling(temperature=1.0))
     counts = dict.fromkeys(outcomes, 0)
     for seed in range(ANSWERS):

@@ -66,8 +66,8 @@ def across(
 ) -> Iterator[Device]:
     """A drafter that shares single characters with the target, and not all of them."""
     folder = tmp_path_factory.mktemp("across") / "draft"
-    own = [piece for piece in PIECES if len(piece) == 1 and piece not in "tx5"]
-    tiny_artifact(folder, tokens=own, eos="<other end>", seed=3)
+    ours = [piece for piece in PIECES if len(piece) == 1 and piece not in "tx5"]
+    tiny_artifact(folder, tokens=ours, eos="<other end>", seed=3)
     with Device(folder, edge.endpoint, threads=1) as opened:
         yield opened
 
@@ -79,14 +79,14 @@ def test_an_answer_that_ended_is_of_its_grammar(
 ) -> None:
     grammar, pattern = GRAMMARS[kind]
     for seed, prompt in enumerate(PROMPTS):
-        asked: dict[str, Any] = {"max_tokens": 120, "seed": seed, **options}
-        answer = device.generate(prompt, protocol=protocol, grammar=grammar, **asked)
+        requests: dict[str, Any] = {"max_tokens": 120, "seed": seed, **options}
+        answer = device.generate(prompt, protocol=protocol, grammar=grammar, **requests)
         assert answer.finish_reason == "stop"
         assert re.fullmatch(pattern, answer.text)
         if kind == "schema":
-            told = json.loads(answer.text)
-            assert 0 <= told["ab"] <= 99
-            assert set(told["bad"]) <= {"ab", "ba", "c"}
+            payload = json.loads(answer.text)
+            assert 0 <= payload["ab"] <= 99
+            assert set(payload["bad"]) <= {"ab", "ba", "c"}
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_an_answer_that_ended_is_of_its_grammar(
      ("coupled", {**SAMPLED, "window": "auto"}), ("ahead", SAMPLED)],
 )  # fmt: skip
 def test_the_text_is_that_of_stream(device: Device, protocol: str, options: dict[str, Any]) -> None:
-    own = {"temperature": options.get("temperature", 0.0), "max_tokens": 60}
+    fields = {"temperature": options.get("temperature", 0.0), "max_tokens": 60}
     for seed, prompt in enumerate(PROMPTS):
         for grammar, _ in GRAMMARS.values():
-            asked: dict[str, Any] = {**own, "seed": seed, "grammar": grammar}
-            wanted = device.generate(prompt, protocol="stream", **asked)
-            got = device.generate(prompt, protocol=protocol, **{**asked, **options})
+            requests: dict[str, Any] = {**fields, "seed": seed, "grammar": grammar}
+            wanted = device.generate(prompt, protocol="stream", **requests)
+            got = device.generate(prompt, protocol=protocol, **{**requests, **options})
             assert (got.tokens, got.finish_reason) == (wanted.tokens, wanted.finish_reason)
 
 
 def test_penalties_and_bias_go_with_it(device: Device) -> None:
     """They come before the mask, which they cannot lift."""
-    told: dict[str, Any] = {"logit_bias": {PIECES.index("e"): 100.0}, "presence_penalty": 2.0}
+    options: dict[str, Any] = {"logit_bias": {PIECES.index("e"): 100.0}, "presence_penalty": 2.0}
     for protocol in ("stream", "greedy", "ahead"):
-        answer = device.generate(PROMPTS[0], schema=OBJECT, protocol=protocol, **told)
+        answer = device.generate(PROMPTS[0], schema=OBJECT, protocol=protocol, **options)
         assert "eee" in json.loads(answer.text)["dd"]
 
 
@@ -147,19 +147,19 @@ def test_pieces_tell_what_was_forced(
     device: Device, protocol: str, options: dict[str, Any], least: int
 ) -> None:
     long = Grammar("regex", '(\\{"ab": [0-9]{2}, "x": (true|null)\\}){8}')
-    asked: dict[str, Any] = {"protocol": protocol, "max_tokens": 200, **options}
+    requests: dict[str, Any] = {"protocol": protocol, "max_tokens": 200, **options}
 
     def forced(**more: Any) -> int:
         """Return how many tokens an answer's pieces tell to be forced; checks the pieces."""
-        pieces = [*device.stream(PROMPTS[1], **{**asked, **more})]
+        pieces = [*device.stream(PROMPTS[1], **{**requests, **more})]
         answer = device.last
         assert answer is not None
         assert [id for piece in pieces for id in piece.tokens] == answer.tokens
         assert "".join(piece.text for piece in pieces) == answer.text
-        found = [piece for piece in pieces if piece.origin == "forced"]
-        assert sum(len(piece.tokens) for piece in found) == answer.forced
+        result = [piece for piece in pieces if piece.origin == "forced"]
+        assert sum(len(piece.tokens) for piece in result) == answer.forced
         # only what the grammar leaves one of: of digits, the zeros of \\u0012 in a text
-        assert not any(re.search("[1-9]", piece.text) for piece in found)
+        assert not any(re.search("[1-9]", piece.text) for piece in result)
         return answer.forced
 
     for grammar in (Grammar.from_schema(OBJECT), long):
@@ -173,18 +173,18 @@ def test_an_edge_that_lost_the_session_goes_on_in_the_same_state(
     relay = Relay(edge.endpoint)
     long = Grammar("regex", '(\\{"ab": [0-9]{2}, "x": (true|null)\\}){12}')
     for protocol, options in (("greedy", {}), ("ahead", SAMPLED), ("dssd", SAMPLED)):
-        asked: dict[str, Any] = {"max_tokens": 300, "seed": 1, "grammar": long, **options}
+        requests: dict[str, Any] = {"max_tokens": 300, "seed": 1, "grammar": long, **options}
         with Device(writers.draft, relay.endpoint, threads=1) as device:
-            wanted = device.generate(PROMPTS[1], protocol="stream", **asked)
-            said: list[int] = []
-            for piece in device.stream(PROMPTS[1], protocol=protocol, **asked):
-                if any(len(said) < at <= len(said) + len(piece.tokens) for at in (10, 40)):
+            wanted = device.generate(PROMPTS[1], protocol="stream", **requests)
+            lines: list[int] = []
+            for piece in device.stream(PROMPTS[1], protocol=protocol, **requests):
+                if any(len(lines) < at <= len(lines) + len(piece.tokens) for at in (10, 40)):
                     relay.cut()
-                said += piece.tokens
+                lines += piece.tokens
             assert device.last is not None
             assert device.last.recoveries
             assert re.fullmatch(long.text, device.last.text)
-            assert protocol == "dssd" or said == wanted.tokens
+            assert protocol == "dssd" or lines == wanted.tokens
     relay.close()
 
 
@@ -194,13 +194,13 @@ def test_the_drafter_alone_keeps_to_it_while_the_edge_is_away(
     relay = Relay(edge.endpoint)
     long = Grammar("regex", '(\\{"ab": [0-9]{2}, "x": (true|null)\\}){12}')
     with Device(writers.draft, relay.endpoint, threads=1, on_link_loss="local") as device:
-        said = 0
-        asked: dict[str, Any] = {"protocol": "greedy", "max_tokens": 400, "grammar": long}
-        for piece in device.stream(PROMPTS[1], **asked):
-            if said < 30 <= said + len(piece.tokens):
+        reply = 0
+        requests: dict[str, Any] = {"protocol": "greedy", "max_tokens": 400, "grammar": long}
+        for piece in device.stream(PROMPTS[1], **requests):
+            if reply < 30 <= reply + len(piece.tokens):
                 relay.turn_to("tcp://127.0.0.1:1")
                 relay.cut()
-            said += len(piece.tokens)
+            reply += len(piece.tokens)
         assert device.last is not None
         assert re.fullmatch(long.text, device.last.text)
     relay.close()
@@ -209,9 +209,9 @@ def test_the_drafter_alone_keeps_to_it_while_the_edge_is_away(
 def test_a_drafter_beside_the_target_keeps_to_it(writers: Pair) -> None:
     flags = ("--target", writers.target, "--threads", 1, "--draft", writers.target)
     with running(*flags) as edge, Device(writers.draft, edge.endpoint, threads=1) as device:
-        asked: dict[str, Any] = {"schema": OBJECT, "max_tokens": 100, "seed": 3, **SAMPLED}
-        wanted = device.generate(PROMPTS[0], protocol="stream", **asked)
-        got = device.generate(PROMPTS[0], protocol="ahead", hints="edge", **asked)
+        requests: dict[str, Any] = {"schema": OBJECT, "max_tokens": 100, "seed": 3, **SAMPLED}
+        wanted = device.generate(PROMPTS[0], protocol="stream", **requests)
+        got = device.generate(PROMPTS[0], protocol="ahead", hints="edge", **requests)
     assert got.tokens == wanted.tokens
     rounds = [each for each in got.rounds if each.source == "edge"]
     assert sum(each.accepted for each in rounds) == sum(each.window for each in rounds)
@@ -256,16 +256,16 @@ def test_a_draft_into_a_dead_end_changes_nothing(
     likes = {"logit_bias": {PIECES.index("a"): 0.0}}
     with Device(writers.draft, edge.endpoint, threads=1) as device:
         for seed in range(6):
-            asked: dict[str, Any] = {"seed": seed, "max_tokens": 20, "grammar": grammar, **likes}
-            asked |= options
-            wanted = outcome(device, {**asked, "protocol": "stream", "window": None,
+            requests: dict[str, Any] = {"seed": seed, "max_tokens": 20, "grammar": grammar, **likes}
+            requests |= options
+            wanted = outcome(device, {**requests, "protocol": "stream", "window": None,
                                       "expansion": None})  # fmt: skip
-            assert outcome(device, {**asked, "protocol": protocol}) == wanted
+            assert outcome(device, {**requests, "protocol": protocol}) == wanted
 
 
-def outcome(device: Device, asked: dict[str, Any]) -> list[int] | str:
+def outcome(device: Device, options_value: dict[str, Any]) -> list[int] | str:
     try:
-        return device.generate(PROMPTS[0], **asked).tokens
+        return device.generate(PROMPTS[0], **options_value).tokens
     except BadGrammarError as error:
         return str(error)
 
@@ -280,9 +280,9 @@ def test_a_drafter_alone_never_says_what_is_forbidden(
     with Device(writers.draft, relay.endpoint, threads=1, **policy) as device:
         text = ""
         with pytest.raises(BadGrammarError):  # noqa: PT012  # in the midst of a stream
-            asked: dict[str, Any] = {"max_tokens": 31, "grammar": grammar}
+            requests: dict[str, Any] = {"max_tokens": 31, "grammar": grammar}
             for piece in device.stream(
-                PROMPTS[0], protocol="local" if alone else "greedy", **asked
+                PROMPTS[0], protocol="local" if alone else "greedy", **requests
             ):
                 if not text and not alone:
                     relay.turn_to("tcp://127.0.0.1:1")
@@ -299,19 +299,19 @@ def test_others_keep_the_edges_drafter(writers: Pair) -> None:
         Device(writers.draft, edge.endpoint, threads=1) as honest,
         Device(writers.draft, edge.endpoint, threads=1) as hostile,
     ):
-        asked: dict[str, Any] = {"protocol": "ahead", "hints": "edge", **SAMPLED}
+        requests: dict[str, Any] = {"protocol": "ahead", "hints": "edge", **SAMPLED}
         done = threading.Event()
 
         def bother() -> None:
             while not done.is_set():
                 with suppress(BadGrammarError):
-                    hostile.generate(PROMPTS[1], grammar=Grammar("regex", "[abc]{3}é"), **asked)
+                    hostile.generate(PROMPTS[1], grammar=Grammar("regex", "[abc]{3}é"), **requests)
 
         thread = threading.Thread(target=bother)
         thread.start()
         try:
             plain = {"logit_bias": {len(PIECES): -100.0}, "max_tokens": 150}
-            answer = honest.generate(PROMPTS[0], seed=1, **plain, **asked)
+            answer = honest.generate(PROMPTS[0], seed=1, **plain, **requests)
         finally:
             done.set()
             thread.join()
@@ -329,12 +329,12 @@ def test_across_a_bridge_with_few_shared_tokens(
 ) -> None:
     grammar, pattern = GRAMMARS[kind]
     for seed, prompt in enumerate(PROMPTS):
-        asked: dict[str, Any] = {"seed": seed, "max_tokens": 120, "grammar": grammar, **options}
-        answer = across.generate(prompt, protocol=protocol, **asked)
+        requests: dict[str, Any] = {"seed": seed, "max_tokens": 120, "grammar": grammar, **options}
+        answer = across.generate(prompt, protocol=protocol, **requests)
         assert re.fullmatch(pattern, answer.text)
         if protocol in ("greedy", "ahead", "coupled"):
-            asked = {**asked, "protocol": "stream"}
-            assert answer.tokens == across.generate(prompt, **asked).tokens
+            requests = {**requests, "protocol": "stream"}
+            assert answer.tokens == across.generate(prompt, **requests).tokens
 
 
 def test_a_drafter_that_cannot_say_it_alone(across: Device) -> None:
@@ -358,11 +358,11 @@ def test_a_device_without_the_library_drafts_what_it_likes(
     from pilotfish.engines.engine_errors import GrammarError
     from pilotfish.engines.grammar import Grammars
 
-    def gone(self: Grammars, grammar: Grammar) -> None:
+    def missing(self: Grammars, grammar: Grammar) -> None:
         raise GrammarError("not here")
 
-    asked: dict[str, Any] = {"schema": OBJECT, "max_tokens": 100}
-    wanted = device.generate(PROMPTS[0], protocol="stream", **asked)
-    monkeypatch.setattr(Grammars, "constraint", gone)
+    requests: dict[str, Any] = {"schema": OBJECT, "max_tokens": 100}
+    wanted = device.generate(PROMPTS[0], protocol="stream", **requests)
+    monkeypatch.setattr(Grammars, "constraint", missing)
     for protocol in ("greedy", "ahead"):
-        assert device.generate(PROMPTS[0], protocol=protocol, **asked).tokens == wanted.tokens
+        assert device.generate(PROMPTS[0], protocol=protocol, **requests).tokens == wanted.tokens

@@ -44,7 +44,7 @@ def device(callers: Pair, edge: EdgeServer) -> Iterator[Device]:
 
 
 def called(answer: Any) -> list[tuple[str, Any]]:
-    return [(one.name, json.loads(one.arguments)) for one in answer.turn.calls]
+    return [(call.name, json.loads(call.arguments)) for call in answer.turn.calls]
 
 
 @pytest.mark.parametrize(("protocol", "options"), PROTOCOLS)
@@ -53,12 +53,12 @@ def test_calls_are_those_of_stream(
     device: Device, choice: str, protocol: str, options: dict[str, Any]
 ) -> None:
     for seed in range(3):
-        asked: dict[str, Any] = {
+        requests: dict[str, Any] = {
             "tools": TOOLS, "tool_choice": choice, "max_tokens": 150, "seed": seed,
             "temperature": options.get("temperature", 0.0), "parallel_tool_calls": False,
         }  # fmt: skip
-        wanted = device.generate(SAID, protocol="stream", **asked)
-        answer = device.generate(SAID, protocol=protocol, **{**asked, **options})
+        wanted = device.generate(SAID, protocol="stream", **requests)
+        answer = device.generate(SAID, protocol=protocol, **{**requests, **options})
         assert answer.tokens == wanted.tokens
         assert answer.text == wanted.text
         if choice != "auto":
@@ -71,10 +71,10 @@ def test_calls_are_those_of_stream(
 @pytest.mark.parametrize(("protocol", "options"), LAWFUL)
 def test_calls_are_of_their_schema(device: Device, protocol: str, options: dict[str, Any]) -> None:
     for seed in range(3):
-        asked: dict[str, Any] = {"seed": seed, "max_tokens": 150, **options}
+        requests: dict[str, Any] = {"seed": seed, "max_tokens": 150, **options}
         answer = device.generate(
             SAID, protocol=protocol, tools=TOOLS, tool_choice="required",
-            parallel_tool_calls=False, **asked,
+            parallel_tool_calls=False, **requests,
         )  # fmt: skip
         ((name, arguments),) = called(answer)
         assert arguments in ([{"to": "here"}, {"to": "there"}] if name == "move" else [{}])
@@ -101,13 +101,13 @@ def test_a_thought_that_the_prompt_begins(
     target = tmp_path_factory.mktemp("thinks") / "target"
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
     tiny_artifact(target, tokens=CALLER_PIECES, seed=1, sharpness=0.7, template=template)
-    asked: dict[str, Any] = {"schema": {"enum": ["ab", "ba"]}, "max_tokens": 60}
+    requests: dict[str, Any] = {"schema": {"enum": ["ab", "ba"]}, "max_tokens": 60}
     with (
         EdgeServer(target, threads=1) as edge,
         Device(callers.draft, edge.endpoint, threads=1) as device,
     ):
         for protocol in ("stream", "greedy", "ahead"):
-            answer = device.generate("move", protocol=protocol, logit_bias=THOUGHT_ENDS, **asked)
+            answer = device.generate("move", protocol=protocol, logit_bias=THOUGHT_ENDS, **requests)
             assert answer.text.startswith("</think>")
             assert answer.turn.content in ('"ab"', '"ba"')
         free = device.generate("move", protocol="greedy", max_tokens=20)
@@ -116,7 +116,7 @@ def test_a_thought_that_the_prompt_begins(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "said"),
+    ("prompt", "options", "text"),
     [
         ([3, 1], {"tools": TOOLS}, "go with a text or messages"),
         (Talk(SAID), {"tools": TOOLS}, "a Talk has its own"),
@@ -126,9 +126,9 @@ def test_a_thought_that_the_prompt_begins(
     ],
 )
 def test_tools_that_cannot_be(
-    device: Device, prompt: Any, options: dict[str, Any], said: str
+    device: Device, prompt: Any, options: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(UnsupportedError, match=said):
+    with pytest.raises(UnsupportedError, match=text):
         device.generate(prompt, **options)
 
 
@@ -140,28 +140,28 @@ class Mistral(RandomSource):
         config = tiny_config(vocab_size=len(tokens) + 1, context=4096)
         template = "{% for m in messages %}{{ m.content }}{% endfor %}{# [TOOL_CALLS] #}"
         super().__init__(config, seed=1, tokens=tokens, sharpness=sharpness, template=template)
-        told = json.loads(self.tokenizer_json)
-        id = told["model"]["vocab"].pop("M")
-        told["model"]["vocab"]["[TOOL_CALLS]"] = id
-        told["added_tokens"].append(
-            {**told["added_tokens"][0], "id": id, "content": "[TOOL_CALLS]"}
+        payload = json.loads(self.tokenizer_json)
+        id = payload["model"]["vocab"].pop("M")
+        payload["model"]["vocab"]["[TOOL_CALLS]"] = id
+        payload["added_tokens"].append(
+            {**payload["added_tokens"][0], "id": id, "content": "[TOOL_CALLS]"}
         )
-        self.tokenizer_json = json.dumps(told)
+        self.tokenizer_json = json.dumps(payload)
 
 
 def test_calls_that_a_control_token_begins(tmp_path: Path) -> None:
     for name, sharpness in (("draft", 0.9), ("target", 0.7)):
         export_model(Mistral(sharpness), tmp_path / name, precision="fp32")
-    told: dict[str, Any] = {"tools": TOOLS, "max_tokens": 300}
+    options: dict[str, Any] = {"tools": TOOLS, "max_tokens": 300}
     with (
         EdgeServer(tmp_path / "target", threads=1) as edge,
         Device(tmp_path / "draft", edge.endpoint, threads=1) as device,
     ):
         for choice, bias in (("required", {}), ("auto", {CALLER_PIECES.index("a"): -100.0})):
-            told |= {"tool_choice": choice, "logit_bias": bias}
-            wanted = device.generate(SAID, protocol="stream", **told)
+            options |= {"tool_choice": choice, "logit_bias": bias}
+            wanted = device.generate(SAID, protocol="stream", **options)
             for protocol in ("greedy", "ahead"):
-                answer = device.generate(SAID, protocol=protocol, **told)
+                answer = device.generate(SAID, protocol=protocol, **options)
                 assert answer.tokens == wanted.tokens
             if choice == "required":
                 assert wanted.text.startswith("[TOOL_CALLS][")
@@ -171,8 +171,8 @@ def test_calls_that_a_control_token_begins(tmp_path: Path) -> None:
 
 def test_tools_that_are_not_to_be_called_are_told_of(device: Device) -> None:
     talk = Talk(SAID, Tools.read(TOOLS, "none"))
-    told = device.prompt(Talk(SAID, Tools.read(TOOLS)))
-    assert device.prompt(talk).ids.tolist() == told.ids.tolist()
+    info = device.prompt(Talk(SAID, Tools.read(TOOLS)))
+    assert device.prompt(talk).ids.tolist() == info.ids.tolist()
     answer = device.generate(talk, protocol="coupled", max_tokens=60, temperature=1.0)
     assert answer.turn.calls == ()
     assert "<tool_call>" not in answer.text
@@ -183,12 +183,12 @@ def test_across_a_bridge(
 ) -> None:
     """The drafter shares single characters with the target, and its template is another."""
     folder = tmp_path_factory.mktemp("across") / "draft"
-    own = [piece for piece in CALLER_PIECES if len(piece) == 1 and piece not in "tx5"]
+    ours = [piece for piece in CALLER_PIECES if len(piece) == 1 and piece not in "tx5"]
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    tiny_artifact(folder, tokens=own, eos="<other end>", seed=3, context=4096, template=template)
-    told: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 150}
+    tiny_artifact(folder, tokens=ours, eos="<other end>", seed=3, context=4096, template=template)
+    options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 150}
     with Device(folder, edge.endpoint, threads=1) as other:
         for protocol in ("greedy", "ahead"):
-            answer = other.generate(SAID, protocol=protocol, **told)
-            assert answer.tokens == device.generate(SAID, protocol="stream", **told).tokens
+            answer = other.generate(SAID, protocol=protocol, **options)
+            assert answer.tokens == device.generate(SAID, protocol="stream", **options).tokens
             assert called(answer)

@@ -69,9 +69,9 @@ def ask(service: Serving, **wanted: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("action", [("device", "run"), ("device", "serve"), ("field", "measure")])
 def test_help_has_the_option(action: tuple[str, str]) -> None:
-    told = command(*action, "--help").stdout
-    assert "--at-most" in told
-    assert "toy: tokens of a window to accept at most (128)" in told
+    stdout = command(*action, "--help").stdout
+    assert "--at-most" in stdout
+    assert "toy: tokens of a window to accept at most (128)" in stdout
 
 
 def test_http_takes_the_option_and_tells_the_counters(
@@ -90,8 +90,8 @@ def test_http_takes_the_option_and_tells_the_counters(
     odd = free["pilotfish"]["odd"] + held["pilotfish"]["odd"]
     assert toy_service.metric('pilotfish_spec_decode_num_odd_tokens_total{protocol="toy"}') == odd
     assert toy_service.metric('pilotfish_spec_decode_haste_total{protocol="toy"}') > 0
-    told = toy_service.get("/status").json()
-    assert (told["odd"], told["haste"]) == (odd, 0.5)
+    info = toy_service.get("/status").json()
+    assert (info["odd"], info["haste"]) == (odd, 0.5)
     text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
     assert f'pilotfish_edge_odd_tokens_total{{protocol="toy"}} {odd:.1f}' in text
     assert 'pilotfish_edge_haste_total{protocol="toy"}' in text
@@ -121,9 +121,9 @@ def test_a_run_file_and_its_report_have_the_counters(
         *("--max-tokens", 24, "--at-most", 2, "--out", out, "--json", "-"),
     )
     assert measured.returncode == 0, measured.stderr
-    told = {one["protocol"]: one for one in json.loads(measured.stdout)}
-    assert told["toy"]["haste"] == 0.5
-    assert (told["greedy"]["odd"], told["greedy"]["haste"]) == (None, None)
+    options = {load["protocol"]: load for load in json.loads(measured.stdout)}
+    assert options["toy"]["haste"] == 0.5
+    assert (options["greedy"]["odd"], options["greedy"]["haste"]) == (None, None)
     assert "odd" in measured.stderr
     with sqlite3.connect(out) as database:
         noted = database.execute("SELECT notes FROM rounds WHERE protocol = 'toy'").fetchall()
@@ -133,7 +133,7 @@ def test_a_run_file_and_its_report_have_the_counters(
         rounds = [r for a in run.answers() for r in a.rounds if r.protocol == "toy"]
     assert 0 < sum(r.accepted for r in rounds) <= 2 * len(rounds)
     odd = sum(r.notes["odd"] for r in rounds) / sum(r.accepted for r in rounds)
-    assert told["toy"]["odd"] == pytest.approx(odd)
+    assert options["toy"]["odd"] == pytest.approx(odd)
     reported = command("field", "report", out, "--out", tmp_path / "page")
     assert reported.returncode == 0, reported.stderr
     page = (tmp_path / "page" / "report.html").read_text()
@@ -179,8 +179,8 @@ def test_no_two_protocols_share_a_name(changes: dict[str, Any], words: str) -> N
 
 
 def test_shared_options_are_those_of_a_plan_and_of_auto() -> None:
-    beside = {"owner"}  # of `Device.stream`
-    assert {*Options.__annotations__, *signature(Auto).parameters} | beside == SHARED_OPTIONS
+    neighbour = {"owner"}  # of `Device.stream`
+    assert {*Options.__annotations__, *signature(Auto).parameters} | neighbour == SHARED_OPTIONS
 
 
 def test_a_flag_that_a_command_has_is_refused(
@@ -197,8 +197,8 @@ def test_an_option_of_another_protocol_is_named_as_it_was_written(
     monkeypatch.setitem(PROTOCOL_REGISTRY, "third", type("Third", (Other,), {"Options": Flagged})())
     words = ["device", "run", "x", "--draft", str(pair.draft), "--edge", "tcp://127.0.0.1:1"]
     assert main([*words, "--protocol", "tslt", "--third-patience", "2"]) == 64
-    said = capsys.readouterr().err
-    assert "--third-patience goes with --protocol third, or auto that may take it, not" in said
+    err = capsys.readouterr().err
+    assert "--third-patience goes with --protocol third, or auto that may take it, not" in err
 
 
 def test_a_module_of_protocols_that_is_not_there_is_named() -> None:

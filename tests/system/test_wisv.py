@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What the device asks in its rounds, and what the edge says."""
     seen: list[Asked] = []
     real = EdgeLink.wait
@@ -128,11 +128,11 @@ def test_the_default_threshold_is_the_heads(pair: Pair, device: Device, head: st
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_window_0_is_the_target_alone(device: Device, protocol: str, asked: list[Asked]) -> None:
+def test_window_0_is_the_target_alone(device: Device, protocol: str, requests: list[Asked]) -> None:
     wanted = device.generate(PROMPT, protocol="stream", max_tokens=10)
     got = device.generate(PROMPT, protocol=protocol, window=0, threshold=1.0, max_tokens=10)
     assert got.tokens == wanted.tokens
-    assert len(asked) == len(got.rounds) == 10
+    assert len(requests) == len(got.rounds) == 10
 
 
 @pytest.fixture
@@ -199,13 +199,13 @@ def test_to_the_end_of_the_context(pair: Pair, ending: Any) -> None:
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_bytes_and_round_trips_as_sent(
-    device: Device, asked: list[Asked], protocol: str, form: str
+    device: Device, requests: list[Asked], protocol: str, form: str
 ) -> None:
     """wisv (5) and (7)-(10); a message's overhead is its header, whose size is bounded here."""
     options = {"threshold": 0.5, "window": 6, "max_tokens": 40, "hidden": form}
     answer = device.generate(PROMPTS[2], protocol=protocol, **options)
     assert forgiven(answer) > 0
-    left = iter(asked)
+    left = iter(requests)
     for each in answer.rounds:
         first = next(left)
         last = first
@@ -255,7 +255,7 @@ def sizes(sent: Asked, form: str) -> wisv.MessageBits:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_without_a_mismatch_nothing_is_asked_and_sent(
-    pair: Pair, edge: EdgeServer, asked: list[Asked], protocol: str
+    pair: Pair, edge: EdgeServer, requests: list[Asked], protocol: str
 ) -> None:
     """The drafter is the target: one message each way."""
     with Device(pair.target, edge.endpoint, threads=1) as device:
@@ -264,19 +264,19 @@ def test_without_a_mismatch_nothing_is_asked_and_sent(
     assert got.tokens == wanted
     assert [each.inquired for each in got.rounds] == [0] * 3
     assert [len(each.tokens) for each in got.rounds] == [7] * 3  # a bonus token each
-    assert [type(one.message) for one in asked] == [m.Window] * 3
+    assert [type(item.message) for item in requests] == [m.Window] * 3
     assert forgiven(got) == 0
 
 
 def test_forgiving_depends_on_neither_format_nor_way(device: Device) -> None:
     """The formats differ, but hardly; what they cost is told by `test_frames_are_as_long_…`."""
-    found = {}
+    results = {}
     for form in HIDDEN_FORMATS:
         options = {"threshold": 0.5, "window": 6, "max_tokens": 40, "hidden": form}
         answers = [device.generate(PROMPT, protocol=name, **options) for name in PROTOCOLS]
         assert answers[0].tokens == answers[1].tokens
-        found[form] = sum(each.uplink_bytes for each in answers[0].rounds[:1])
-    assert found["int4"] < found["int8"] < found["fp16"]
+        results[form] = sum(each.uplink_bytes for each in answers[0].rounds[:1])
+    assert results["int4"] < results["int8"] < results["fp16"]
 
 
 def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:

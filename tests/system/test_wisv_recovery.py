@@ -54,22 +54,22 @@ class Journal:
 
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
-    kept = Journal()
+    selection = Journal()
     send, receive = Line.try_send, Line.receive
 
     def sent(line: Line, message: m.Request, *rest: Any) -> Any:
-        kept.before(message)
-        kept.told.append(message)
+        selection.before(message)
+        selection.told.append(message)
         return send(line, message, *rest)
 
     def received(line: Line, *rest: Any) -> Any:
         arrived = receive(line, *rest)
-        lost = arrived is not None and kept.lose(arrived[0])
+        lost = arrived is not None and selection.lose(arrived[0])
         return None if lost else arrived
 
     monkeypatch.setattr(Line, "try_send", sent)
     monkeypatch.setattr(Line, "receive", received)
-    return kept
+    return selection
 
 
 def nth(number: int, kind: type, act: Callable[[], None]) -> Callable[[Any], bool]:
@@ -198,8 +198,8 @@ def test_a_reply_that_is_overdue(
     got = device.generate(PROMPT, protocol="wisv-selective", **WISH)
     assert got.tokens == wanted.tokens
     assert len(journal.of(m.Begin)) == 1
-    asked = [*journal.of(m.Window), *journal.of(m.States)]
-    assert len(asked) == sum(1 + (r.inquired > 0) for r in got.rounds) + 1
+    requests = [*journal.of(m.Window), *journal.of(m.States)]
+    assert len(requests) == sum(1 + (r.inquired > 0) for r in got.rounds) + 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

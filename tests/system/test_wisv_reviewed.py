@@ -103,7 +103,7 @@ def test_no_stage_counts_twice(
 
 @pytest.mark.parametrize("protocol", [FULL, SELECTIVE])
 @pytest.mark.parametrize(
-    ("factor", "form", "told"),
+    ("factor", "form", "text"),
     [(1e5, "fp16", "int8"), (np.nan, "fp16", "int8"), (np.nan, "int8", "greedy")],
 )
 def test_states_that_the_format_cannot_hold(
@@ -113,7 +113,7 @@ def test_states_that_the_format_cannot_hold(
     protocol: str,
     factor: float,
     form: str,
-    told: str,
+    text: str,
 ) -> None:
     states = ModelDrafter.hidden_states
     with Device(pair.draft, edge.endpoint, threads=1) as device:
@@ -123,7 +123,7 @@ def test_states_that_the_format_cannot_hold(
                 return states(drafter, at) * np.float32(factor)
 
             patched.setattr(ModelDrafter, "hidden_states", huge)
-            with pytest.raises(UnsupportedError, match=f"{form} cannot hold.*{told}"):
+            with pytest.raises(UnsupportedError, match=f"{form} cannot hold.*{text}"):
                 device.generate(LONG, protocol=protocol, hidden=form, **WISH)
         assert device.generate(LONG, protocol=protocol, hidden=form, **WISH).tokens
 

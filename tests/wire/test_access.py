@@ -35,19 +35,19 @@ def listener(key_folders: dict[str, Path]) -> Iterator[Listener]:
     context.destroy(linger=0)
 
 
-def heard(listener: Listener, count: int) -> list[Envelope]:
+def received(listener: Listener, count: int) -> list[Envelope]:
     """Take in so many messages, and let in those who send them."""
-    deadline, found = time.monotonic() + WAIT_S, []
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
+    deadline, result = time.monotonic() + WAIT_S, []
+    while len(result) < count:
+        assert time.monotonic() < deadline, f"{len(result)} of {count} messages came"
         assert listener.gate is not None
         listener.gate.answer_requests()
         listener.connections.read_events()
         if (envelope := listener.receive()) is not None:
-            found.append(envelope)
+            result.append(envelope)
         else:
             time.sleep(0.001)
-    return found
+    return result
 
 
 KEY = bytes(range(32))
@@ -66,13 +66,13 @@ LET_IN = {
 @pytest.mark.parametrize("case", LET_IN)
 def test_who_is_let_in(case: str) -> None:
     """A socket of another domain in this process is none of the gate's, whoever comes to it."""
-    asked, status = LET_IN[case]
+    wanted, status = LET_IN[case]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     gate = Gate(context, {z85.encode(KEY)})
     with context.socket(zmq.REQ) as asking:
         asking.linger = 0
         asking.connect("inproc://zeromq.zap.01")
-        asking.send_multipart(asked)
+        asking.send_multipart(wanted)
         gate.answer_requests()
         version, request, answer, *_ = asking.recv_multipart()
     assert (version, request, answer) == (b"1.0", b"7", status)
@@ -114,7 +114,7 @@ def test_the_holder_of_a_revoked_key_has_time_to_be_told(
     with RawClient(listener.endpoint, alice) as stays, RawClient(listener.endpoint, bob) as goes:
         for client in (stays, goes):
             client.say(Ping(nonce=1))
-        clients = {envelope.owner: envelope.client for envelope in heard(listener, 2)}
+        clients = {envelope.owner: envelope.client for envelope in received(listener, 2)}
         began_s = time.monotonic()
         listener.connections.cut_revoked({alice.public: "alice"})
         listener.connections.read_events()
@@ -159,14 +159,14 @@ def test_what_a_key_leaves_unread_is_bounded_over_its_connections(
         clients: dict[bytes, list[bytes]] = {alice.public: [], bob.public: []}
         for client in deaf:
             client.say(Ping(nonce=1))
-        for envelope in heard(listener, len(deaf)):
+        for envelope in received(listener, len(deaf)):
             clients[envelope.owner].append(envelope.client)
         first, second, third = clients[alice.public]
         size, most = 60_000, 32 * MEBIBYTE
         alone = sent(listener, [first, second], size, most)
         assert 8 * MEBIBYTE - size <= alone < 12 * MEBIBYTE  # and what the kernel took
-        beside = sent(listener, [third], size, most)
-        assert size <= beside < MEBIBYTE
+        neighbour = sent(listener, [third], size, most)
+        assert size <= neighbour < MEBIBYTE
         assert sent(listener, clients[bob.public], size, most) > 4 * MEBIBYTE
     finally:
         for client in deaf:

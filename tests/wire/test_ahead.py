@@ -55,14 +55,14 @@ class NaiveLead:
         """Return depth, compared and agreed."""
         both = [draft == id for draft, id in zip(self.drafts, ids, strict=False)]
         agreed = both.index(False) if False in both else len(both)
-        met = self.depth, agreed + (False in both), agreed
+        match = self.depth, agreed + (False in both), agreed
         self.committed += ids
         if False in both or len(both) < len(ids):
             self.drafts, self.told = [], len(self.committed)
         else:
             self.drafts = self.drafts[len(ids) :]
         self.depth = 0 if False in both else self.depth + len(ids)
-        return met
+        return match
 
 
 steps = st.one_of(
@@ -77,49 +77,49 @@ steps = st.one_of(
 @given(prompts, st.lists(steps, max_size=40))
 @examples(400)
 def test_the_lead_is_that_of_plain_lists(prompt, moves):
-    lead, naive = DraftAhead(), NaiveLead(prompt)
-    lead.start(np.array(prompt, np.uint32))
+    prefix, naive = DraftAhead(), NaiveLead(prompt)
+    prefix.start(np.array(prompt, np.uint32))
     margins = []
     for number, (move, what) in enumerate(moves):
         if move == "grow":
-            lead.append(what, 1.0 - number / 256, float(number))
+            prefix.append(what, 1.0 - number / 256, float(number))
             naive.grow(what)
             margins.append(float(number))
         elif move == "tell":
-            start, before, told = lead.encode_hint(VOCAB)
-            assert (start, before, decode_ids(told[0], VOCAB).tolist()) == naive.tell()
-            assert len(told[1]) == len(told[0]) // 2
+            start, before, info = prefix.encode_hint(VOCAB)
+            assert (start, before, decode_ids(info[0], VOCAB).tolist()) == naive.tell()
+            assert len(info[1]) == len(info[0]) // 2
         elif move == "again":
-            lead.resend_all()
+            prefix.resend_all()
             naive.told = len(naive.committed)
         else:
             ids = what if move == "meet" else naive.drafts[:what] or [0]
-            met, wanted = lead.compare(ids), naive.meet(ids)
-            assert (met.depth, met.compared, met.agreed) == wanted
-            assert list(met.margins) == margins[: met.compared]
+            match, wanted = prefix.compare(ids), naive.meet(ids)
+            assert (match.depth, match.compared, match.agreed) == wanted
+            assert list(match.margins) == margins[: match.compared]
             margins = margins[len(ids) :] if naive.drafts else []
-        assert lead.text.ids.tolist() == naive.committed + naive.drafts
-        assert lead.text.hash == digest(naive.committed + naive.drafts)
-        assert lead.drafts.tolist() == naive.drafts
-        assert len(lead) == len(naive.drafts)
-        assert lead.committed == len(naive.committed)
-        assert max(0, lead.unsent) == len(naive.drafts) - max(
+        assert prefix.text.ids.tolist() == naive.committed + naive.drafts
+        assert prefix.text.hash == digest(naive.committed + naive.drafts)
+        assert prefix.drafts.tolist() == naive.drafts
+        assert len(prefix) == len(naive.drafts)
+        assert prefix.committed == len(naive.committed)
+        assert max(0, prefix.unsent) == len(naive.drafts) - max(
             0, min(naive.told - len(naive.committed), len(naive.drafts))
         )
 
 
 def test_a_lead_starts_anew_behind_another_text():
-    lead = DraftAhead()
+    draft_ahead = DraftAhead()
     for text in ([1, 2, 0], [1, 2], [1, 0, 0, 2], [2]):
-        lead.start(np.array(text, np.uint32))
-        lead.append(1, 0.5, 0.1)
-        lead.append(1, 0.5, 0.1)
-        assert lead.joint_acceptance == 0.25
-        start, before, told = lead.encode_hint(VOCAB)
+        draft_ahead.start(np.array(text, np.uint32))
+        draft_ahead.append(1, 0.5, 0.1)
+        draft_ahead.append(1, 0.5, 0.1)
+        assert draft_ahead.joint_acceptance == 0.25
+        start, before, info = draft_ahead.encode_hint(VOCAB)
         assert (start, before) == (len(text), digest(text))
-        assert told == frames([1, 1], [128, 128])
-        assert lead.compare([1]).depth == 0
-        assert lead.unsent == 0
+        assert info == frames([1, 1], [128, 128])
+        assert draft_ahead.compare([1]).depth == 0
+        assert draft_ahead.unsent == 0
 
 
 class NaiveChain:
@@ -176,8 +176,8 @@ def test_the_chain_is_that_of_plain_lists(prompt, moves):
             start = max(0, len(naive.committed) + at)
             before = digest(text[:start]) if how == "r" else digest([*text[:start], 1])
             odds = [255 - index for index in range(len(ids))]
-            kept = chain.add(start, before, frames(ids, odds), VOCAB)
-            assert kept == naive.add(start, before, ids, [byte / 255 for byte in odds])
+            selection = chain.add(start, before, frames(ids, odds), VOCAB)
+            assert selection == naive.add(start, before, ids, [byte / 255 for byte in odds])
         assert chain.ids == naive.ids
         assert chain.acceptances == pytest.approx(naive.odds)
         assert len(chain.ids) == len(chain.acceptances) <= MOST
@@ -187,37 +187,37 @@ def test_the_chain_is_that_of_plain_lists(prompt, moves):
 @examples(300)
 def test_whatever_arrives_in_order_is_what_the_device_has_drafted(prompt, target, data):
     """A device and an edge with the same committed tokens: each hint that was sent has arrived."""
-    lead, committed = DraftAhead(), CommittedTokens()
+    prefix, committed = DraftAhead(), CommittedTokens()
     committed.extend(prompt)
-    lead.start(committed.ids)
+    prefix.start(committed.ids)
     chain = HintChain(committed, MAX_WINDOW)
     at = 0
     while at < len(target):
         for _ in range(data.draw(st.integers(0, 3))):
-            lead.append(data.draw(st.integers(0, VOCAB - 1)), 0.5, 0.0)
-        if lead.unsent > 0:
-            assert chain.add(*lead.encode_hint(VOCAB), VOCAB)
-        assert chain.ids == lead.drafts.tolist()
+            prefix.append(data.draw(st.integers(0, VOCAB - 1)), 0.5, 0.0)
+        if prefix.unsent > 0:
+            assert chain.add(*prefix.encode_hint(VOCAB), VOCAB)
+        assert chain.ids == prefix.drafts.tolist()
         ids = target[at : at + data.draw(st.integers(1, 3))]
         at += len(ids)
         committed.extend(ids)
         chain.drop_committed(ids)
-        lead.compare(ids)
-        assert chain.ids == lead.drafts.tolist()
+        prefix.compare(ids)
+        assert chain.ids == prefix.drafts.tolist()
 
 
 def test_a_hint_that_was_lost_is_made_good_by_telling_again():
-    lead, committed = DraftAhead(), CommittedTokens()
+    prefix, committed = DraftAhead(), CommittedTokens()
     committed.extend([1, 2])
-    lead.start(committed.ids)
+    prefix.start(committed.ids)
     chain = HintChain(committed, MOST)
-    lead.append(0, 1.0, 0.0)
-    lead.encode_hint(VOCAB)  # lost
-    lead.append(1, 1.0, 0.0)
-    assert not chain.add(*lead.encode_hint(VOCAB), VOCAB)
+    prefix.append(0, 1.0, 0.0)
+    prefix.encode_hint(VOCAB)  # lost
+    prefix.append(1, 1.0, 0.0)
+    assert not chain.add(*prefix.encode_hint(VOCAB), VOCAB)
     assert chain.ids == []
-    lead.resend_all()
-    assert chain.add(*lead.encode_hint(VOCAB), VOCAB)
+    prefix.resend_all()
+    assert chain.add(*prefix.encode_hint(VOCAB), VOCAB)
     assert chain.ids == [0, 1]
 
 

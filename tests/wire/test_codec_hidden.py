@@ -128,10 +128,10 @@ def test_a_state_decodes_to_the_same_whatever_else_is_in_its_frame(
 ) -> None:
     given_states, form = case
     count, width = given_states.shape
-    asked = np.flatnonzero(np.random.default_rng(seed).random(count) < 0.5)
+    wanted = np.flatnonzero(np.random.default_rng(seed).random(count) < 0.5)
     whole = decode_hidden(encode_hidden(given_states, form), count, width, form)
-    some = decode_hidden(encode_hidden(given_states[asked], form), len(asked), width, form)
-    assert some.tobytes() == whole[asked].tobytes()
+    some = decode_hidden(encode_hidden(given_states[wanted], form), len(wanted), width, form)
+    assert some.tobytes() == whole[wanted].tobytes()
 
 
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)
@@ -153,9 +153,9 @@ def test_a_block_does_not_suffer_from_the_next(form: str) -> None:
     given_states = ordinary(5, 3 * BLOCK)
     alone = decode_hidden(encode_hidden(given_states, form), 5, 3 * BLOCK, form)
     given_states[:, BLOCK : 2 * BLOCK] *= 2.0**100
-    beside = decode_hidden(encode_hidden(given_states, form), 5, 3 * BLOCK, form)
+    hidden = decode_hidden(encode_hidden(given_states, form), 5, 3 * BLOCK, form)
     for block in (np.s_[:, :BLOCK], np.s_[:, 2 * BLOCK :]):
-        assert np.array_equal(beside[block], alone[block])
+        assert np.array_equal(hidden[block], alone[block])
 
 
 # What cannot be encoded

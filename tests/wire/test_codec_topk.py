@@ -30,41 +30,41 @@ VECTORS = json.loads((Path(__file__).parents[1] / "data" / "wire_vectors.json").
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def told(seed: int, count: int, kept: int, vocab: int, spread: float = 3.0) -> TopRows:
+def message_of(seed: int, count: int, remaining: int, vocab: int, spread: float = 3.0) -> TopRows:
     """Rows of random models; the larger the spread, the more weight on few tokens."""
     rng = np.random.default_rng(seed)
-    return top_rows(rng.normal(0.0, spread, (count, vocab)).astype(np.float32), 1.0, kept)
+    return top_rows(rng.normal(0.0, spread, (count, vocab)).astype(np.float32), 1.0, remaining)
 
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[TopRows, int]:
     """Rows and V: of models, and of any values that sum to 1 at most."""
     vocab = min(draw(VOCABS), 3000)
-    kept = draw(st.one_of(st.integers(1, min(vocab, 80)), st.just(vocab)))
+    drawn_value = draw(st.one_of(st.integers(1, min(vocab, 80)), st.just(vocab)))
     count, seed = draw(st.integers(1, 6)), draw(st.integers(0, 2**32))
     spread = draw(st.sampled_from([0.0, 0.5, 3.0, 40.0]))
-    found = told(seed, count, kept, vocab, spread)
-    if kept < vocab and draw(st.booleans()):
+    result = message_of(seed, count, drawn_value, vocab, spread)
+    if drawn_value < vocab and draw(st.booleans()):
         rng = np.random.default_rng(seed)
-        octaves = rng.uniform(0.0, draw(st.sampled_from([1.0, 30.0, 120.0])), (count, kept))
-        weights = np.exp2(-octaves) * (rng.random((count, kept)) < 0.9)
+        octaves = rng.uniform(0.0, draw(st.sampled_from([1.0, 30.0, 120.0])), (count, drawn_value))
+        weights = np.exp2(-octaves) * (rng.random((count, drawn_value)) < 0.9)
         weights[:, 0] = 1.0
         share = draw(st.sampled_from([1.0, 0.3, 1e-30]))
         values = share * weights / weights.sum(axis=1, keepdims=True)
-        found = TopRows(found.ids, values.astype(np.float32))
-    return found, vocab
+        result = TopRows(result.ids, values.astype(np.float32))
+    return result, vocab
 
 
-def check(found: TopRows, count: int, kept: int, vocab: int) -> None:
+def check(results: TopRows, count: int, remaining: int, vocab: int) -> None:
     """Everything that holds for whatever is decoded."""
-    assert found.ids.shape == found.values.shape == (count, min(kept, vocab))
-    assert (found.ids.dtype, found.values.dtype) == (np.uint32, np.float32)
+    assert results.ids.shape == results.values.shape == (count, min(remaining, vocab))
+    assert (results.ids.dtype, results.values.dtype) == (np.uint32, np.float32)
     if count:
-        assert (np.diff(found.ids.astype(np.int64), axis=1) > 0).all()
-        assert found.ids.max() < vocab
-        assert found.values.min() >= 0.0
-        assert found.retained_mass.max() <= 1.0011
-        assert found.retained_mass.min() > 0.0
+        assert (np.diff(results.ids.astype(np.int64), axis=1) > 0).all()
+        assert results.ids.max() < vocab
+        assert results.values.min() >= 0.0
+        assert results.retained_mass.max() <= 1.0011
+        assert results.retained_mass.min() > 0.0
 
 
 # Round trips
@@ -74,11 +74,11 @@ def check(found: TopRows, count: int, kept: int, vocab: int) -> None:
 @examples(300)
 def test_rows_come_out_within_the_stated_error(case: tuple[TopRows, int], form: str) -> None:
     given_rows, vocab = case
-    count, kept = given_rows.ids.shape
+    count, selection = given_rows.ids.shape
     frame = encode_topk(given_rows, vocab, form)
     for given_frame in (frame, memoryview(frame)):
-        decoded = decode_topk(given_frame, count, kept, vocab)
-        check(decoded, count, kept, vocab)
+        decoded = decode_topk(given_frame, count, selection, vocab)
+        check(decoded, count, selection, vocab)
         assert np.array_equal(decoded.ids, given_rows.ids)
         if form == "fp32":
             assert decoded.values.tobytes() == given_rows.values.tobytes()
@@ -121,7 +121,7 @@ def test_halves_keep_eleven_bits_far_down() -> None:
 @pytest.mark.parametrize("form", TOPK_FORMATS)
 @pytest.mark.parametrize("vocab", [1, 2, 300])
 def test_a_whole_vocabulary_needs_no_ids(form: str, vocab: int) -> None:
-    given_rows = told(0, 3, vocab, vocab)
+    given_rows = message_of(0, 3, vocab, vocab)
     frame = encode_topk(given_rows, vocab, form)
     decoded = decode_topk(frame, 3, vocab + 5, vocab)
     assert np.array_equal(decoded.ids, given_rows.ids)
@@ -158,35 +158,35 @@ def test_what_no_softmax_gives_is_not_encoded(form: str, values: list[float]) ->
 # Hostile frames
 
 VOCAB, KEPT, COUNT = 1000, 6, 3
-GOOD = {form: encode_topk(told(1, COUNT, KEPT, VOCAB), VOCAB, form) for form in TOPK_FORMATS}
-WHOLE = {form: encode_topk(told(1, COUNT, 40, 40), 40, form) for form in TOPK_FORMATS}
+GOOD = {form: encode_topk(message_of(1, COUNT, KEPT, VOCAB), VOCAB, form) for form in TOPK_FORMATS}
+WHOLE = {form: encode_topk(message_of(1, COUNT, 40, 40), 40, form) for form in TOPK_FORMATS}
 
 
 @pytest.mark.parametrize("form", TOPK_FORMATS)
 def test_a_truncated_frame_or_a_longer_one_is_refused(form: str) -> None:
-    for frame, kept, vocab in ((GOOD[form], KEPT, VOCAB), (WHOLE[form], 40, 40)):
-        check(decode_topk(frame, COUNT, kept, vocab), COUNT, kept, vocab)
+    for frame, selection, vocab in ((GOOD[form], KEPT, VOCAB), (WHOLE[form], 40, 40)):
+        check(decode_topk(frame, COUNT, selection, vocab), COUNT, selection, vocab)
         for bad in [frame[:length] for length in range(len(frame))]:
             with pytest.raises(MalformedError):
-                decode_topk(bad, COUNT, kept, vocab)
+                decode_topk(bad, COUNT, selection, vocab)
         for surplus in (b"\0", b"\1", bytes(50)):
             with pytest.raises(MalformedError, match="are due"):
-                decode_topk(frame + surplus, COUNT, kept, vocab)
+                decode_topk(frame + surplus, COUNT, selection, vocab)
 
 
 @pytest.mark.parametrize("form", TOPK_FORMATS)
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 2**20])
 def test_another_number_of_rows_is_refused(form: str, count: int) -> None:
-    for frame, kept, vocab in ((GOOD[form], KEPT, VOCAB), (WHOLE[form], 40, 40)):
+    for frame, selection, vocab in ((GOOD[form], KEPT, VOCAB), (WHOLE[form], 40, 40)):
         with pytest.raises(MalformedError):
-            decode_topk(frame, count, kept, vocab)
+            decode_topk(frame, count, selection, vocab)
 
 
 @pytest.mark.parametrize("form", TOPK_FORMATS)
-@pytest.mark.parametrize("kept", [1, 5, 7, 64, VOCAB, 2 * VOCAB])
-def test_another_k_is_refused_and_named(form: str, kept: int) -> None:
-    with pytest.raises(MalformedError, match=rf"keeps 6 .* {min(kept, VOCAB)} are due"):
-        decode_topk(GOOD[form], COUNT, kept, VOCAB)
+@pytest.mark.parametrize("remaining", [1, 5, 7, 64, VOCAB, 2 * VOCAB])
+def test_another_k_is_refused_and_named(form: str, remaining: int) -> None:
+    with pytest.raises(MalformedError, match=rf"keeps 6 .* {min(remaining, VOCAB)} are due"):
+        decode_topk(GOOD[form], COUNT, remaining, VOCAB)
     with pytest.raises(MalformedError, match=r"keeps 40 .* 6 are due"):
         decode_topk(WHOLE[form], COUNT, 6, VOCAB)
 
@@ -204,9 +204,9 @@ def test_a_token_of_a_larger_vocabulary_is_refused(form: str) -> None:
 
 @pytest.mark.parametrize("first", [0x03, 0x80, 0x60, 0x62, 0x11, 0x10, 0xFF])
 def test_a_first_byte_without_a_meaning_is_refused(first: int) -> None:
-    for frame, kept, vocab in ((GOOD["fp16"], KEPT, VOCAB), (WHOLE["fp32"], 40, 40)):
+    for frame, selection, vocab in ((GOOD["fp16"], KEPT, VOCAB), (WHOLE["fp32"], 40, 40)):
         with pytest.raises(MalformedError, match="first byte"):
-            decode_topk(bytes([first]) + frame[1:], COUNT, kept, vocab)
+            decode_topk(bytes([first]) + frame[1:], COUNT, selection, vocab)
     with pytest.raises(MalformedError, match="first byte"):  # a tilt, and no ids
         decode_topk(bytes([WHOLE["fp32"][0] | 4]) + WHOLE["fp32"][1:], COUNT, 40, 40)
 
@@ -222,10 +222,10 @@ def test_padding_that_is_not_zero_is_refused(form: str) -> None:
 @pytest.mark.parametrize("place", [0, KEPT * COUNT - 1])
 def test_values_that_are_no_probabilities_are_refused(bad: float, place: int) -> None:
     lie = struct.pack("<f", bad)
-    for frame, kept, vocab in ((GOOD["fp32"], KEPT, VOCAB), (WHOLE["fp32"], 40, 40)):
+    for frame, selection, vocab in ((GOOD["fp32"], KEPT, VOCAB), (WHOLE["fp32"], 40, 40)):
         at = 4 + 4 * place
         with pytest.raises(MalformedError, match="NaN, a negative"):
-            decode_topk(frame[:at] + lie + frame[at + 4 :], COUNT, kept, vocab)
+            decode_topk(frame[:at] + lie + frame[at + 4 :], COUNT, selection, vocab)
 
 
 @pytest.mark.parametrize("form", ["fp16", "levels"])
@@ -233,9 +233,9 @@ def test_values_that_are_no_probabilities_are_refused(bad: float, place: int) ->
 @pytest.mark.parametrize("row", [0, COUNT - 1])
 def test_masses_that_cannot_be_are_refused(form: str, bad: float, row: int) -> None:
     lie, at = struct.pack("<f", bad), 4 + 4 * row
-    for frame, kept, vocab in ((GOOD[form], KEPT, VOCAB), (WHOLE[form], 40, 40)):
+    for frame, selection, vocab in ((GOOD[form], KEPT, VOCAB), (WHOLE[form], 40, 40)):
         with pytest.raises(MalformedError, match="NaN, a negative"):
-            decode_topk(frame[:at] + lie + frame[at + 4 :], COUNT, kept, vocab)
+            decode_topk(frame[:at] + lie + frame[at + 4 :], COUNT, selection, vocab)
 
 
 @pytest.mark.parametrize("form", TOPK_FORMATS)
@@ -251,10 +251,12 @@ def test_a_row_of_all_tokens_sums_to_1(form: str) -> None:
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00, 0x8001, 0xBC00])
 @pytest.mark.parametrize("place", [0, KEPT * COUNT - 1])
 def test_halves_that_are_no_weights_are_refused(bits: int, place: int) -> None:
-    for frame, kept, vocab in ((GOOD["fp16"], KEPT, VOCAB), (WHOLE["fp16"], 40, 40)):
+    for frame, selection, vocab in ((GOOD["fp16"], KEPT, VOCAB), (WHOLE["fp16"], 40, 40)):
         at = 4 + 4 * COUNT + 2 * place
         with pytest.raises(MalformedError, match="NaN, a negative"):
-            decode_topk(frame[:at] + struct.pack("<H", bits) + frame[at + 2 :], COUNT, kept, vocab)
+            decode_topk(
+                frame[:at] + struct.pack("<H", bits) + frame[at + 2 :], COUNT, selection, vocab
+            )
 
 
 @pytest.mark.parametrize("form", ["fp32", "fp16"])
@@ -286,39 +288,41 @@ def test_a_damaged_frame_is_refused_or_valid(
     case: tuple[TopRows, int], form: str, seed: int
 ) -> None:
     given_rows, vocab = case
-    count, kept = given_rows.ids.shape
+    count, selection = given_rows.ids.shape
     frame = damaged(encode_topk(given_rows, vocab, form), seed)
     try:
-        decoded = decode_topk(frame, count, kept, vocab)
+        decoded = decode_topk(frame, count, selection, vocab)
     except MalformedError:
         return
-    check(decoded, count, kept, vocab)
-    again = decode_topk(encode_topk(decoded, vocab, "fp32"), count, kept, vocab)
+    check(decoded, count, selection, vocab)
+    again = decode_topk(encode_topk(decoded, vocab, "fp32"), count, selection, vocab)
     assert again.values.tobytes() == decoded.values.tobytes()
 
 
 @given(st.binary(max_size=80), st.integers(0, 5), st.integers(1, 12), VOCABS)
 @examples(300)
-def test_random_bytes_are_refused_or_valid(body: bytes, count: int, kept: int, vocab: int) -> None:
-    true_k = min(kept, vocab).to_bytes(3, "little")
+def test_random_bytes_are_refused_or_valid(
+    body: bytes, count: int, remaining: int, vocab: int
+) -> None:
+    true_k = min(remaining, vocab).to_bytes(3, "little")
     for frame in (body, body[:1] + true_k + body[4:]):
         try:
-            decoded = decode_topk(frame, count, kept, vocab)
+            decoded = decode_topk(frame, count, remaining, vocab)
         except MalformedError:
             continue
-        check(decoded, count, kept, vocab)
+        check(decoded, count, remaining, vocab)
 
 
 @pytest.mark.parametrize("form", range(3))
-@pytest.mark.parametrize(("count", "kept"), [(1, 1), (9, 64), (65, 2**17), (2**20, 2**23)])
-def test_a_bomb_costs_neither_time_nor_memory(form: int, count: int, kept: int) -> None:
+@pytest.mark.parametrize(("count", "remaining"), [(1, 1), (9, 64), (65, 2**17), (2**20, 2**23)])
+def test_a_bomb_costs_neither_time_nor_memory(form: int, count: int, remaining: int) -> None:
     vocab = 2**24 - 1
     for body in (b"\xff" * 200, bytes(200), b"\x00\x3c" * 100):
-        frame = bytes([form]) + kept.to_bytes(3, "little") + body
+        frame = bytes([form]) + remaining.to_bytes(3, "little") + body
         tracemalloc.start()
         begun = time.process_time()
         with pytest.raises(MalformedError):
-            decode_topk(frame, count, kept, vocab)
+            decode_topk(frame, count, remaining, vocab)
         spent = time.process_time() - begun
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -341,11 +345,13 @@ def test_a_frame_of_rubbish_costs_little_however_long(octet: int) -> None:
 # The specification, token by token
 
 
-def read_topk(frame: bytes, count: int, kept: int, vocab: int) -> list[list[tuple[int, float]]]:
+def read_topk(
+    frame: bytes, count: int, remaining: int, vocab: int
+) -> list[list[tuple[int, float]]]:
     """Rows by docs/wire.md alone."""
     form, tilt, c = frame[0] % 4, frame[0] // 4 % 4, frame[0] // 16
-    assert int.from_bytes(frame[1:4], "little") == kept
-    at, total = 4, count * kept
+    assert int.from_bytes(frame[1:4], "little") == remaining
+    at, total = 4, count * remaining
     masses = [0.0] * count
     if form != 1:
         masses = list(struct.unpack_from(f"<{count}f", frame, at))
@@ -356,26 +362,26 @@ def read_topk(frame: bytes, count: int, kept: int, vocab: int) -> list[list[tupl
         numbers = list(struct.unpack_from(f"<{total}{kind}", frame, at))
         at += size * total
     ids = [list(range(vocab))] * count
-    heights = [[0] * kept for _ in range(count)]
-    if kept < vocab or form == 2:
+    heights = [[0] * remaining for _ in range(count)]
+    if remaining < vocab or form == 2:
         bits = Bits(frame[at:])
-        quotients = [[bits.unary() for _ in range(kept)] for _ in range(count)]
-        high = [[bits.unary() if form == 2 else 0 for _ in range(kept)] for _ in range(count)]
+        quotients = [[bits.unary() for _ in range(remaining)] for _ in range(count)]
+        high = [[bits.unary() if form == 2 else 0 for _ in range(remaining)] for _ in range(count)]
         ids = []
         for row in range(count):
-            last, found = -1, []
-            for i, b in enumerate(rice_widths(kept, vocab, tilt)):
+            last, result = -1, []
+            for i, b in enumerate(rice_widths(remaining, vocab, tilt)):
                 last += (quotients[row][i] << b) + bits.fixed(b) + 1
-                found.append(last)
+                result.append(last)
                 heights[row][i] = (high[row][i] << c) + bits.fixed(c)
-            ids.append(found)
+            ids.append(result)
         assert len(bits.bits) < 8
         assert "1" not in bits.bits
     else:
         assert len(frame) == at
     rows = []
     for row in range(count):
-        weights = numbers[row * kept : (row + 1) * kept]
+        weights = numbers[row * remaining : (row + 1) * remaining]
         if form == 2:
             top = max(heights[row])
             weights = [int(2**31 * 2.0 ** (-(top - h) / 2) + 0.5) for h in heights[row]]
@@ -388,11 +394,11 @@ def read_topk(frame: bytes, count: int, kept: int, vocab: int) -> list[list[tupl
 @examples(60)
 def test_frames_are_what_the_specification_says(case: tuple[TopRows, int], form: str) -> None:
     given_rows, vocab = case
-    count, kept = given_rows.ids.shape
+    count, selection = given_rows.ids.shape
     frame = encode_topk(given_rows, vocab, form)
-    decoded = decode_topk(frame, count, kept, vocab)
+    decoded = decode_topk(frame, count, selection, vocab)
     for row, ids, values in zip(
-        read_topk(frame, count, kept, vocab), decoded.ids, decoded.values, strict=True
+        read_topk(frame, count, selection, vocab), decoded.ids, decoded.values, strict=True
     ):
         assert [token for token, _ in row] == ids.tolist()
         np.testing.assert_allclose([p for _, p in row], values, rtol=1e-6, atol=1e-44)
@@ -413,12 +419,12 @@ def test_vectors(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "kept", "bits"),
+    ("form", "remaining", "bits"),
     [("fp16", 64, 26.7), ("fp32", 64, 42.2), ("levels", 64, 15.0), ("levels", 640, 11.0)],
 )
-def test_a_window_stays_small(form: str, kept: int, bits: float) -> None:
+def test_a_window_stays_small(form: str, remaining: int, bits: float) -> None:
     """Tokens as a tokenizer numbers them: the lower the id, the likelier."""
     rng = np.random.default_rng(0)
     z = rng.normal(0.0, 2.5, (9, 49_152)) - 1.2 * np.log(np.arange(49_152) + 300.0)
-    frame = encode_topk(top_rows(z.astype(np.float32), 1.0, kept), 49_152, form)
-    assert len(frame) * 8 / (9 * kept) <= bits
+    frame = encode_topk(top_rows(z.astype(np.float32), 1.0, remaining), 49_152, form)
+    assert len(frame) * 8 / (9 * remaining) <= bits

@@ -125,8 +125,8 @@ def test_a_frame_of_more_tokens_than_any_may_have_is_refused_by_what_it_claims()
         claimed = rows * sizes[0] if alike else sum(sizes)
         with pytest.raises(MalformedError) as refused:
             decode_sparse(bytes([width | alike << 5]) + listed, rows, 2**20)
-        told = f"claims {claimed} tokens; the limit is {MAX_TOKENS}" in str(refused.value)
-        assert told == (claimed > MAX_TOKENS)
+        info = f"claims {claimed} tokens; the limit is {MAX_TOKENS}" in str(refused.value)
+        assert info == (claimed > MAX_TOKENS)
 
 
 @pytest.mark.parametrize("filled", [0, 301])
@@ -142,8 +142,8 @@ def test_counts_with_another_sum_are_refused(bits: int) -> None:
 
 
 def test_a_count_of_too_many_bits_is_refused() -> None:
-    one = np.array([1])
-    frame = write_frame(bytes([0, 1, 0, 0]), np.array([1, 26]), one, BitSlots(one * 25))
+    values = np.array([1])
+    frame = write_frame(bytes([0, 1, 0, 0]), np.array([1, 26]), values, BitSlots(values * 25))
     with pytest.raises(MalformedError, match="more than 24 bits"):
         decode_counts(frame, 1, 24)
 

@@ -323,9 +323,9 @@ def test_of_two_that_make_one_pair_at_once_one_does(folder: Path) -> None:
         assert twin.stdin is not None
         twin.stdin.write("go\n")
         twin.stdin.flush()
-    said = [twin.communicate(timeout=60)[0].strip() for twin in twins]
-    assert said.count("made") == 1
-    assert all("exists already" in each for each in said if each != "made")
+    reply = [twin.communicate(timeout=60)[0].strip() for twin in twins]
+    assert reply.count("made") == 1
+    assert all("exists already" in each for each in reply if each != "made")
     shutil.copy(folder / "device.pub", folder / "edge.pub")
     pair = DeviceKeys.load(folder)
     assert pair.public == read_public(folder / "device.pub")

@@ -220,10 +220,10 @@ def test_a_connection_knows_its_segments() -> None:
         with socket.create_connection(("127.0.0.1", port)) as near, server.accept()[0] as far:
             near.sendall(b"x" * 100)
             far.recv(100)
-            told = read_segments(near.fileno(), port)
-            assert told is not None
-            assert told.sent >= 1
-            assert told.retransmitted == 0
+            segments = read_segments(near.fileno(), port)
+            assert segments is not None
+            assert segments.sent >= 1
+            assert segments.retransmitted == 0
             near.sendall(b"the borrowed descriptor is still open")
             assert read_segments(near.fileno(), port + 1) is None  # another peer: not ours any more
             assert read_segments(server.fileno(), port) is None

@@ -26,7 +26,7 @@ class Line:
         self,
         seconds: float,
         *,
-        heard: bool = True,
+        flag: bool = True,
         acked_bps: float | None = None,
         outstanding: int = 0,
         bytes_each: int = PING,
@@ -36,7 +36,7 @@ class Line:
         until_s = self.now_s + seconds
         while self.now_s < until_s - 1e-9:
             self.now_s += LOOK_S
-            if heard and self.now_s - self._came_s >= every_s:
+            if flag and self.now_s - self._came_s >= every_s:
                 self._received += bytes_each
                 self._came_s = self.now_s
                 if acked_bps is None and not outstanding:
@@ -58,16 +58,16 @@ def test_an_idle_connection_is_alive() -> None:
 def test_a_dead_path_shows_within_a_second() -> None:
     line = Line()
     line.pass_s(3.0)
-    line.pass_s(0.6, heard=False, outstanding=27)
+    line.pass_s(0.6, flag=False, outstanding=27)
     assert not line.liveness.quiet
-    line.pass_s(0.4, heard=False, outstanding=27)
+    line.pass_s(0.4, flag=False, outstanding=27)
     assert line.liveness.quiet
 
 
 def test_a_frozen_process_whose_kernel_acknowledges_pings_is_quiet() -> None:
     line = Line()
     line.pass_s(3.0)
-    line.pass_s(1.05, heard=False, acked_bps=60.0)
+    line.pass_s(1.05, flag=False, acked_bps=60.0)
     assert line.liveness.quiet
 
 
@@ -78,7 +78,7 @@ def test_a_peer_that_only_repeats_does_not_hear_us(repeats: bool) -> None:
     line.pass_s(3.0)
     for packets in range(12):
         line.arrived = packets * repeats
-        line.pass_s(0.25, heard=False, outstanding=27)
+        line.pass_s(0.25, flag=False, outstanding=27)
     assert line.liveness.quiet
     assert line.liveness.blocked == repeats
 
@@ -86,7 +86,7 @@ def test_a_peer_that_only_repeats_does_not_hear_us(repeats: bool) -> None:
 def test_a_message_that_crosses_is_life_however_slowly() -> None:
     line = Line(rtt_s=0.1)
     line.pass_s(1.0)
-    line.pass_s(30.0, heard=False, acked_bps=1000.0, outstanding=20_000)
+    line.pass_s(30.0, flag=False, acked_bps=1000.0, outstanding=20_000)
     assert not line.liveness.quiet
     assert line.liveness.transfers
 
@@ -109,21 +109,21 @@ def test_what_is_not_acknowledged_is_quiet_though_the_peer_is_heard() -> None:
 def test_a_long_way_is_given_more_time(rtt_s: float) -> None:
     line = Line(rtt_s=rtt_s)
     line.pass_s(1.0)
-    line.pass_s(2.0 * rtt_s, heard=False, outstanding=50)
+    line.pass_s(2.0 * rtt_s, flag=False, outstanding=50)
     assert not line.liveness.quiet
 
 
 def test_a_path_that_pauses_is_given_more_time_for_a_while() -> None:
     line = Line()
     line.pass_s(1.0)
-    line.pass_s(2.0, heard=False)
+    line.pass_s(2.0, flag=False)
     assert line.liveness.quiet
     line.pass_s(1.0)
     assert not line.liveness.quiet
-    line.pass_s(2.0, heard=False)
+    line.pass_s(2.0, flag=False)
     assert not line.liveness.quiet
     line.pass_s(100.0)
-    line.pass_s(1.2, heard=False)
+    line.pass_s(1.2, flag=False)
     assert line.liveness.quiet
 
 
@@ -133,18 +133,18 @@ def test_what_was_not_looked_at_is_no_pause() -> None:
     line.pass_s(1.0)
     line.now_s += 60.0
     line.pass_s(1.0)
-    line.pass_s(1.1, heard=False)
+    line.pass_s(1.1, flag=False)
     assert line.liveness.quiet
 
 
 def test_a_handshake_that_goes_on_is_waited_for() -> None:
     line = Line(rtt_s=1.5)
-    line.pass_s(4.0, heard=False)
+    line.pass_s(4.0, flag=False)
     assert line.liveness.progresses
-    line.pass_s(0.6, heard=False)
+    line.pass_s(0.6, flag=False)
     assert not line.liveness.progresses
     assert not line.liveness.stuck
-    line.pass_s(HANDSHAKE_STEP_S - 4.5, heard=False, outstanding=64)
+    line.pass_s(HANDSHAKE_STEP_S - 4.5, flag=False, outstanding=64)
     assert line.liveness.stuck
 
 
@@ -152,7 +152,7 @@ def test_steps_tell_the_rtt_behind_a_proxy() -> None:
     line = Line()
     assert not line.liveness.progresses
     line.pass_s(0.75, every_s=0.7, bytes_each=64)
-    line.pass_s(1.2, heard=False)
+    line.pass_s(1.2, flag=False)
     assert line.liveness.progresses
-    line.pass_s(0.5, heard=False)
+    line.pass_s(0.5, flag=False)
     assert not line.liveness.progresses

@@ -45,15 +45,15 @@ def rows(allowed: int = V) -> np.ndarray:
 @pytest.mark.parametrize("allowed", [3, 700, V])
 def test_a_large_row_is_told_closely(allowed: int) -> None:
     logits = rows(allowed)[:2]
-    told = decode_logprobs(make_entries(logits, [V - 1, V - 2], MOST).tobytes(), MOST, V, (2,))
-    for row, token, found in zip(logits.astype(np.float64), [V - 1, V - 2], told, strict=True):
+    logprobs = decode_logprobs(make_entries(logits, [V - 1, V - 2], MOST).tobytes(), MOST, V, (2,))
+    for row, token, result in zip(logits.astype(np.float64), [V - 1, V - 2], logprobs, strict=True):
         exact = row - row.max()
         exact -= np.log(np.exp(exact).sum())
         ids = np.argsort(-row, kind="stable")[: min(MOST, allowed)]
-        assert found is not None
-        assert found.logprob == pytest.approx(exact[token], abs=CLOSE)
-        assert [id for id, _ in found.top] == ids.tolist()
-        assert [value for _, value in found.top] == pytest.approx(exact[ids].tolist(), abs=CLOSE)
+        assert result is not None
+        assert result.logprob == pytest.approx(exact[token], abs=CLOSE)
+        assert [id for id, _ in result.top] == ids.tolist()
+        assert [value for _, value in result.top] == pytest.approx(exact[ids].tolist(), abs=CLOSE)
 
 
 @pytest.mark.parametrize("allowed", [3, V], ids=["constrained", "free"])
@@ -76,12 +76,12 @@ def test_those_of_a_window_take_little_time_and_memory(allowed: int) -> None:
 def test_what_is_kept_is_told_again_and_not_copied_for_each_token() -> None:
     log = Logprobs(2, start=5)
     logits = np.random.default_rng(0).standard_normal((1, 9), np.float32)
-    told = []
+    messages = []
     for token in range(9):
         log.record(Draft(np.zeros(0, np.uint32)), logits, Decision(0, token))
-        told.append(bytes(log.commit()))
-    assert bytes(log.frame_of(7, 3)) == b"".join(told[2:5])
-    assert bytes(log.frame_of(5, 99)) == b"".join(told)
+        messages.append(bytes(log.commit()))
+    assert bytes(log.frame_of(7, 3)) == b"".join(messages[2:5])
+    assert bytes(log.frame_of(5, 99)) == b"".join(messages)
     assert bytes(log.frame_of(14, 1)) == b""
     spent_s = []
     for _ in range(20_000):

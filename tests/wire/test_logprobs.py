@@ -30,15 +30,15 @@ def test_what_goes_in_comes_out(seed: int, most: int, rows: int, forbidden: int)
     tokens = random.integers(forbidden, VOCAB, rows).tolist()
     frame = make_entries(logits, tokens, most).tobytes()
     assert len(frame) == rows * (4 + 8 * most)
-    found = decode_logprobs(frame, most, VOCAB, (rows,))
-    for row, token, told in zip(logits, tokens, found, strict=True):
+    logprobs = decode_logprobs(frame, most, VOCAB, (rows,))
+    for row, token, info in zip(logits, tokens, logprobs, strict=True):
         p = np.exp(row.astype(float) - row.max())
         p /= p.sum()
-        assert told is not None
-        assert told.logprob == pytest.approx(math.log(p[token]), abs=1e-5)
+        assert info is not None
+        assert info.logprob == pytest.approx(math.log(p[token]), abs=1e-5)
         likeliest = sorted(range(forbidden, VOCAB), key=lambda id: (-row[id], id))[:most]
-        assert [id for id, _ in told.top] == likeliest
-        assert [value for _, value in told.top] == pytest.approx(np.log(p[likeliest]), abs=1e-5)
+        assert [id for id, _ in info.top] == likeliest
+        assert [value for _, value in info.top] == pytest.approx(np.log(p[likeliest]), abs=1e-5)
 
 
 def test_what_is_not_known_is_none() -> None:
@@ -50,13 +50,13 @@ def test_what_is_not_known_is_none() -> None:
 def test_any_bytes_are_entries_or_a_typed_error(data: bytes, most: int) -> None:
     size = entry_type(most).itemsize
     try:
-        found = decode_logprobs(data, most, VOCAB, (0, 1, 2))
+        logprobs = decode_logprobs(data, most, VOCAB, (0, 1, 2))
     except PilotfishError:
         return
-    assert len(found) == len(data) / size
-    for told in found:
-        assert told is None or told.logprob <= 0
-        assert all(id < VOCAB and value <= 0 for id, value in (told.top if told else ()))
+    assert len(logprobs) == len(data) / size
+    for logprob in logprobs:
+        assert logprob is None or logprob.logprob <= 0
+        assert all(id < VOCAB and value <= 0 for id, value in (logprob.top if logprob else ()))
 
 
 @pytest.mark.parametrize(

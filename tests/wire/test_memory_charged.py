@@ -52,11 +52,11 @@ def growing() -> Iterator[None]:
     over = threading.Event()
 
     def grow() -> None:
-        kept = []
+        remaining = []
         while not over.wait(0.02):
-            kept.append(np.ones(1 << 19))
-            if len(kept) == 40:
-                kept.clear()
+            remaining.append(np.ones(1 << 19))
+            if len(remaining) == 40:
+                remaining.clear()
 
     growth = threading.Thread(target=grow)
     growth.start()
@@ -97,12 +97,12 @@ def shake_hands(endpoint: str, host: str = "127.0.0.1") -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
     connection.settimeout(10.0)
-    said = b""
-    while not said.endswith(b"Identity\0\0\0\0"):  # a frame before its READY is an error
+    reply = b""
+    while not reply.endswith(b"Identity\0\0\0\0"):  # a frame before its READY is an error
         new = connection.recv(4096)
         if not new:
             raise ConnectionError("hung up on within the handshake")
-        said += new
+        reply += new
     return connection
 
 
@@ -194,8 +194,8 @@ def test_it_pays_who_sends_tiny_frames_not_who_holds_most(frames: bytes) -> None
 def test_what_one_left_unread_is_not_the_next_ones_who_has_its_descriptor() -> None:
     """It would be charged to the key of another, and be known before it has said a word."""
     with listening() as listener:
-        with shake_hands(listener.endpoint, "127.0.0.2") as gone:
-            gone.sendall(b"\x00\x05early")
+        with shake_hands(listener.endpoint, "127.0.0.2") as missing:
+            missing.sendall(b"\x00\x05early")
         time.sleep(0.3)  # ZeroMQ closes its descriptor, which the next one gets
         with shake_hands(listener.endpoint) as silent:
             early = listener.receive()

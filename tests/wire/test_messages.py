@@ -38,7 +38,7 @@ OPTIONS = st.recursive(
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     """All values that a field of this type may have."""
-    found: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
+    results: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
         inspect.IntType: lambda t: st.integers(t.ge, t.le if t.le is not None else t.lt - 1),
         inspect.FloatType: lambda t: st.floats(t.ge, t.le, allow_nan=False),
         inspect.BytesType: lambda t: st.binary(min_size=t.min_length or 0, max_size=t.max_length),
@@ -56,7 +56,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         inspect.UnionType: lambda t: st.one_of(*map(values, t.types)),
         inspect.StructType: lambda t: messages(t.cls),
     }
-    return found[type(kind)](kind)
+    return results[type(kind)](kind)
 
 
 def messages(cls: type) -> st.SearchStrategy[Any]:

@@ -44,12 +44,12 @@ ONE = Sampling(temperature=1.0)
 
 def worst(play):
     """The TV of what ``play(drafter, p, chance)`` puts out, on the pair where it is largest."""
-    found = []
+    results = []
     for target, drafter in PAIRS:
         p = law_of(target, ONE)
         law = output_law(partial(play, drafter, p), p, 2)
-        found.append(tv(law, target_law(p, 2)))
-    return max(found)
+        results.append(tv(law, target_law(p, 2)))
+    return max(results)
 
 
 def dense(drafter):

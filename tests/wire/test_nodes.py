@@ -79,15 +79,15 @@ def documented() -> dict[str, list[str]]:
     """The fields of each header by docs/wire.md, in their order."""
     text = DOCUMENT.read_text(encoding="utf-8").partition("## Nodes of a target")[2]
     text = text.partition("\n## ")[0]
-    found = {}
+    results = {}
     for line in text.splitlines():
         row = re.match(r"\| `(\w+)` \| ([^|]+) \|", line)
         if row is not None:
-            found[row[1]] = fields_of(row[2])
+            results[row[1]] = fields_of(row[2])
     item = re.search(r"An item is \[([^;]+)\];", text)
     assert item is not None
-    found["item"] = fields_of(item[1].replace("\n", " "))
-    return found
+    results["item"] = fields_of(item[1].replace("\n", " "))
+    return results
 
 
 def fields_of(text: str) -> list[str]:

@@ -115,8 +115,8 @@ def assert_exact(setting, bits, drafter=None, start=PROMPT, p=None):
 
     p: the law after a prefix; None: that of the target's logits as they are.
     """
-    found, wanted = both_laws(setting, bits, drafter, start, p)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+    result, wanted = both_laws(setting, bits, drafter, start, p)
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-12)
 
 
 def both_laws(setting, bits, drafter=None, start=PROMPT, p=None):

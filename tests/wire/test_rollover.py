@@ -63,14 +63,14 @@ def attempts(listener: Listener, *channels: EdgeChannel) -> list[int]:
     """Let devices in; how many handshakes each of them took."""
     deadline = time.monotonic() + WAIT_S
     poller = zmq.Poller()
-    found: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
-    found.update((channel.sources[1], channel.read_events) for channel in channels)
-    for descriptor in found:
+    table: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
+    table.update((channel.sources[1], channel.read_events) for channel in channels)
+    for descriptor in table:
         poller.register(descriptor, zmq.POLLIN)
     while not all(channel.connected for channel in channels):
         assert time.monotonic() < deadline, [each.attempts.handshakes_failed for each in channels]
         for descriptor, _ in poller.poll(100):  # at once, as an edge does
-            found[descriptor]()
+            table[descriptor]()
         for channel in channels:  # a handshake that failed is repeated when that is due
             channel.read_events()
     return [channel.attempts.handshakes_failed + 1 for channel in channels]

@@ -68,12 +68,12 @@ def test_what_follows_from_the_seed_is_the_targets_own(name, window):
     cut = Sampling(temperature=1.2, min_p=0.1) if name == "coupled" else Sampling()
     setting = Setting(name, (1,) * window, cut, cut, shaping=HEAVY)
     for seed in range(5):
-        law, said = SamplingParams(sampling=cut, seed=seed), []
+        law, reply = SamplingParams(sampling=cut, seed=seed), []
         for _ in range(12):
-            text = (*PROMPT, *said)
-            row = shaped(setting.models[0].logits(text[-2:]), PROMPT, said, HEAVY)
-            said.append(choose(row, law, len(text), Purpose.TARGET))
-        assert list(generate(setting, seed, length=12)) == said
+            text = (*PROMPT, *reply)
+            row = shaped(setting.models[0].logits(text[-2:]), PROMPT, reply, HEAVY)
+            reply.append(choose(row, law, len(text), Purpose.TARGET))
+        assert list(generate(setting, seed, length=12)) == reply
 
 
 # A grammar
@@ -104,10 +104,10 @@ def masked_law(setting):
     def p(prefix):
         row = shaped(target.logits((*START, *prefix)[-2:]), START, prefix, setting.shaping)
         words = WORDS[: setting.vocab - 1]
-        said = "".join((*words, "$")[token] for token in prefix)
-        if said in begun:
-            allowed = [said + word in begun for word in words]
-            row[~np.array([*allowed, said in texts])] = -np.inf
+        reply = "".join((*words, "$")[token] for token in prefix)
+        if reply in begun:
+            allowed = [reply + word in begun for word in words]
+            row[~np.array([*allowed, reply in texts])] = -np.inf
         return probabilities(row[None], setting.sampling)[0]
 
     return cache(p)
@@ -124,8 +124,8 @@ def grammars(vocab=SMALL):
 def test_a_round_under_a_grammar_is_exact_over_all_its_outcomes(name, data, bits, regex):
     setting = data.draw(shaped_settings(name))
     assume(len(setting.expansion) < 3)
-    told = replace(setting.shaping, logit_bias={}, grammar=Grammar("regex", regex))
-    setting = replace(setting, vocab=SMALL, shaping=told, grammars=grammars())
+    info = replace(setting.shaping, logit_bias={}, grammar=Grammar("regex", regex))
+    setting = replace(setting, vocab=SMALL, shaping=info, grammars=grammars())
     assert_exact(setting, bits, start=START, p=masked_law(setting))
 
 
@@ -179,9 +179,11 @@ MASKS = [MaskAfterSampling, MaskOfTheRoot, NotRenormalised, OnlyTheDevicesMask]
 @pytest.mark.parametrize("name", ["dsd", "tree"])
 def test_rows_masked_otherwise_are_seen(name, mutant, monkeypatch):
     expansion = (2, 1) if name == "tree" else (1, 1)
-    told = LogitsOptions(grammar=Grammar("regex", REGEXES[0]))
+    logits_options = LogitsOptions(grammar=Grammar("regex", REGEXES[0]))
     hot = replace(ONE, temperature=1.7)
-    setting = Setting(name, expansion, hot, hot, vocab=3, shaping=told, grammars=grammars(3))
+    setting = Setting(
+        name, expansion, hot, hot, vocab=3, shaping=logits_options, grammars=grammars(3)
+    )
     p = masked_law(setting)
     assert tv(*both_laws(setting, 0, start=START, p=p)) < 1e-12
     monkeypatch.setattr(rounds, "SamplingParams", mutant)

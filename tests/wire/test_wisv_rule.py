@@ -102,7 +102,7 @@ def played(
     return ruling, messages
 
 
-def told(ruling: Decision) -> tuple[int, int | None, int]:
+def message_of(ruling: Decision) -> tuple[int, int | None, int]:
     assert not ruling.frames
     return ruling.accepted, ruling.token, (*ruling.notes, 0)[0]
 
@@ -112,8 +112,8 @@ def told(ruling: Decision) -> tuple[int, int | None, int]:
 def test_a_higher_threshold_forgives_no_less(
     protocol: str, case: Case, head: Any, thresholds: list[float]
 ) -> None:
-    found = [played(protocol, case, head.judge(Channel(), t))[0] for t in sorted(thresholds)]
-    for lower, higher in pairwise(found):
+    result = [played(protocol, case, head.judge(Channel(), t))[0] for t in sorted(thresholds)]
+    for lower, higher in pairwise(result):
         assert lower.notes <= higher.notes
         assert lower.accepted <= higher.accepted
 
@@ -121,22 +121,22 @@ def test_a_higher_threshold_forgives_no_less(
 def test_there_is_something_in_between() -> None:
     """Else the tests above would hold for heads that are all or nothing."""
     random = np.random.default_rng(1)
-    found = set()
+    names = set()
     for head in HEADS:
         states = (random.standard_normal((n, d)).astype(np.float32) for n, d in ((16, D), (17, T)))
         wrong = np.eye(VOCAB, dtype=np.float32)[np.ones(17, np.int64)]
         case = Case(np.zeros(16, np.uint32), wrong, *states)
         for threshold in np.linspace(0.0, 1.0, 21):
             judge = head.judge(Channel(), threshold)
-            found.update(played("wisv-full", case, judge)[0].notes)
-    assert len(found) > 5, found
+            names.update(played("wisv-full", case, judge)[0].notes)
+    assert len(names) > 5, names
 
 
 @given(cases(), judges(), st.sampled_from(HIDDEN_FORMATS))
 @examples(200)
 def test_both_protocols_decide_alike(case: Case, judge: BoundDecisionHead, form: str) -> None:
     full, selective = (played(protocol, case, judge, form)[0] for protocol in PROTOCOLS)
-    assert told(full) == told(selective)
+    assert message_of(full) == message_of(selective)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -233,13 +233,13 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
-def test_inquiries_that_cannot_be(asked: list[bytes]) -> None:
+@pytest.mark.parametrize("items", ASKED.values(), ids=ASKED.keys())
+def test_inquiries_that_cannot_be(items: list[bytes]) -> None:
     exchange = PROTOCOL_REGISTRY["wisv-selective"]
     case = Case(
         *(np.zeros(s, t) for s, t in ((3, np.uint32), ((4, 6), "f4"), ((3, D), "f4"))), None
     )
     draft = drafted(case, exchange)
     with pytest.raises(MalformedError):
-        exchange.encode_states(draft, asked)
+        exchange.encode_states(draft, items)
     assert len(exchange.encode_states(draft, [b"\0\2"])[0]) == 2 * hidden_bytes(D, "int8")

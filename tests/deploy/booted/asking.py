@@ -44,7 +44,7 @@ def complete(machine: Machine, *, seed: int = 7, tokens: int = 50) -> str:
     return machine.on_network(ask)
 
 
-def stream(machine: Machine, meanwhile: Callable[[], object], *, seed: int) -> Answer:
+def stream(machine: Machine, on_wait: Callable[[], object], *, seed: int) -> Answer:
     """A long streamed completion: from its tenth piece on ``meanwhile`` is done, beside it.
 
     What comes after that is read a while longer, then the client has enough.
@@ -53,7 +53,7 @@ def stream(machine: Machine, meanwhile: Callable[[], object], *, seed: int) -> A
     def ask() -> Answer:
         pieces: list[str] = []
         tokens, enough = 0, LONG
-        with client() as opened, machine.thread() as beside:
+        with client() as opened, machine.thread() as neighbour:
             with opened.completions.create(
                 model="pilotfish", prompt="abc", seed=seed, max_tokens=LONG, stream=True
             ) as chunks:
@@ -61,7 +61,7 @@ def stream(machine: Machine, meanwhile: Callable[[], object], *, seed: int) -> A
                     pieces.append(choice.text)
                     tokens += (choice.model_extra or {}).get("pilotfish", {}).get("tokens", 0)
                     if len(pieces) == 10:
-                        interfering = beside.submit(meanwhile)
+                        interfering = neighbour.submit(on_wait)
                     if len(pieces) > 10 and enough == LONG and interfering.done():
                         enough = len(pieces) + AFTERWARDS
                     if len(pieces) >= enough:
@@ -86,9 +86,9 @@ def is_undisturbed(machine: Machine, answer: Answer, *, seed: int) -> bool:
 def link_losses(machine: Machine) -> int:
     """How often the device has lost its edge since it started."""
     metrics = machine.on_network(lambda: get("/metrics").raise_for_status().text)
-    found = re.search(r"^pilotfish_link_losses_total (\S+)$", metrics, re.MULTILINE)
-    assert found is not None, metrics
-    return int(float(found[1]))
+    match = re.search(r"^pilotfish_link_losses_total (\S+)$", metrics, re.MULTILINE)
+    assert match is not None, metrics
+    return int(float(match[1]))
 
 
 def get(path: str, line: str = API_KEY) -> httpx.Response:

@@ -50,10 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tar file of a fresh rootfs; skips where no system can be booted, and tries once."""
-    kept = os.environ.get("PILOTFISH_CACHE")
+    value = os.environ.get("PILOTFISH_CACHE")
     try:
         rootfs.tools()
-        return rootfs.archive(Path(kept) / "tests" if kept else tmp_path_factory.mktemp("rootfs"))
+        return rootfs.archive(Path(value) / "tests" if value else tmp_path_factory.mktemp("rootfs"))
     except rootfs.Impossible as reason:
         if os.environ.get("PILOTFISH_BOOTED") == "required":
             pytest.fail(f"systems must be booted here, but {reason}")
@@ -175,9 +175,9 @@ def signed() -> tuple[object, ...]:
 def pilotfish(*arguments: object) -> str:
     """Run the command on this machine; what it said."""
     done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {said}"
-    return said
+    reply = done.stdout + done.stderr
+    assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {reply}"
+    return reply
 
 
 def be_quick(root: Path, *units: str) -> None:

@@ -57,20 +57,20 @@ def archive(cache: Path) -> Path:
     """The tar file of a fresh rootfs in ``cache``; made there when it is missing."""
     mirror, suite = release()
     wanted = hashlib.sha256(" ".join((suite, *INCLUDED, *_LEFT_OUT)).encode()).hexdigest()[:8]
-    found = cache / f"rootfs-{suite}-{wanted}.tar"
-    if not found.exists():
+    result = cache / f"rootfs-{suite}-{wanted}.tar"
+    if not result.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        building = cache / f"{found.name}.{os.getpid()}"
+        building = cache / f"{result.name}.{os.getpid()}"
         shutil.rmtree(building, ignore_errors=True)  # a killed run's, whose number comes again
         try:
             _debootstrap(suite, building, mirror)
             partial = building.with_suffix(".tar")
             leave_out = [f"--exclude=./{pattern}" for pattern in _LEFT_OUT]
             _check("tar", "-C", building, "-cf", partial, *leave_out, "--numeric-owner", ".")
-            partial.rename(found)
+            partial.rename(result)
         finally:
             shutil.rmtree(building, ignore_errors=True)
-    return found
+    return result
 
 
 def unpack(source: Path, root: Path) -> None:
@@ -98,18 +98,18 @@ def release() -> tuple[str, str]:
 
 def _sources() -> list[tuple[str, list[str]]]:
     """(URI, suites) of every binary source of apt, in both of its formats."""
-    found = []
+    results = []
     apt = Path("/etc/apt")
     for path in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*.list"))]:
         if path.exists():
-            found += [(uri, [suite]) for uri, suite in _LINE.findall(path.read_text())]
+            results += [(uri, [suite]) for uri, suite in _LINE.findall(path.read_text())]
     for path in sorted((apt / "sources.list.d").glob("*.sources")):
         for stanza in re.split(r"\n\s*\n", path.read_text()):
             fields = dict(re.findall(r"^(\w[\w-]*):[ \t]*(.*)$", stanza, re.M))
             if "deb" in fields.get("Types", "").split():
                 suites = fields.get("Suites", "").split()
-                found += [(uri, suites) for uri in fields.get("URIs", "").split()]
-    return found
+                results += [(uri, suites) for uri in fields.get("URIs", "").split()]
+    return results
 
 
 def _debootstrap(suite: str, root: Path, mirror: str) -> None:
@@ -119,15 +119,18 @@ def _debootstrap(suite: str, root: Path, mirror: str) -> None:
         _check(*command, within=_ALONE, limit_s=LIMIT_S)
     except Impossible as reason:
         log = root / "debootstrap/debootstrap.log"
-        told = f"; its log: {_end(log.read_text(errors='replace'))}" if log.exists() else ""
-        raise Impossible(f"{reason}{told}") from None
+        info = f"; its log: {_end(log.read_text(errors='replace'))}" if log.exists() else ""
+        raise Impossible(f"{reason}{info}") from None
 
 
 def _check(*command: object, within: Sequence[str] = (), limit_s: float | None = None) -> None:
     """Run this, ``within`` other words; raise `Impossible` with the cause that it tells."""
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as temporary_file:
         running = subprocess.Popen(
-            [*within, *map(str, command)], stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            [*within, *map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=temporary_file,
+            stderr=temporary_file,
         )
         try:
             code = running.wait(limit_s)
@@ -135,9 +138,9 @@ def _check(*command: object, within: Sequence[str] = (), limit_s: float | None =
             running.kill()
             running.wait()
             raise Impossible(f"{command[0]} was not done after {limit_s:g} s") from None
-        said.seek(0)
+        temporary_file.seek(0)
         if code != 0:
-            raise Impossible(f"{command[0]} failed ({code}): {_end(said.read())}")
+            raise Impossible(f"{command[0]} failed ({code}): {_end(temporary_file.read())}")
 
 
 def _end(output: str) -> str:

@@ -39,9 +39,9 @@ def install(board: Machine, wheel_of: str, *words: str, code: int = 0) -> str:
         f"PYTHONPATH={wheel_of}/wheels/{wheel.name} python3 -B -m pilotfish.deploy.install "
         f"--signers /root/signers {' '.join(words)}; echo code $?"
     )
-    said = board.run("sh", "-c", script)
-    assert f"code {code}" in said.splitlines(), said
-    return said
+    completed = board.run("sh", "-c", script)
+    assert f"code {code}" in completed.splitlines(), completed
+    return completed
 
 
 def runs(board: Machine) -> str:
@@ -52,19 +52,19 @@ def runs(board: Machine) -> str:
 
 def test_a_version_that_does_not_start_is_taken_back(board: Machine) -> None:
     broken = bring(board, "0.9", BAD)
-    said = install(board, broken, broken, code=75)  # there is nothing to go back to
-    assert "no such drafter" in said
-    assert "Went back" not in said
-    one = bring(board, "1.0", GOOD.format(1001))
-    assert f"{DEVICE} is active" in install(board, one, one)
+    reply = install(board, broken, broken, code=75)  # there is nothing to go back to
+    assert "no such drafter" in reply
+    assert "Went back" not in reply
+    item = bring(board, "1.0", GOOD.format(1001))
+    assert f"{DEVICE} is active" in install(board, item, item)
     assert runs(board) == "/bin/sleep 1001"
-    install(board, one, "--check")
+    install(board, item, "--check")
 
     worse = bring(board, "2.0", BAD)
-    said = install(board, worse, worse, code=75)
-    assert "no such drafter" in said
-    assert "Went back to version 1.0" in said
-    assert "which is active" in said
+    reply = install(board, worse, worse, code=75)
+    assert "no such drafter" in reply
+    assert "Went back to version 1.0" in reply
+    assert "which is active" in reply
     assert runs(board) == "/bin/sleep 1001"
     there = sorted(path.name[:3] for path in (board.root / "opt/pilotfish/versions").iterdir())
     assert there == ["0.9", "1.0"]  # as it was before
@@ -84,7 +84,7 @@ def test_a_version_that_does_not_start_is_taken_back(board: Machine) -> None:
     assert board.show(DEVICE, "LoadState") == "not-found"
     assert not (board.root / "opt/pilotfish").exists()
     assert not (board.root / "etc/pilotfish").exists()
-    for path in (broken, one, worse, three):
+    for path in (broken, item, worse, three):
         shutil.rmtree(board.root / path.lstrip("/"))
 
 

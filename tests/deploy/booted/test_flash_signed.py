@@ -38,8 +38,8 @@ def on_the_board(board: Machine, bundle: Path) -> tuple[int, str]:
     shutil.rmtree(board.root / "root/brought", ignore_errors=True)
     shutil.copytree(bundle, board.root / "root/brought")
     installed = "PYTHONPATH=/opt/pilotfish/current/site python3 -B -m pilotfish.deploy.install"
-    said = board.run("sh", "-c", f"cd / && {installed} /root/brought 2>&1; echo $?")
-    return int(said.splitlines()[-1]), said
+    completed = board.run("sh", "-c", f"cd / && {installed} /root/brought 2>&1; echo $?")
+    return int(completed.splitlines()[-1]), completed
 
 
 def test_a_signed_bundle_is_installed_and_no_other_runs(board: Machine, tmp_path: Path) -> None:
@@ -53,10 +53,10 @@ def test_a_signed_bundle_is_installed_and_no_other_runs(board: Machine, tmp_path
         return board.root / bring(board, version, GOOD.format(3000)).lstrip("/")
 
     right = board.root / bring(board, "2.0", GOOD.format(2000)).lstrip("/")
-    code, said = flash(tmp_path, release() / "signers", right)
-    assert code == 0, said
-    assert f"{DEVICE} is active" in said
-    assert "signed by signer" in said
+    code, reply = flash(tmp_path, release() / "signers", right)
+    assert code == 0, reply
+    assert f"{DEVICE} is active" in reply
+    assert "signed by signer" in reply
     assert os.listdir(board.root / SIGNERS) == ["signer.pub"]
     pid = board.show(DEVICE, "MainPID")
 
@@ -65,17 +65,17 @@ def test_a_signed_bundle_is_installed_and_no_other_runs(board: Machine, tmp_path
     (missing / signatures.NAME).unlink()
     older = plant(bundle("1.0"), f"/{MARK}")
     tampered = bundle("3.2")
-    kept = (tampered / signatures.NAME).read_bytes()
-    (plant(tampered, f"/{MARK}") / signatures.NAME).write_bytes(kept)
+    data = (tampered / signatures.NAME).read_bytes()
+    (plant(tampered, f"/{MARK}") / signatures.NAME).write_bytes(data)
     for refused, exit_code, words in (
         (wrong, 65, "is not among the 1 trusted signers in /etc/pilotfish/signers"),
         (missing, 65, "The bundle is not signed"),
         (older, 73, "say --downgrade"),
         (tampered, 65, "was changed since signer signed it"),
     ):
-        for code, said in (flash(tmp_path, both, refused), on_the_board(board, refused)):
-            assert code == exit_code, said
-            assert words in said
+        for code, reply in (flash(tmp_path, both, refused), on_the_board(board, refused)):
+            assert code == exit_code, reply
+            assert words in reply
         assert not (board.root / MARK).exists()
         assert not Path("/", MARK).exists()
     assert board.show(DEVICE, "MainPID") == pid
@@ -83,12 +83,12 @@ def test_a_signed_bundle_is_installed_and_no_other_runs(board: Machine, tmp_path
     assert board.run("sh", "-c", "ls -d /var/tmp/pilotfish-* 2>/dev/null; true") == ""
 
     # the mark is no blank: what the right signer signed is run
-    code, said = flash(tmp_path, both, sign(tampered))
-    assert code == 0, said
+    code, reply = flash(tmp_path, both, sign(tampered))
+    assert code == 0, reply
     assert (board.root / MARK).exists()
     assert runs(board) == "/bin/sleep 3000"
-    code, said = flash(tmp_path, both, "--rollback")
-    assert code == 0, said
+    code, reply = flash(tmp_path, both, "--rollback")
+    assert code == 0, reply
     assert runs(board) == "/bin/sleep 2000"
 
 
@@ -99,8 +99,8 @@ def test_a_board_without_ssh_keygen_says_what_it_lacks(board: Machine, tmp_path:
     away = tool.with_name("ssh-keygen.away")
     tool.rename(away)
     try:
-        code, said = flash(tmp_path, release() / "signers", bundle)
+        code, reply = flash(tmp_path, release() / "signers", bundle)
     finally:
         away.rename(tool)
-    assert code == 65, said
-    assert "install the package openssh-client" in said
+    assert code == 65, reply
+    assert "install the package openssh-client" in reply

@@ -22,7 +22,7 @@ _KEYS = "/etc/pilotfish/keys"
 
 
 @pytest.fixture
-def own(machine: Machine, prepared: Prepared) -> Iterator[Path]:
+def local(machine: Machine, prepared: Prepared) -> Iterator[Path]:
     """The machine's folder of keys; afterwards it is again as other tests expect it."""
     folder = machine.root / ETC / "keys"
     yield folder
@@ -36,10 +36,10 @@ def own(machine: Machine, prepared: Prepared) -> Iterator[Path]:
 
 
 @pytest.fixture
-def newcomer(prepared: Prepared, own: Path, tmp_path: Path) -> Path:
+def newcomer(prepared: Prepared, local: Path, tmp_path: Path) -> Path:
     """A device's folder, with the edge.pub of before."""
     keys.create(tmp_path, keys.DEVICE)
-    shutil.copy(own / "edge.pub", tmp_path)
+    shutil.copy(local / "edge.pub", tmp_path)
     return tmp_path
 
 
@@ -56,19 +56,19 @@ def comes_in(machine: Machine, prepared: Prepared, folder: Path) -> bool:
 
 def entries(machine: Machine, unit: str, *flags: str) -> list[tuple[int, str]]:
     """The journal's entries of a unit: priority and text."""
-    said = machine.run("journalctl", "--no-pager", "-o", "json", "-u", unit, *flags)
-    found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    return [(int(each["PRIORITY"]), str(each["MESSAGE"])) for each in found]
+    completed = machine.run("journalctl", "--no-pager", "-o", "json", "-u", unit, *flags)
+    result = [json.loads(line) for line in completed.splitlines() if line.startswith("{")]
+    return [(int(each["PRIORITY"]), str(each["MESSAGE"])) for each in result]
 
 
 def test_a_rotation_in_mid_stream(
-    machine: Machine, prepared: Prepared, own: Path, newcomer: Path
+    machine: Machine, prepared: Prepared, local: Path, newcomer: Path
 ) -> None:
     """As docs/keys.md has it, by the commands alone; nobody restarts anything."""
     shutil.copy(newcomer / "device.pub", machine.root / "root" / "newcomer.pub")
-    said = machine.run("pilotfish", "keys", "allow", "/root/newcomer.pub")
-    assert f"{_KEYS}/allowed/newcomer.pub" in said
-    assert "sudo systemctl reload pilotfish-edge" in said
+    completed = machine.run("pilotfish", "keys", "allow", "/root/newcomer.pub")
+    assert f"{_KEYS}/allowed/newcomer.pub" in completed
+    assert "sudo systemctl reload pilotfish-edge" in completed
     machine.run("systemctl", "reload", EDGE)
     pids, losses = [machine.show(unit, "MainPID") for unit in (EDGE, DEVICE)], link_losses(machine)
 
@@ -78,7 +78,7 @@ def test_a_rotation_in_mid_stream(
         assert "two keys are accepted" in machine.show(EDGE, "StatusText")
         assert comes_in(machine, prepared, newcomer)  # with the edge.pub of before
         machine.run("systemctl", "reload", DEVICE)  # its folder is the same one
-        shutil.copy(own / "edge.pub", newcomer)
+        shutil.copy(local / "edge.pub", newcomer)
         assert comes_in(machine, prepared, newcomer)
         machine.until(
             lambda: "0 devices came with the former one" in machine.show(EDGE, "StatusText"),
@@ -99,23 +99,23 @@ def test_a_rotation_in_mid_stream(
 
 
 def test_an_edge_that_starts_within_a_rotation_answers_to_both_keys(
-    machine: Machine, prepared: Prepared, own: Path, newcomer: Path
+    machine: Machine, prepared: Prepared, local: Path, newcomer: Path
 ) -> None:
     """Also after a boot, which makes both secret keys root's alone again."""
-    shutil.copy(newcomer / "device.pub", own / "allowed" / "newcomer.pub")
+    shutil.copy(newcomer / "device.pub", local / "allowed" / "newcomer.pub")
     try:
         machine.run("pilotfish", "keys", "rotate")
         machine.run("systemd-tmpfiles", "--create", "pilotfish.conf")
-        assert (own / "edge.old.key").stat().st_mode & 0o777 == 0o600
+        assert (local / "edge.old.key").stat().st_mode & 0o777 == 0o600
         machine.run("systemctl", "restart", EDGE)
         assert "not in force" not in machine.show(EDGE, "StatusText")
         assert comes_in(machine, prepared, newcomer)
         machine.run("systemctl", "reload", EDGE)  # which cannot read them; nothing has changed
         assert comes_in(machine, prepared, newcomer)
-        shutil.copy(own / "edge.pub", newcomer)
+        shutil.copy(local / "edge.pub", newcomer)
         assert comes_in(machine, prepared, newcomer)
     finally:
-        (own / "allowed" / "newcomer.pub").unlink()
+        (local / "allowed" / "newcomer.pub").unlink()
 
 
 def test_the_journal_knows_what_is_serious_and_how_a_service_runs(machine: Machine) -> None:
@@ -129,12 +129,12 @@ def test_the_journal_knows_what_is_serious_and_how_a_service_runs(machine: Machi
     serious = entries(machine, EDGE, "-p", "warning")
     assert (3, True) in {(priority, "empty.pub" in text) for priority, text in serious}
     for unit in (EDGE, DEVICE):
-        own = [text for _, text in entries(machine, unit) if text.startswith("pilotfish.")]
-        [start] = [text for text in own if re.search(r": serving .*provider cpu", text)][-1:]
+        ours = [text for _, text in entries(machine, unit) if text.startswith("pilotfish.")]
+        [start] = [text for text in ours if re.search(r": serving .*provider cpu", text)][-1:]
         assert "precision fp32" in start
         assert "1 thread" in start
-        assert any("edge.pub" in text for text in own)
+        assert any("edge.pub" in text for text in ours)
         # the journal has the time
-        assert not [text for text in own if re.search(r"\d\d:\d\d:\d\d", text)]
-        assert not [text for text in own if text.startswith("<")]
+        assert not [text for text in ours if re.search(r"\d\d:\d\d:\d\d", text)]
+        assert not [text for text in ours if text.startswith("<")]
     assert any("connected: board" in text for _, text in entries(machine, EDGE))

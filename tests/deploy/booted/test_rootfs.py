@@ -40,7 +40,7 @@ def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.skipif(not can_mount(), reason="to mount takes root")
 @pytest.mark.parametrize(
-    ("then", "told"),
+    ("then", "text"),
     [
         (FAILS, r"^debootstrap failed \(3\): E: no disk; its log: dpkg: error: no space left"),
         (HANGS, r"^debootstrap was not done after 1 s; its log: dpkg"),
@@ -48,13 +48,13 @@ def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["fails", "hangs"],
 )
 def test_what_fails_leaves_no_mount_and_no_process(
-    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, told: str
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, text: str
 ) -> None:
     (bin_folder / "debootstrap").write_text(BEGINS + then + "\n")
     (bin_folder / "debootstrap").chmod(0o755)
     monkeypatch.setattr(rootfs, "LIMIT_S", 1.0)
     for _ in range(2):  # and may be tried again
-        with pytest.raises(rootfs.Impossible, match=told):
+        with pytest.raises(rootfs.Impossible, match=text):
             rootfs.archive(tmp_path / "cache")
         assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
         assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]

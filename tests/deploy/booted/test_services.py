@@ -99,9 +99,9 @@ def test_grammars_are_tried_under_the_confinement(machine: Machine, unit: str) -
         machine.run("sh", "-c", 'printf %s "$1" > "$2"', "sh", text, f"/run/{file}")
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "start", name, check=False)
-    said = machine.journal(name)
-    assert machine.show(name, "Result") == "success", said
-    assert "takes too long" in said, said
+    reply = machine.journal(name)
+    assert machine.show(name, "Result") == "success", reply
+    assert "takes too long" in reply, reply
 
 
 @pytest.mark.parametrize("unit", [DEVICE, EDGE])
@@ -124,8 +124,8 @@ def test_service_has_nothing_that_it_does_not_need(machine: Machine, unit: str) 
         "/var/lib/pilotfish/target/x",
         "/var/lib/pilotfish/target/manifest.json",
     ):
-        assert "denied" in (said := machine.run(*inside, "touch", forbidden, check=False)) or (
-            "Read-only" in said
+        assert "denied" in (completed := machine.run(*inside, "touch", forbidden, check=False)) or (
+            "Read-only" in completed
         )
     secret = f"/etc/pilotfish/keys/{unit.removeprefix('pilotfish-').removesuffix('.service')}.key"
     assert "denied" in machine.run(*inside, "cat", secret, check=False)
@@ -314,9 +314,9 @@ def test_broken_api_keys_fail_the_reload_of_the_device(machine: Machine) -> None
 
 def reload_fails(machine: Machine, unit: str) -> str:
     """Reload a unit, which says by its exit code that something is broken; what it says."""
-    said = machine.run("sh", "-c", f"systemctl reload {unit} || echo exit code $?")
-    assert "exit code 1" in said.splitlines(), said
-    return said
+    completed = machine.run("sh", "-c", f"systemctl reload {unit} || echo exit code $?")
+    assert "exit code 1" in completed.splitlines(), completed
+    return completed
 
 
 def test_socket_holds_the_port_and_starts_the_edge(machine: Machine) -> None:

@@ -42,37 +42,37 @@ SWAPPED = (
 @pytest.mark.parametrize("manner", ["in place", "another file", "a link", "a pipe", "longer"])
 @pytest.mark.parametrize("path", SWAPPED)
 def test_a_file_that_is_swapped_after_it_was_verified_is_not_installed(
-    root: Path, one: Path, path: str, manner: str
+    root: Path, folder: Path, path: str, manner: str
 ) -> None:
-    evil = one.with_name("evil")
-    evil.write_bytes((one / path).read_bytes()[::-1])
+    evil = folder.with_name("evil")
+    evil.write_bytes((folder / path).read_bytes()[::-1])
 
     def swap(what: str, done: int, total: int) -> None:
         if (what, done) == ("unpacking wheels", 0):
             if manner != "in place":
-                (one / path).unlink()
+                (folder / path).unlink()
             if manner in ("in place", "another file"):
-                (one / path).write_bytes(evil.read_bytes())
+                (folder / path).write_bytes(evil.read_bytes())
             elif manner == "a link":
-                (one / path).symlink_to(evil)
+                (folder / path).symlink_to(evil)
             elif manner == "a pipe":
-                os.mkfifo(one / path)
+                os.mkfifo(folder / path)
             else:
-                (one / path).write_bytes(evil.read_bytes() * 2)
+                (folder / path).write_bytes(evil.read_bytes() * 2)
 
     here, _ = installation(root)
     here.progress = swap
     with pytest.raises(BundleError):
-        here.install(one, demands())
+        here.install(folder, demands())
     assert here.versions.current is None
     assert not (root / "etc/pilotfish/keys/device.key").exists()
 
 
 def test_a_wheel_that_is_written_to_after_it_was_hashed_is_unpacked_as_it_was(
-    root: Path, one: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same file, so that an open descriptor of it sees the change."""
-    evil = write_wheel(one.parent, "pilotfish", {"pilotfish/cli.py": b"EVIL = 1\n"}).read_bytes()
+    evil = write_wheel(folder.parent, "pilotfish", {"pilotfish/cli.py": b"EVIL = 1\n"}).read_bytes()
     unpack = Wheel.unpack
 
     def late(wheel: Wheel, *arguments: Any) -> None:
@@ -81,13 +81,13 @@ def test_a_wheel_that_is_written_to_after_it_was_hashed_is_unpacked_as_it_was(
         unpack(wheel, *arguments)
 
     monkeypatch.setattr(Wheel, "unpack", late)
-    put(root, one)
+    put(root, folder)
     installed = root / "opt/pilotfish/current/site/pilotfish/cli.py"
     assert installed.read_text().startswith("VERSION = '1.0'")
 
 
 def test_the_manifest_that_was_verified_is_the_one_that_is_gone_by(
-    root: Path, one: Path, tmp_path: Path
+    root: Path, folder: Path, tmp_path: Path
 ) -> None:
     """Another bundle, whole in itself, takes its place between verification and use."""
     other = tmp_path / "other"
@@ -95,13 +95,13 @@ def test_the_manifest_that_was_verified_is_the_one_that_is_gone_by(
 
     def swap(what: str, done: int, total: int) -> None:
         if what == "checking the bundle" and done == total:
-            shutil.rmtree(one)
-            sign(tiny_bundle(one, version="1.0", marker="# evil"), other)
+            shutil.rmtree(folder)
+            sign(tiny_bundle(folder, version="1.0", marker="# evil"), other)
 
     here, _ = installation(root)
     here.progress = swap
     with pytest.raises(BundleError, match="changed while it was read"):
-        here.install(one, demands())
+        here.install(folder, demands())
     assert here.versions.current is None
 
 
@@ -109,7 +109,7 @@ def test_the_manifest_that_was_verified_is_the_one_that_is_gone_by(
 
 
 def test_an_older_version_is_refused_unless_it_is_asked_for(
-    root: Path, one: Path, two: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, folder: Path, two: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
 
     def flash(*words: object) -> int:
@@ -119,14 +119,14 @@ def test_an_older_version_is_refused_unless_it_is_asked_for(
     put(root, two)
     before = snapshot(root)
     for words in ((), ("--unsigned",)):
-        assert flash(*words, one) == 73
+        assert flash(*words, folder) == 73
         (line,) = capfd.readouterr().err.splitlines()
         assert "version 1.0, and 2.0 is installed" in line
         assert "say --downgrade" in line
     assert snapshot(root) == before
     same = tiny_bundle(tmp_path / "same", version="2.0", marker="# another build")
     assert flash(same) == 0
-    assert flash("--downgrade", one) == 0
+    assert flash("--downgrade", folder) == 0
     assert current(root) == "1.0"
     assert flash("--rollback") == 0
     assert current(root) == "2.0"
@@ -135,11 +135,11 @@ def test_an_older_version_is_refused_unless_it_is_asked_for(
 
 
 def test_what_has_no_place_among_the_versions_may_be_older(
-    root: Path, one: Path, tmp_path: Path
+    root: Path, folder: Path, tmp_path: Path
 ) -> None:
     """And so may be what replaces it."""
     odd = tiny_bundle(tmp_path / "odd", version="3.0.abc")
-    for there, comes in ((one, odd), (odd, one)):
+    for there, comes in ((folder, odd), (odd, folder)):
         put(root, there, downgrade=True)
         before = snapshot(root)
         with pytest.raises(InstallError, match="say --downgrade"):
@@ -149,11 +149,11 @@ def test_what_has_no_place_among_the_versions_may_be_older(
 
 @pytest.mark.parametrize("faster", ["newer", "the same", "older"])
 def test_another_installation_may_have_been_faster(
-    root: Path, one: Path, two: Path, tmp_path: Path, faster: str
+    root: Path, folder: Path, two: Path, tmp_path: Path, faster: str
 ) -> None:
     """While a bundle was being checked a newer version came: it is looked at again, under lock."""
     wanted = tiny_bundle(tmp_path / "wanted", version="1.5")
-    versions = {"newer": two, "the same": wanted, "older": one}
+    versions = {"newer": two, "the same": wanted, "older": folder}
     there: list[dict[str, object]] = []
 
     def overtake(what: str, done: int, total: int) -> None:

@@ -42,9 +42,9 @@ def check(root: Path) -> list[str]:
     return installation(root)[0].check()
 
 
-def test_what_is_installed_runs_and_a_second_run_changes_nothing(root: Path, one: Path) -> None:
-    told = put(root, one)
-    assert "pilotfish-device.service enabled" in told
+def test_what_is_installed_runs_and_a_second_run_changes_nothing(root: Path, folder: Path) -> None:
+    info = put(root, folder)
+    assert "pilotfish-device.service enabled" in info
     launcher = root / HOME / "current/bin/pilotfish"
     assert launcher.read_text().startswith(f"#!/usr/bin/python{PYTHON} ")
     done = subprocess.run([sys.executable, launcher], capture_output=True, text=True, check=True)
@@ -56,7 +56,7 @@ def test_what_is_installed_runs_and_a_second_run_changes_nothing(root: Path, one
     assert script.read_text().startswith(f"#!/usr/bin/python{PYTHON}\n")
     assert script.stat().st_mode & 0o777 == 0o755
     before, times = snapshot(root), _changes(root)
-    assert put(root, one) == []
+    assert put(root, folder) == []
     assert snapshot(root) == before
     assert _changes(root) == times
     assert check(root) == []
@@ -72,9 +72,9 @@ def _changes(root: Path) -> dict[str, int]:
 
 
 def test_upgrade_keeps_one_version_to_go_back_to(
-    root: Path, one: Path, two: Path, tmp_path: Path
+    root: Path, folder: Path, two: Path, tmp_path: Path
 ) -> None:
-    put(root, one)
+    put(root, folder)
     put(root, two)
     assert current(root) == "2.0"
     three = tiny_bundle(tmp_path / "three", version="3.0")
@@ -83,35 +83,35 @@ def test_upgrade_keeps_one_version_to_go_back_to(
     unit = root / "usr/lib/systemd/system/pilotfish-device.service"
     settings = root / "etc/pilotfish/device.toml"
     for expected, draft in (("2.0", "y"), ("3.0", "x"), ("2.0", "y")):
-        here, told = installation(root)
+        here, info = installation(root)
         here.roll_back()
         assert current(root) == expected
-        assert any(expected in line for line in told)
+        assert any(expected in line for line in info)
         assert unit.read_text() == UNIT.format(expected)
         assert settings.read_text() == f"draft = '{draft}'\n"
         assert check(root) == []
 
 
-def test_there_is_nothing_to_go_back_to_after_the_first_version(root: Path, one: Path) -> None:
-    put(root, one)
+def test_there_is_nothing_to_go_back_to_after_the_first_version(root: Path, folder: Path) -> None:
+    put(root, folder)
     with pytest.raises(InstallError, match="no previous version"):
         installation(root)[0].roll_back()
     assert current(root) == "1.0"
 
 
-def test_edited_settings_and_keys_stay(root: Path, one: Path, two: Path) -> None:
-    put(root, one)
+def test_edited_settings_and_keys_stay(root: Path, folder: Path, two: Path) -> None:
+    put(root, folder)
     settings, secret = root / "etc/pilotfish/device.toml", root / "etc/pilotfish/keys/device.key"
     settings.write_text("draft = 'mine'\n")
     settings.chmod(0o600)
     (two / "keys/device.key").write_text("another\n")
-    told = put(root, seal(two))
+    info = put(root, seal(two))
     assert settings.read_text() == "draft = 'mine'\n"
     assert settings.with_name("device.toml.new").read_text() == "draft = 'y'\n"
     assert secret.read_text() == "secret\n"
-    assert any("was edited and stays" in line for line in told)
-    assert any("another key" in line for line in told)
-    assert "another" not in "".join(told).replace("another key", "")
+    assert any("was edited and stays" in line for line in info)
+    assert any("another key" in line for line in info)
+    assert "another" not in "".join(info).replace("another key", "")
     # adopting the new one asks no more
     settings.write_text("draft = 'y'\n")
     put(root, two)
@@ -119,10 +119,10 @@ def test_edited_settings_and_keys_stay(root: Path, one: Path, two: Path) -> None
 
 
 def test_a_unit_that_was_disabled_stays_so_and_one_that_is_gone_goes(
-    root: Path, one: Path, tmp_path: Path
+    root: Path, folder: Path, tmp_path: Path
 ) -> None:
     device, build = "pilotfish-device.service", "pilotfish-engine-build.service"
-    put(root, one)
+    put(root, folder)
     subprocess.run(["systemctl", f"--root={root}", "disable", "-q", device], check=True)
     more = tiny_bundle(
         tmp_path / "more", version="2.0", units={device: UNIT.format(2), build: UNIT.format("b")}
@@ -136,8 +136,8 @@ def test_a_unit_that_was_disabled_stays_so_and_one_that_is_gone_goes(
     assert not (root / "usr/lib/systemd/system" / build).exists()
 
 
-def test_check_names_what_was_changed(root: Path, one: Path) -> None:
-    put(root, one)
+def test_check_names_what_was_changed(root: Path, folder: Path) -> None:
+    put(root, folder)
     site = root / HOME / "current/site"
     (site / "pilotfish/cli.py").write_text("evil")
     (site / "odd/__init__.py").unlink()
@@ -153,13 +153,13 @@ def test_check_names_what_was_changed(root: Path, one: Path) -> None:
         "device.service is missing or was changed",
     ):
         assert words in faults
-    put(root, one)  # mends it
+    put(root, folder)  # mends it
     assert check(root) == []
 
 
-def test_uninstall_leaves_settings_and_purge_nothing(root: Path, one: Path) -> None:
+def test_uninstall_leaves_settings_and_purge_nothing(root: Path, folder: Path) -> None:
     before = set(snapshot(root))
-    put(root, one)
+    put(root, folder)
     installation(root)[0].uninstall(purge=False)
     left = {path for path in set(snapshot(root)) - before if not (root / path).is_dir()}
     users = {"etc/passwd", "etc/shadow", "etc/group", "etc/gshadow", "etc/.pwd.lock"}
@@ -300,15 +300,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_bundle_is_refused_and_changes_nothing(
-    root: Path, one: Path, two: Path, damage: str
+    root: Path, folder: Path, two: Path, damage: str
 ) -> None:
     put(root, two)
     before = snapshot(root)
     spoil, words = DAMAGES[damage]
-    spoil(one)
+    spoil(folder)
     for unsigned in (True, False):
         with pytest.raises(BundleError, match=words if unsigned else None) as caught:
-            put(root, one, unsigned=unsigned, downgrade=True)
+            put(root, folder, unsigned=unsigned, downgrade=True)
         assert "\n" not in str(caught.value)
     assert not list(root.parent.rglob("evil*"))
     assert snapshot(root) == before
@@ -330,14 +330,14 @@ def test_a_bundle_for_another_board_is_refused(
     assert snapshot(root) == before
 
 
-def test_another_digest_than_was_noted_is_refused(root: Path, one: Path) -> None:
-    held = manifest.read(one)
+def test_another_digest_than_was_noted_is_refused(root: Path, folder: Path) -> None:
+    held = manifest.read(folder)
     with pytest.raises(BundleError, match="digest is"):
-        put(root, one, digest="0" * 64)
+        put(root, folder, digest="0" * 64)
     for text in ("", held.digest[:12], held.digest + "0", held.digest[:-1] + "g"):
         with pytest.raises(UnsupportedError, match="64 hex digits"):
-            put(root, one, digest=text)
-    put(root, one, digest=held.digest.upper())
+            put(root, folder, digest=text)
+    put(root, folder, digest=held.digest.upper())
 
 
 def test_a_bsp_is_told_from_its_root_file_system(tmp_path: Path) -> None:
@@ -347,9 +347,9 @@ def test_a_bsp_is_told_from_its_root_file_system(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=re.escape(f"name {root}")):
         Rootfs.inspect(bsp)
     (root / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3, BOARD: generic\n")
-    found = Rootfs.inspect(root)
-    assert found.pythons == {"3.10": "aarch64"}
-    assert found.release == "R36 (release), REVISION: 4.3, BOARD: generic"
+    result = Rootfs.inspect(root)
+    assert result.pythons == {"3.10": "aarch64"}
+    assert result.release == "R36 (release), REVISION: 4.3, BOARD: generic"
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(InstallError, match=r"run apply_binaries\.sh first"):
@@ -366,10 +366,10 @@ def test_files_belong_to_root_so_only_root_installs() -> None:
     assert "run this with sudo" in done.stderr.splitlines()[-1]
 
 
-def test_two_installations_at_once_are_one_too_many(root: Path, one: Path) -> None:
+def test_two_installations_at_once_are_one_too_many(root: Path, folder: Path) -> None:
     here, _ = installation(root)
     with here.versions.locked(), pytest.raises(InstallError, match="Another installation"):
-        put(root, one)
+        put(root, folder)
 
 
 # --- the command ---
@@ -381,9 +381,9 @@ def run(*arguments: object) -> int:
 
 
 def test_the_command_installs_checks_goes_back_and_uninstalls(
-    root: Path, one: Path, two: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, folder: Path, two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments in ((one,), (two,), ("--check",), ("--rollback",), ("--uninstall", "--purge")):
+    for arguments in ((folder,), (two,), ("--check",), ("--rollback",), ("--uninstall", "--purge")):
         assert run("--rootfs", root, *arguments) == 0, capsys.readouterr().err
     assert run("--rootfs", root, "--check") == 1
     assert "Nothing is installed" in capsys.readouterr().err
@@ -408,13 +408,13 @@ def test_what_makes_no_sense_is_refused_in_one_line(
 
 
 def test_the_installer_runs_from_the_wheel_with_nothing_but_python(
-    tmp_path: Path, root: Path, one: Path
+    tmp_path: Path, root: Path, folder: Path
 ) -> None:
     wheel = pack(tmp_path).path
     done = subprocess.run(
         [
             *(os.path.realpath(sys.executable), "-S", "-s", "-B", "-m", "pilotfish.deploy.install"),
-            *("--root", str(root), "--signers", str(release() / "signers"), str(one)),
+            *("--root", str(root), "--signers", str(release() / "signers"), str(folder)),
         ],
         env={"PYTHONPATH": str(wheel), "PATH": os.environ["PATH"]},
         cwd=tmp_path,

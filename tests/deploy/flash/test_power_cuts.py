@@ -83,9 +83,9 @@ def kills(
 
 @pytest.mark.parametrize("nth", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_power_cuts_in_an_upgrade_leave_a_whole_version(
-    nth: int, root: Path, one: Path, two: Path
+    nth: int, root: Path, folder: Path, two: Path
 ) -> None:
-    put(root, one)
+    put(root, folder)
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
     old = {path: what for path, what in settled(root).items() if "versions" not in path}
     put(root, two)
@@ -109,18 +109,20 @@ def test_power_cuts_in_an_upgrade_leave_a_whole_version(
 
 
 @each
-def test_power_cuts_in_a_first_installation_are_made_good(nth: int, root: Path, one: Path) -> None:
+def test_power_cuts_in_a_first_installation_are_made_good(
+    nth: int, root: Path, folder: Path
+) -> None:
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
-    put(root, one)
+    put(root, folder)
     wanted = settled(root)
     restored(template, root)
-    for step in kills(template, root, lambda: put(root, one), 3 * nth):
-        put(root, one)
+    for step in kills(template, root, lambda: put(root, folder), 3 * nth):
+        put(root, folder)
         assert settled(root) == wanted, step
 
 
-def test_power_cuts_on_the_way_back_are_made_good(root: Path, one: Path, two: Path) -> None:
-    put(root, one)
+def test_power_cuts_on_the_way_back_are_made_good(root: Path, folder: Path, two: Path) -> None:
+    put(root, folder)
     put(root, two)
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
 
@@ -136,27 +138,27 @@ def test_power_cuts_on_the_way_back_are_made_good(root: Path, one: Path, two: Pa
         ):
             back()
         else:  # it was on version 1.0 already: installing that one settles the rest
-            put(root, one)
+            put(root, folder)
         assert settled(root) == wanted, step
 
 
 @each
 def test_power_cuts_in_a_repair_leave_no_moment_without_the_version(
-    nth: int, root: Path, one: Path
+    nth: int, root: Path, folder: Path
 ) -> None:
-    put(root, one)
+    put(root, folder)
     wanted = settled(root)
     (root / HOME / "current/site/pilotfish/cli.py").write_text("evil")
     (root / HOME / "current/site/more.py").write_text("evil")
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
-    for step in kills(template, root, lambda: put(root, one), 3 * nth):
+    for step in kills(template, root, lambda: put(root, folder), 3 * nth):
         assert (root / HOME / "current/bin/pilotfish").is_file(), step
-        put(root, one)
+        put(root, folder)
         assert settled(root) == wanted, step
 
 
-def test_power_cuts_in_an_uninstall_are_made_good(root: Path, one: Path, two: Path) -> None:
-    put(root, one)
+def test_power_cuts_in_an_uninstall_are_made_good(root: Path, folder: Path, two: Path) -> None:
+    put(root, folder)
     put(root, two)
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
 

@@ -124,12 +124,12 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], int, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_no_trusted_signer_signed_is_refused_and_changes_nothing(
-    root: Path, one: Path, other: Path, case: str, capfd: pytest.CaptureFixture[str]
+    root: Path, item: Path, other: Path, case: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = snapshot(root)
     spoil, code, words = REFUSED[case]
-    spoil(one, other)
-    assert flash(root, one, release() / "signers") == code
+    spoil(item, other)
+    assert flash(root, item, release() / "signers") == code
     (line,) = capfd.readouterr().err.splitlines()
     assert words in line
     assert snapshot(root) == before
@@ -173,46 +173,46 @@ def test_a_public_key_with_flipped_bits_is_another_key_or_none(trusted: Path) ->
 
 
 def test_an_unsigned_bundle_is_installed_if_that_is_said_and_brings_no_signers(
-    root: Path, one: Path, tmp_path: Path
+    root: Path, item: Path, tmp_path: Path
 ) -> None:
-    (one / "signers").mkdir()
-    trust(one / "signers", release(), "mine.pub")
-    (seal(one) / SIGNATURE).unlink()
-    assert flash(root, one, tmp_path / "none", "--unsigned") == 0
+    (item / "signers").mkdir()
+    trust(item / "signers", release(), "mine.pub")
+    (seal(item) / SIGNATURE).unlink()
+    assert flash(root, item, tmp_path / "none", "--unsigned") == 0
     assert current(root) == "1.0"
     assert not (root / SIGNERS).exists()
 
 
 def test_signers_that_cannot_be_relied_upon_are_told(
-    root: Path, one: Path, trusted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, item: Path, trusted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = snapshot(root)
-    assert flash(root, one, tmp_path / "none") == 77
+    assert flash(root, item, tmp_path / "none") == 77
     assert "or name their folder with --signers" in capfd.readouterr().err
     trusted.chmod(0o777)
-    assert flash(root, one, trusted) == 77
+    assert flash(root, item, trusted) == 77
     assert "chmod o-w" in capfd.readouterr().err
     trusted.chmod(0o755)
     (trusted / "signer.pub").chmod(0o666)
-    assert flash(root, one, trusted) == 65
+    assert flash(root, item, trusted) == 65
     assert f"Every user may write to {trusted}/signer.pub" in capfd.readouterr().err
     (trusted / "signer.pub").unlink()
-    assert flash(root, one, trusted) == 65
+    assert flash(root, item, trusted) == 65
     assert "not among the 0 trusted signers" in capfd.readouterr().err
     assert snapshot(root) == before
 
 
 @pytest.mark.parametrize("content", ["", "ssh-ed25519 AAAA\n", "ssh-rsa AAAA x\n", "two\nlines\n"])
 def test_a_broken_file_takes_no_trust_from_others_and_is_told(
-    root: Path, one: Path, trusted: Path, content: str, capfd: pytest.CaptureFixture[str]
+    root: Path, item: Path, trusted: Path, content: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (trusted / "odd name;.pub").write_text(content)
     (trusted / "a-link.pub").symlink_to(trusted / "signer.pub")
     os.mkfifo(trusted / "a-pipe.pub")
-    assert flash(root, one, trusted) == 0
-    told = capfd.readouterr().err
+    assert flash(root, item, trusted) == 0
+    err = capfd.readouterr().err
     for name in ("odd name;.pub", "a-link.pub", "a-pipe.pub"):
-        assert str(trusted / name) in told
+        assert str(trusted / name) in err
     assert os.listdir(root / SIGNERS) == ["signer.pub"]
     (trusted / "gone.revoked").write_text(content)  # what does it revoke?
     with pytest.raises(KeysError, match=r"gone\.revoked"):
@@ -221,7 +221,7 @@ def test_a_broken_file_takes_no_trust_from_others_and_is_told(
 
 def test_without_ssh_keygen_it_says_what_to_install(
     root: Path,
-    one: Path,
+    item: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -231,7 +231,7 @@ def test_without_ssh_keygen_it_says_what_to_install(
     signers = release() / "signers"
     monkeypatch.setenv("PATH", str(tmp_path))
     for command in (
-        ["flash", "--rootfs", str(root), "--signers", str(signers), str(one)],
+        ["flash", "--rootfs", str(root), "--signers", str(signers), str(item)],
         ["keys", "new", "signer", "--keys", str(tmp_path / "new")],
     ):
         assert main(command) == 65
@@ -244,36 +244,36 @@ def test_without_ssh_keygen_it_says_what_to_install(
 
 
 def test_the_first_installation_brings_the_signers_and_then_they_decide(
-    root: Path, one: Path, two: Path, other: Path, trusted: Path
+    root: Path, item: Path, two: Path, other: Path, trusted: Path
 ) -> None:
-    assert "signer signer is trusted by" in "\n".join(put(root, one))
-    own = root / SIGNERS
-    assert (own.stat().st_mode & 0o777, os.listdir(own)) == (0o755, ["signer.pub"])
-    assert (own / "signer.pub").stat().st_mode & 0o777 == 0o644
+    assert "signer signer is trusted by" in "\n".join(put(root, item))
+    ours = root / SIGNERS
+    assert (ours.stat().st_mode & 0o777, os.listdir(ours)) == (0o755, ["signer.pub"])
+    assert (ours / "signer.pub").stat().st_mode & 0o777 == 0o644
     # one that is trusted here and not there
     trust(trusted, other, "other.pub")
-    with pytest.raises(SignatureError, match=f"trusted signers in {own}"):
+    with pytest.raises(SignatureError, match=f"trusted signers in {ours}"):
         put(root, sign(two, other), signers=trusted)
     # one that is trusted there and not here
-    trust(own, other, "other.pub")
+    trust(ours, other, "other.pub")
     assert "installed, signed by other" in "\n".join(put(root, two))
     # one that was taken away there: its bundles, of whatever version, are refused
-    (own / "other.pub").unlink()
+    (ours / "other.pub").unlink()
     with pytest.raises(SignatureError, match="not among the 1 trusted"):
         put(root, two, signers=trusted)
-    (own / "signer.pub").unlink()
+    (ours / "signer.pub").unlink()
     with pytest.raises(SignatureError, match="not among the 0 trusted"):
-        put(root, one, downgrade=True)
+        put(root, item, downgrade=True)
     assert current(root) == "2.0"
 
 
 def test_a_list_of_the_root_that_cannot_be_read_is_not_an_absent_one(
-    root: Path, one: Path, trusted: Path
+    root: Path, item: Path, trusted: Path
 ) -> None:
     (root / "etc/pilotfish").mkdir()
     (root / SIGNERS).write_text("")
     with pytest.raises(KeysError, match=r"cannot be read \(Not a directory\)"):
-        put(root, one, signers=trusted)
+        put(root, item, signers=trusted)
     code = (
         "import os, sys; from pathlib import Path\n"
         "from pilotfish.deploy.signatures import Signers\n"
@@ -287,29 +287,29 @@ def test_a_list_of_the_root_that_cannot_be_read_is_not_an_absent_one(
 
 
 def test_a_list_of_the_root_on_a_disk_that_is_not_there_is_not_an_absent_one(
-    root: Path, one: Path, trusted: Path
+    root: Path, item: Path, trusted: Path
 ) -> None:
     (root / "etc/pilotfish").mkdir()
     (root / SIGNERS).symlink_to("/data/signers")
     with pytest.raises(KeysError, match="leads nowhere"):
-        put(root, one, signers=trusted)
+        put(root, item, signers=trusted)
     assert not (root / "data").exists()
     shutil.copytree(trusted, root / "data/signers")
-    assert put(root, one)
+    assert put(root, item)
 
 
 def test_a_key_is_rotated_by_a_bundle_of_the_old_one(
-    root: Path, one: Path, two: Path, other: Path, tmp_path: Path
+    root: Path, item: Path, two: Path, other: Path, tmp_path: Path
 ) -> None:
-    put(root, one)
+    put(root, item)
     (two / "signers").mkdir()
     trust(two / "signers", other, "next.pub")
     with pytest.raises(SignatureError, match="not among"):
         put(root, sign(seal(two), other))  # it does not vouch for itself
     assert "signer next is trusted by" in "\n".join(put(root, seal(two)))
-    own = root / SIGNERS
-    assert sorted(os.listdir(own)) == ["next.pub", "signer.pub"]
-    (own / "signer.pub").unlink()
+    ours = root / SIGNERS
+    assert sorted(os.listdir(ours)) == ["next.pub", "signer.pub"]
+    (ours / "signer.pub").unlink()
     three = sign(tiny_bundle(tmp_path / "three", version="3.0"), other)
     put(root, three)
     assert current(root) == "3.0"
@@ -319,24 +319,24 @@ def test_a_key_is_rotated_by_a_bundle_of_the_old_one(
 
 @pytest.mark.parametrize("name", ["stolen.revoked", "STOLEN.REVOKED"])
 def test_a_revoked_signer_is_brought_back_by_nothing(
-    root: Path, one: Path, two: Path, other: Path, tmp_path: Path, name: str
+    root: Path, item: Path, two: Path, other: Path, tmp_path: Path, name: str
 ) -> None:
-    put(root, one)
-    own = root / SIGNERS
-    trust(own, other, name)
+    put(root, item)
+    ours = root / SIGNERS
+    trust(ours, other, name)
     (two / "signers").mkdir()
     trust(two / "signers", other, "other.pub")
     assert "signers/other.pub is revoked" in "\n".join(put(root, seal(two)))
-    assert sorted(os.listdir(own)) == sorted(["signer.pub", name])
-    trust(own, other, "again.pub")
+    assert sorted(os.listdir(ours)) == sorted(["signer.pub", name])
+    trust(ours, other, "again.pub")
     with pytest.raises(SignatureError, match=rf"revoked key \(.*{re.escape(name)}\)"):
         put(root, sign(tiny_bundle(tmp_path / "three", version="3.0"), other))
 
 
 def test_a_signer_under_a_name_that_is_taken_stays_outside(
-    root: Path, one: Path, two: Path, other: Path
+    root: Path, item: Path, two: Path, other: Path
 ) -> None:
-    put(root, one)
+    put(root, item)
     (two / "signers").mkdir()
     trust(two / "signers", other, "signer.pub")
     assert "is another signer than the bundle's, and stays" in "\n".join(put(root, seal(two)))
@@ -348,7 +348,7 @@ def test_a_signer_under_a_name_that_is_taken_stays_outside(
 
 
 def test_a_signers_pair_is_made_once_and_signs(
-    root: Path, one: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, item: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "keys"
     new = ["keys", "new", "signer", "--keys", str(folder)]
@@ -363,15 +363,15 @@ def test_a_signers_pair_is_made_once_and_signs(
     assert secret.read_bytes() == content
     assert main(["keys", "new", "device", "--keys", str(folder)]) == 0
     assert main(["keys", "list", "--keys", str(folder)]) == 0  # one folder for all of them
-    _by_ssh_keygen(one, secret, signatures.NAMESPACE)  # on a machine without pilotfish, say
-    assert flash(root, one, folder / "signers") == 0
+    _by_ssh_keygen(item, secret, signatures.NAMESPACE)  # on a machine without pilotfish, say
+    assert flash(root, item, folder / "signers") == 0
 
 
 def test_a_key_that_cannot_sign_is_told_before_anything_is_made(
-    one: Path, other: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    item: Path, other: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def bundle(key: Path) -> str:
-        words = ["--artifact", str(one / "artifacts/draft"), "--edge", "tcp://127.0.0.1:7077"]
+        words = ["--artifact", str(item / "artifacts/draft"), "--edge", "tcp://127.0.0.1:7077"]
         out = tmp_path / "out"
         assert main(["bundle", *words, "--sign", str(key), "--out", str(out)]) == 77
         assert not out.exists()

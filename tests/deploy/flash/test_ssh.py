@@ -91,9 +91,9 @@ def test_a_bundle_for_another_machine_is_not_sent(
     board = tiny_rootfs(tmp_path / "other", machine=other)
     monkeypatch.setattr(Board, "_send", lambda *_: pytest.fail("it is sent"))
     assert flash(server, board, bundles[0]) == 73
-    said = capfd.readouterr().err
-    assert f"The bundle is for {here}" in said
-    assert f"is for {other}: make another with --machine or --jetpack" in said
+    err = capfd.readouterr().err
+    assert f"The bundle is for {here}" in err
+    assert f"is for {other}: make another with --machine or --jetpack" in err
     assert os.listdir(server.scratch) == []
 
 

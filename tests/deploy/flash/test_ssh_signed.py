@@ -31,7 +31,7 @@ SIGNERS = "etc/pilotfish/signers"
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Signed bundles of two versions, not to be changed."""
     folder = tmp_path_factory.mktemp("bundles")
     for version in ("1.0", "2.0"):
@@ -40,8 +40,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bundles(kept: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(kept, tmp_path / "bundles"))
+def bundles(kept_rows: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kept_rows, tmp_path / "bundles"))
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ NOT_SENT: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
 def test_what_is_refused_here_never_meets_the_board(
     bundles: Path, case: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spoil, words, code, told = NOT_SENT[case]
+    spoil, words, code, info = NOT_SENT[case]
     bundle = bundles / "1.0"
     noted = manifest.read(bundle).digest
     spoil(bundle)
@@ -120,7 +120,7 @@ def test_what_is_refused_here_never_meets_the_board(
         with pytest.raises(BlockingIOError):
             listening.accept()
     (line,) = capfd.readouterr().err.splitlines()
-    assert told in line
+    assert info in line
 
 
 @pytest.mark.parametrize("path", ["wheels/pilotfish-*.whl", "systemd/*.service"])

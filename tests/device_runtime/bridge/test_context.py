@@ -197,10 +197,10 @@ def fresh(
     ids: Sequence[int], target: Tokenizer, drafter: Drafter, specials: dict[int, int]
 ) -> list[int]:
     """The law, as plainly as possible."""
-    own: list[int] = []
+    ours: list[int] = []
     for special, run in groupby(ids, target.is_special):
         if special:
-            own += [specials[id] for id in run if id in specials]
+            ours += [specials[id] for id in run if id in specials]
             continue
         text = b"".join(map(target.token_bytes, run)).decode("utf-8", "surrogateescape")
         for part in re.split("([\udc80-\udcff])", text):
@@ -208,11 +208,11 @@ def fresh(
                 continue
             byte = ord(part[0]) - 0xDC00
             if not 0x80 <= byte <= 0xFF:
-                own += drafter.twin.encode(part)
+                ours += drafter.twin.encode(part)
                 continue
             piece = drafter.own.byte_token(byte)
-            own += drafter.twin.encode("\ufffd") if piece is None else [piece]
-    return own
+            ours += drafter.twin.encode("\ufffd") if piece is None else [piece]
+    return ours
 
 
 def data_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
@@ -296,18 +296,18 @@ SOME = [
 def test_own_tokens_are_a_fresh_encoding_at_every_border(
     name: str, answer: tuple[str, list[int]], random: Any
 ) -> None:
-    (own, _, keeps_bytes), target, ids = drafter(name), drafter(answer[0]).own, answer[1]
+    (ours, _, keeps_bytes), target, ids = drafter(name), drafter(answer[0]).own, answer[1]
     # Every second special token has a counterpart.
-    specials = dict.fromkeys(specials_of(target)[::2], specials_of(own)[0])
+    specials = dict.fromkeys(specials_of(target)[::2], specials_of(ours)[0])
     one_by_one, in_chunks = (
-        ContextTranslator(target, own, specials),
-        ContextTranslator(target, own, specials),
+        ContextTranslator(target, ours, specials),
+        ContextTranslator(target, ours, specials),
     )
     expected = {n: fresh(ids[:n], target, drafter(name), specials) for n in range(len(ids) + 1)}
     for n, ids_n in enumerate(chunks(ids, iter([1] * len(ids))), 1):
         assert one_by_one.translate(ids_n).tolist() == expected[n], data_of(target, ids[:n])
         if keeps_bytes:
-            mine, theirs = data_of(own, expected[n]), data_of(target, ids[:n])
+            mine, theirs = data_of(ours, expected[n]), data_of(target, ids[:n])
             assert text_of(mine) == text_of(theirs)
     for ids_n in chunks(ids, iter(lambda: random.randint(1, 7), 0)):
         assert in_chunks.translate(ids_n).tolist() == expected[len(ids_n)]
@@ -339,10 +339,10 @@ HARD = (
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_hard_texts_byte_by_byte(name: str) -> None:
-    target, own = drafter("tiny with bytes").own, drafter(name).own
+    target, ours = drafter("tiny with bytes").own, drafter(name).own
     for text in HARD:
         ids = [target.byte_token(byte) or 0 for byte in text.encode()]
-        context = ContextTranslator(target, own, {})
+        context = ContextTranslator(target, ours, {})
         for answer in chunks(ids, iter([1] * len(ids))):
             expected = fresh(answer.tolist(), target, drafter(name), {})
             assert context.translate(answer).tolist() == expected, data_of(target, answer.tolist())
@@ -378,56 +378,56 @@ class Recorded:
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE, HINDI, NUMBERS, LINES, CODE])
 @pytest.mark.parametrize("name", [*(name for name in BYTE_LEVEL if name != "tiny"), *SENTENCEPIECE])
 def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
-    target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
+    target, ours = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
     ids = target.encode(text * 5)
-    context = ContextTranslator(target, own, {})
+    context = ContextTranslator(target, ours, {})
     for answer in chunks(ids, iter([1] * len(ids))):
         last = context.translate(answer)
     assert last.tolist() == drafter(name).twin.encode(text * 5)
-    assert max(map(len, own.texts)) < 45, max(own.texts, key=len)
+    assert max(map(len, ours.texts)) < 45, max(ours.texts, key=len)
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_where_a_tokenizer_is_odd_all_the_text_is(name: str) -> None:
-    target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
+    target, ours = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
     ids = np.array(target.encode(ENGLISH), np.uint32)
-    context = ContextTranslator(target, own, {})
+    context = ContextTranslator(target, ours, {})
     for n in (3, 50, len(ids)):
         context.translate(ids[:n])
-    assert own.texts[-1] == ENGLISH
+    assert ours.texts[-1] == ENGLISH
 
 
 def test_an_answer_that_has_not_grown_costs_nothing() -> None:
-    target, own = drafter("smollm2 qwen2").own, Recorded(drafter("gpt2").own)
-    context = ContextTranslator(target, own, {})
+    target, ours = drafter("smollm2 qwen2").own, Recorded(drafter("gpt2").own)
+    context = ContextTranslator(target, ours, {})
     answer = np.array(target.encode(ENGLISH), np.uint32)
     first = context.translate(answer)
-    del own.texts[:]
+    del ours.texts[:]
     assert np.array_equal(context.translate(answer.copy()), first)
-    assert own.texts == []
+    assert ours.texts == []
 
 
 def test_another_answer_is_begun_anew() -> None:
-    target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
-    context = ContextTranslator(target, own, {})
+    target, ours = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    context = ContextTranslator(target, ours, {})
     answers = [target.encode(text) for text in ("One, two. Three", "One, two", "Six, seven", "")]
     cut_short = [target.byte_token(byte) for byte in "a é".encode()[:-1]]
     for ids in [*answers, cut_short, answers[0], cut_short]:
         answer = np.array(ids, np.uint32)
         assert context.translate(answer).tolist() == fresh(ids, target, drafter("gpt2"), {})
     context.restart()
-    assert context.translate(np.array(answers[0], np.uint32)).tolist() == own.encode(
+    assert context.translate(np.array(answers[0], np.uint32)).tolist() == ours.encode(
         "One, two. Three"
     )
 
 
 def test_an_array_that_is_written_over_is_another_answer() -> None:
-    target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
-    context = ContextTranslator(target, own, {})
+    target, ours = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    context = ContextTranslator(target, ours, {})
     answer = np.array(target.encode("one"), np.uint32)
     context.translate(answer)
     [answer[0]] = target.encode("two")
-    assert context.translate(answer).tolist() == own.encode("two")
+    assert context.translate(answer).tolist() == ours.encode("two")
 
 
 def test_what_is_returned_is_the_callers() -> None:
@@ -435,33 +435,33 @@ def test_what_is_returned_is_the_callers() -> None:
     context = ContextTranslator(target, drafter("gpt2").own, {})
     answer = np.array(target.encode(ENGLISH), np.uint32)
     first = context.translate(answer)
-    kept = first.copy()
+    copy = first.copy()
     first[:] = -1
-    assert np.array_equal(context.translate(answer), kept)
+    assert np.array_equal(context.translate(answer), copy)
 
 
 def test_bytes_wait_as_single_tokens_until_they_are_text() -> None:
-    target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    target, ours = drafter("smollm2 qwen2").own, drafter("gpt2").own
     ids = np.array([target.byte_token(byte) for byte in "é".encode()], np.uint32)
-    context = ContextTranslator(target, own, {})
-    assert context.translate(ids[:1]).tolist() == [own.byte_token(0xC3)]
-    assert context.translate(ids).tolist() == own.encode("é")
-    assert own.encode("é") != [own.byte_token(byte) for byte in "é".encode()]
+    context = ContextTranslator(target, ours, {})
+    assert context.translate(ids[:1]).tolist() == [ours.byte_token(0xC3)]
+    assert context.translate(ids).tolist() == ours.encode("é")
+    assert ours.encode("é") != [ours.byte_token(byte) for byte in "é".encode()]
 
 
 def test_a_byte_that_the_drafter_lacks_is_a_replacement_character() -> None:
-    target, own = drafter("tiny with bytes").own, drafter("smollm2 smollm").own
-    assert own.byte_token(0xF8) is None
+    target, ours = drafter("tiny with bytes").own, drafter("smollm2 smollm").own
+    assert ours.byte_token(0xF8) is None
     ids = np.array([target.byte_token(0xF8)], np.uint32)
-    assert ContextTranslator(target, own, {}).translate(ids).tolist() == own.encode("\ufffd")
+    assert ContextTranslator(target, ours, {}).translate(ids).tolist() == ours.encode("\ufffd")
 
 
 def test_special_tokens_are_mapped_or_dropped() -> None:
-    target, own = drafter("smollm2 qwen2").own, drafter("qwen").own
+    target, ours = drafter("smollm2 qwen2").own, drafter("qwen").own
     ids = np.array(target.encode("a<|im_start|>b<|im_end|>c", special=True), np.uint32)
-    end = own.encode("<|end|>", special=True)
-    assert ContextTranslator(target, own, {2: end[0]}).translate(ids).tolist() == (
-        own.encode("a") + own.encode("b") + end + own.encode("c")
+    end = ours.encode("<|end|>", special=True)
+    assert ContextTranslator(target, ours, {2: end[0]}).translate(ids).tolist() == (
+        ours.encode("a") + ours.encode("b") + end + ours.encode("c")
     )
 
 
@@ -487,19 +487,19 @@ def test_a_file_that_asks_for_truncation_and_padding_loses_no_text() -> None:
     whole = tokenizers.Tokenizer.from_str(drafter("gpt2").own._json)
     whole.enable_truncation(4)
     whole.enable_padding(length=16)
-    own = Tokenizer.from_json(whole.to_str())
+    ours = Tokenizer.from_json(whole.to_str())
     assert (
-        own.encode(ENGLISH) == own.encode_rest(ENGLISH).ids == drafter("gpt2").own.encode(ENGLISH)
+        ours.encode(ENGLISH) == ours.encode_rest(ENGLISH).ids == drafter("gpt2").own.encode(ENGLISH)
     )
-    assert own.encode("a", special=True) == drafter("gpt2").own.encode("a")
+    assert ours.encode("a", special=True) == drafter("gpt2").own.encode("a")
 
 
 def test_a_long_prompt_is_quick() -> None:
-    target, own = drafter("smollm2 qwen2").own, drafter("smollm2 smollm").own
+    target, ours = drafter("smollm2 qwen2").own, drafter("smollm2 smollm").own
     ids = np.array(target.encode(ENGLISH * 140, special=True), np.uint32)
     ids[::50] = 1  # <|im_start|>
     assert len(ids) > 8000
-    own.encode_rest("a")
+    ours.encode_rest("a")
     started = time.process_time()
-    ContextTranslator(target, own, {1: 1}).translate(ids)
+    ContextTranslator(target, ours, {1: 1}).translate(ids)
     assert time.process_time() - started < 1.0  # 0.05 s

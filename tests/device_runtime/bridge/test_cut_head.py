@@ -94,13 +94,13 @@ def test_the_bridge_says_what_the_whole_head_says_of_kept_tokens(tmp_path: Path,
         context = bridge.context(ids([1, 0, 2, 0]))
         rows.append(bridge.project(read(Decoder(artifact, threads=1), context))[0].copy())
         bridges.append(bridge)
-    said = [token for token in range(target.manifest.vocab_size) if bridges[1].can_draft(token)]
-    own = [int(bridges[1].to_draft_ids(ids([token]))[0]) for token in said]
-    assert {*own} <= {*KEPT[name]}
-    np.testing.assert_allclose(rows[1][said], rows[0][said], rtol=1e-5)
-    assert np.isneginf(np.delete(rows[1], said)).all()
-    assert {token for token in range(len(rows[0])) if np.isfinite(rows[0][token])} >= {*said}
-    assert len(said) == len(KEPT[name])
+    reply = [token for token in range(target.manifest.vocab_size) if bridges[1].can_draft(token)]
+    ours = [int(bridges[1].to_draft_ids(ids([token]))[0]) for token in reply]
+    assert {*ours} <= {*KEPT[name]}
+    np.testing.assert_allclose(rows[1][reply], rows[0][reply], rtol=1e-5)
+    assert np.isneginf(np.delete(rows[1], reply)).all()
+    assert {token for token in range(len(rows[0])) if np.isfinite(rows[0][token])} >= {*reply}
+    assert len(reply) == len(KEPT[name])
 
 
 def test_a_head_without_a_token_of_the_target_is_refused(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_rounds_of_the_real_drafter_are_exact_over_all_their_outcomes(
     def window(setting: Any, exchange: Any, law: Any, committed: Any) -> Any:
         return drafter.draft(ids(committed), setting.expansion, exchange, law, pair.target.eos_ids)
 
-    own = Sampling(temperature=1.0, top_k=2)
+    sampling = Sampling(temperature=1.0, top_k=2)
     setting = Setting(
-        protocol, expansion, Sampling(temperature=1.0), own, vocab=pair.target.vocab_size
+        protocol, expansion, Sampling(temperature=1.0), sampling, vocab=pair.target.vocab_size
     )
     assert_exact(setting, 2, window, (*PROMPT, 1, 0))
 
@@ -200,11 +200,11 @@ def test_answers_follow_the_targets_law(
     counts = frequencies(device, outcomes, protocol=protocol, temperature=1.0, **options)
     assert p_value(counts, np.array(list(outcomes.values())) * ANSWERS) > THRESHOLD
     # the test can fail: the drafter's own law is far away, and lacks most of the answers
-    pair, own = pair_of(draft, target), Decoder(draft)
+    pair, ours = pair_of(draft, target), Decoder(draft)
     bridge = pair.bridge()
     bridge.start(pair.prompt(prompt))
     drafters = law_after(
-        lambda answer: bridge.project(read(own, bridge.context(ids([*prompt, *answer])))),
+        lambda answer: bridge.project(read(ours, bridge.context(ids([*prompt, *answer])))),
         shape,
         target.manifest.eos_ids[0],
     )
@@ -218,27 +218,27 @@ def test_drafts_are_accepted_and_what_was_cut_is_said_by_the_edge_alone(
 ) -> None:
     device, draft, target = opened(name)
     bridge = pair_of(draft, target).bridge()
-    drafted, said, accepted = 0, set[int](), 0
+    drafted, reply, accepted = 0, set[int](), 0
     for seed in range(15):
         answer = device.generate(
             [1, 3, 2], protocol="dsd", window=2, temperature=1.0, max_tokens=24, seed=seed
         )
-        said |= {*answer.tokens}
+        reply |= {*answer.tokens}
         drafted += sum(each.window for each in answer.rounds)
         accepted += sum(each.accepted for each in answer.rounds)
     assert 0 < accepted < drafted
-    assert any(not bridge.can_draft(token) for token in said)
+    assert any(not bridge.can_draft(token) for token in reply)
 
 
 def test_alone_it_never_says_what_was_cut(opened: Any) -> None:
     device, *_ = opened("same")
-    said = set[int]()
+    names = set[int]()
     for seed in range(20):
         answer = device.generate(
             [1, 3, 2], protocol="local", temperature=2.0, max_tokens=24, seed=seed
         )
-        said |= {*answer.tokens}
-    assert said == {*KEPT["same"]}
+        names |= {*answer.tokens}
+    assert names == {*KEPT["same"]}
 
 
 def test_grammars_force_what_it_cannot_say(tmp_path: Path) -> None:
@@ -291,9 +291,9 @@ def test_it_is_no_target(tmp_path: Path) -> None:
 def test_a_trial_compares_it_with_others(tmp_path: Path) -> None:
     cut = tiny_artifact(tmp_path / "cut", seed=1, kept=[*range(0, 127, 2), 127])
     whole = tiny_artifact(tmp_path / "whole", seed=1)
-    found = try_drafters(
+    drafters = try_drafters(
         {"cut": cut, "whole": whole}, whole, ["a"], rtt_s=0, target_s=1e-3, progress=lambda *_: None
     )
-    assert found["whole"].acceptance == pytest.approx(1.0, abs=1e-3)
-    assert 0.0 < found["cut"].acceptance < 0.9
+    assert drafters["whole"].acceptance == pytest.approx(1.0, abs=1e-3)
+    assert 0.0 < drafters["cut"].acceptance < 0.9
     shutil.rmtree(tmp_path)

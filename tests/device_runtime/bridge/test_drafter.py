@@ -62,7 +62,7 @@ class Passes:
         self.counts: list[int] = []
 
     def __call__(self, passes: Any) -> Any:
-        self.counts += [len(one.tokens) for one in passes]
+        self.counts += [len(item.tokens) for item in passes]
         return self._forward(passes)
 
     def take(self) -> int:
@@ -70,10 +70,10 @@ class Passes:
         return total
 
 
-def common(one: list[int], other: list[int]) -> int:
+def common(items: list[int], other: list[int]) -> int:
     """How many ids both begin with."""
-    unequal = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(unequal, min(len(one), len(other)))
+    unequal = (at for at, (a, b) in enumerate(zip(items, other, strict=False)) if a != b)
+    return next(unequal, min(len(items), len(other)))
 
 
 def logits_alone(
@@ -152,17 +152,17 @@ def test_only_a_tail_that_has_to_be_told_otherwise_is_read_again(
     drafter.start(prompt)
     drafter.logits(prompt.ids)
     assert passes.take() == len(prompt.draft_ids)
-    own, again = prompt.draft_ids.tolist(), 0
+    ours, again = prompt.draft_ids.tolist(), 0
     answer = committed(pair, ANSWER)
     for at in range(1, len(answer) + 1):
         ids = np.concatenate([prompt.ids, answer[:at]])
         now = drafter.bridge.context(ids).tolist()
-        same = common(own, now)
+        same = common(ours, now)
         drafter.logits(ids)
         # the last token is always read, for its logits
         assert passes.take() == max(1, len(now) - same)
-        again += len(own) - same
-        own = now
+        again += len(ours) - same
+        ours = now
     assert again > 2
     np.testing.assert_allclose(drafter.logits(ids), logits_alone(artifact, pair, ids), atol=1e-4)
 
@@ -330,20 +330,20 @@ def test_a_bridge_is_as_long_as_it_has_to_be(pair: Pair, length: int) -> None:
         bridge.start(prompt)
         for times in range(1, 12):
             text = "da bc " * 12 * times
-            own = bridge.context(np.concatenate([prompt.ids, committed(pair, text)]))
+            ours = bridge.context(np.concatenate([prompt.ids, committed(pair, text)]))
             answer = pair.drafter.tokenizer.encode_rest(text).ids
-            assert own.tolist() == [*prompt.draft_ids.tolist(), *answer]
+            assert ours.tolist() == [*prompt.draft_ids.tolist(), *answer]
 
 
 def test_a_narrow_bridge_carries_a_wide_tree(tmp_path: Path) -> None:
     """More candidates than there are tokens to draft."""
-    own = Artifact.open(tiny_artifact(tmp_path / "own", tokens=[*"abc"], eos="<x>").path)
+    ours = Artifact.open(tiny_artifact(tmp_path / "own", tokens=[*"abc"], eos="<x>").path)
     target = tiny_artifact(tmp_path / "theirs", tokens=[*"adef"], eos="<y>")
-    pair = Pair(Vocabulary.from_artifact(own), Vocabulary.from_artifact(target))
+    pair = Pair(Vocabulary.from_artifact(ours), Vocabulary.from_artifact(target))
     shared = pair.shared.target.tolist()
     assert len(shared) == 2  # "a" and the end
     for protocol in ("tree", "tslt", "dsd", "dssd", "coupled", "greedy"):
-        drafter = fresh(own, pair)
+        drafter = fresh(ours, pair)
         prompt = pair.prompt("aaa", chat=False)
         drafter.start(prompt)
         expansion = (8, 2) if protocol == "tree" else (1, 1, 1)
@@ -361,16 +361,16 @@ def test_another_bridge_and_back(artifact: Artifact, pair: Pair, tmp_path: Path)
     drafter = fresh(artifact, pair)
     passes = Passes(drafter)
     unread = True
-    for one in (
+    for item in (
         pair,
         Pair(pair.drafter, Vocabulary.from_artifact(target)),
         Pair(pair.drafter, pair.drafter),
         pair,
     ):
-        drafter.set_bridge(one.bridge())
-        prompt = one.prompt("ab cd abcd ab", chat=False)
+        drafter.set_bridge(item.bridge())
+        prompt = item.prompt("ab cd abcd ab", chat=False)
         drafter.start(prompt)
         got = drafter.logits(prompt.ids)
-        assert got.shape == (one.target.vocab_size,)
+        assert got.shape == (item.target.vocab_size,)
         assert passes.take() == (len(prompt.draft_ids) if unread else 1)
         unread = False

@@ -203,12 +203,12 @@ def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
             for depth, candidates in enumerate((2, 2) if exchange.allows_trees else (1, 1)):
                 drawn = []
                 for at, _ in enumerate(tree.level):
-                    own = (spread * rng.standard_normal(300)).astype(np.float32)
-                    own[shared.draft_ids] -= np.float32(away)
-                    row = project(own[None])[0]
+                    ours = (spread * rng.standard_normal(300)).astype(np.float32)
+                    ours[shared.draft_ids] -= np.float32(away)
+                    row = project(ours[None])[0]
                     place = DrawKey(4, depth, range(at * candidates, (at + 1) * candidates))
-                    found, q = exchange.draw(row, law, place)
-                    drawn.append(found)
+                    result, q = exchange.draw(row, law, place)
+                    drawn.append(result)
                     rows.append(q)
                     assert 0.5 <= predicted_acceptance(row) <= 1.0
                 tree.grow(drawn)

@@ -119,16 +119,16 @@ def test_answers_follow_the_targets_law(opened, protocol, options):
 def test_the_drafter_is_of_use(opened):
     """Drafts are accepted, rejected, and followed by tokens that it does not have."""
     device, *_ = opened("partial")
-    shared, said, accepted, drafted = pair_of("partial").shared.target, set(), 0, 0
+    shared, reply, accepted, drafted = pair_of("partial").shared.target, set(), 0, 0
     for seed in range(50):
         answer = device.generate(
             PROMPT, protocol="dsd", window=2, temperature=1.0, max_tokens=40, seed=seed
         )
-        said |= {*answer.tokens}
+        reply |= {*answer.tokens}
         accepted += sum(each.accepted for each in answer.rounds)
         drafted += sum(each.window for each in answer.rounds)
     assert 0.1 < accepted / drafted < 0.9
-    assert said - {*shared.tolist()}
+    assert reply - {*shared.tolist()}
 
 
 # Token for token

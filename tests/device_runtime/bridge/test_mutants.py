@@ -100,10 +100,10 @@ def play_retold(drafter, p, chance):
 def play_truncated_too_soon(drafter, p, chance):
     # the mutant: drawn from the drafter's own top 2, as far as shared; sent, the top 2 of those
     to_draft_ids = truncate(drafter.logits(()), TOP_2).row(0)
-    kept = to_draft_ids.ids < 2
-    if not kept.any():
+    selection = to_draft_ids.ids < 2
+    if not selection.any():
         return Ended((), p(()))
-    drawn = draw(Row(to_draft_ids.weights[kept], to_draft_ids.ids[kept]), 1, chance)
+    drawn = draw(Row(to_draft_ids.weights[selection], to_draft_ids.ids[selection]), 1, chance)
     q = projected(drafter, sampling=TOP_2)
     return ended(choose(drawn, q, p(()), chance.coin), drawn, p)
 
@@ -166,9 +166,9 @@ class RemembersDrafts(SharedTokensBridge):
         self._drafted = []
 
     def to_draft_ids(self, drafted):
-        found = super().to_draft_ids(drafted)
-        self._drafted += found.tolist()
-        return found
+        result = super().to_draft_ids(drafted)
+        self._drafted += result.tolist()
+        return result
 
     def context(self, committed):
         # the mutant: behind what is committed stands what was drafted before
@@ -197,11 +197,11 @@ def furthest_off(words, artifact, expansion, drafter=ModelDrafter, bridge=None):
         draft = opened.draft(ids(committed), expansion, exchange, LAW, ends=())
         path = draft.path(int(rng.integers(len(draft.ids) + 1)))
         opened.keep_path(path)
-        told = [int(draft.ids[node - 1]) for node in path]
-        committed = (*committed, *told, int(rng.integers(pair.target.vocab_size)))
+        info = [int(draft.ids[node - 1]) for node in path]
+        committed = (*committed, *info, int(rng.integers(pair.target.vocab_size)))
         wanted = read_alone(alone, pair, committed)[pair.shared.target]
-        found = opened.logits(ids(committed))[pair.shared.target]
-        most = max(most, float(np.abs(found - wanted).max()))
+        result = opened.logits(ids(committed))[pair.shared.target]
+        most = max(most, float(np.abs(result - wanted).max()))
     return most
 
 

@@ -44,15 +44,15 @@ def vocabulary(
     return Vocabulary(**{**fields, **changes})
 
 
-def pair_of(own: str | None = WITHOUT_SYSTEM, theirs: str | None = TEMPLATE) -> Pair:
-    return Pair(vocabulary(template=own), vocabulary(THEIRS, THEIR_END, theirs))
+def pair_of(local: str | None = WITHOUT_SYSTEM, theirs: str | None = TEMPLATE) -> Pair:
+    return Pair(vocabulary(template=local), vocabulary(THEIRS, THEIR_END, theirs))
 
 
 def texts(pair: Pair, prompt: Prompt) -> tuple[str, str]:
     """What the target reads, and what the drafter does."""
-    told = pair.target.tokenizer.decode(prompt.ids.tolist(), special=True)
+    decoded = pair.target.tokenizer.decode(prompt.ids.tolist(), special=True)
     read = pair.drafter.tokenizer.decode(prompt.draft_ids.tolist(), special=True)
-    return told, read
+    return decoded, read
 
 
 def test_each_end_reads_the_messages_in_its_own_template() -> None:
@@ -70,8 +70,8 @@ def test_each_end_reads_the_messages_in_its_own_template() -> None:
 
 def test_a_text_is_one_user_message_or_taken_as_it_is() -> None:
     pair = pair_of()
-    said = pair.prompt("hello world")
-    assert (said.ids.tolist(), said.draft_ids.tolist()) == (
+    reply = pair.prompt("hello world")
+    assert (reply.ids.tolist(), reply.draft_ids.tolist()) == (
         pair.prompt(HELLO).ids.tolist(),
         pair.prompt(HELLO).draft_ids.tolist(),
     )
@@ -82,17 +82,17 @@ def test_a_text_is_one_user_message_or_taken_as_it_is() -> None:
     assert not {pair.drafter.eos_ids[0]} & {*pair.prompt(special, chat=False).draft_ids.tolist()}
 
 
-@pytest.mark.parametrize("own", [None, TEMPLATE, WITHOUT_SYSTEM, "{{ broken"])
-def test_a_target_without_a_template_takes_texts_only(own: str | None) -> None:
-    pair = pair_of(own, None)
+@pytest.mark.parametrize("local", [None, TEMPLATE, WITHOUT_SYSTEM, "{{ broken"])
+def test_a_target_without_a_template_takes_texts_only(local: str | None) -> None:
+    pair = pair_of(local, None)
     assert texts(pair, pair.prompt("hello world")) == ("hello world", "hello world")
     with pytest.raises(UnsupportedError, match=r"ends in .* has no chat template"):
         pair.prompt(HELLO)
 
 
-@pytest.mark.parametrize("own", [None, "{{ broken", "{{ raise_exception('never') }}"])
-def test_a_drafter_without_a_template_of_use_reads_the_targets_text(own: str | None) -> None:
-    pair = pair_of(own)
+@pytest.mark.parametrize("local", [None, "{{ broken", "{{ raise_exception('never') }}"])
+def test_a_drafter_without_a_template_of_use_reads_the_targets_text(local: str | None) -> None:
+    pair = pair_of(local)
     assert texts(pair, pair.prompt(HELLO)) == ("user:hello worlda",) * 2
 
 
@@ -114,9 +114,9 @@ def test_special_tokens_of_the_targets_text_are_the_drafters() -> None:
 def test_token_ids_are_the_targets() -> None:
     pair = pair_of()
     ids = pair.target.tokenizer.encode("hello world?")
-    asked: Any
-    for asked in (ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.uint32)):
-        prompt = pair.prompt(asked)
+    wanted_value: Any
+    for wanted_value in (ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.uint32)):
+        prompt = pair.prompt(wanted_value)
         assert prompt.ids.tolist() == ids
         assert texts(pair, prompt) == ("hello world?", "hello world")  # it has no "?"
         assert not prompt.can_reencode
@@ -127,18 +127,18 @@ def test_token_ids_are_the_targets() -> None:
 @pytest.mark.parametrize("wrong", [[-1], [len(THEIRS) + 1], [2**40], [0, 1.5], ["a"], [[1]]])
 @pytest.mark.parametrize("as_array", [False, True])
 def test_ids_that_the_target_does_not_have(wrong: list[Any], as_array: bool) -> None:
-    asked: Any = np.array(wrong) if as_array else wrong
+    wanted: Any = np.array(wrong) if as_array else wrong
     for pair in (pair_of(), Pair(vocabulary(THEIRS), vocabulary(THEIRS, template=TEMPLATE))):
         with pytest.raises(TokenOutOfRangeError, match="no token id"):
-            pair.prompt(asked)
+            pair.prompt(wanted)
     assert len(pair.prompt([0, len(THEIRS)])) == 2
 
 
 def test_nothing_at_all() -> None:
     pair = pair_of()
-    asked: Any
-    for asked in ([], np.array([], dtype=np.uint32)):
-        prompt = pair.prompt(asked)
+    wanted: Any
+    for wanted in ([], np.array([], dtype=np.uint32)):
+        prompt = pair.prompt(wanted)
         assert len(prompt) == 0
         assert not prompt.can_reencode
     assert len(pair.prompt("", chat=False)) == 0
@@ -148,8 +148,8 @@ def test_nothing_at_all() -> None:
 
 def test_a_drafter_that_knows_nothing_of_the_prompt_has_something_to_go_on_from() -> None:
     pair = pair_of()
-    for asked in ("???", [THEIRS.index("?")]):
-        prompt = pair.prompt(asked, chat=False)
+    for wanted in ("???", [THEIRS.index("?")]):
+        prompt = pair.prompt(wanted, chat=False)
         assert len(prompt.ids)
         assert prompt.draft_ids.tolist() == pair.drafter.eos_ids
     begins = Pair(vocabulary(bos_id=3), vocabulary(THEIRS, THEIR_END))
@@ -160,11 +160,11 @@ def test_a_drafter_that_knows_nothing_of_the_prompt_has_something_to_go_on_from(
 
 def test_words_can_be_said_in_another_vocabulary_and_ids_cannot() -> None:
     pair = pair_of()
-    for asked, in_words in (("hello", True), (HELLO, True), ([1, 2], False), ("", True)):
-        prompt = pair.prompt(asked, chat=asked != "")
+    for wanted, in_words in (("hello", True), (HELLO, True), ([1, 2], False), ("", True)):
+        prompt = pair.prompt(wanted, chat=wanted != "")
         assert prompt.can_reencode == in_words
-        assert prompt.source is asked
-        assert prompt.chat == (asked != "")
+        assert prompt.source is wanted
+        assert prompt.chat == (wanted != "")
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -172,8 +172,8 @@ def test_of_one_vocabulary_both_read_the_same(chat: bool) -> None:
     target = vocabulary(THEIRS, template=TEMPLATE)
     pair = Pair(vocabulary(THEIRS, template=WITHOUT_SYSTEM), target)
     assert pair.trivial
-    for asked in (HELLO, SYSTEM, "hello", [1, 2]):
-        prompt = pair.prompt(asked, chat=chat)
+    for wanted in (HELLO, SYSTEM, "hello", [1, 2]):
+        prompt = pair.prompt(wanted, chat=chat)
         assert prompt.draft_ids.tolist() == prompt.ids.tolist()
 
 
@@ -207,9 +207,9 @@ def test_a_template_writes_its_beginning_itself(sentencepiece: Vocabulary) -> No
     fields = {name: getattr(sentencepiece, name) for name in sentencepiece.__struct_fields__}
     drafter = Vocabulary(**{**fields, "chat_template": template})
     pair = Pair(drafter, vocabulary(THEIRS, THEIR_END, TEMPLATE))
-    own = pair.prompt(HELLO).draft_ids.tolist()
-    assert own[0] == 1
-    assert own.count(1) == 1
+    values = pair.prompt(HELLO).draft_ids.tolist()
+    assert values[0] == 1
+    assert values.count(1) == 1
 
 
 def test_a_target_of_sentencepiece_begins_as_it_wants(sentencepiece: Vocabulary) -> None:

@@ -45,9 +45,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         sizes: dict[str, Any] = {"seed": seed, "context": context, "sharpness": 0.8}
         tiny_artifact(folder / name, tokens=tokens, eos=f"<end of {name}>", **sizes)
         manifest = folder / name / "manifest.json"
-        told = json.loads(manifest.read_text()) | {"eos_ids": []}  # answers are long
-        told["chat_template"] = TEMPLATES.get(name, told["chat_template"])
-        manifest.write_text(json.dumps(told))
+        info = json.loads(manifest.read_text()) | {"eos_ids": []}  # answers are long
+        info["chat_template"] = TEMPLATES.get(name, info["chat_template"])
+        manifest.write_text(json.dumps(info))
     return {name: folder / name for name in vocabularies}
 
 
@@ -75,9 +75,9 @@ def client(service: Serving) -> openai.OpenAI:
     return service.client()
 
 
-def alone(device: Device, asked: Any, **options: Any) -> Any:
+def alone(device: Device, requests: Any, **options: Any) -> Any:
     """What the target says by itself."""
-    return device.generate(asked, **{"max_tokens": 40, **options, "protocol": "stream"})
+    return device.generate(requests, **{"max_tokens": 40, **options, "protocol": "stream"})
 
 
 @pytest.mark.parametrize("messages", [TURN, TURNS], ids=["one turn", "with a system message"])
@@ -182,8 +182,8 @@ def test_a_conversation_goes_on_where_the_targets_tokens_are_held(
         texts = [letter * 60 for letter in "bcd"]
         for text in [*texts, *reversed(texts)]:
             chat(service.client(), text)
-        told = [line for line in service.lines if "shares" in line]
-        shares = [int(line.rpartition("shares")[2].split()[0]) for line in told]
+        info = [line for line in service.lines if "shares" in line]
+        shares = [int(line.rpartition("shares")[2].split()[0]) for line in info]
         assert all(share < 10 for share in shares[:3])
         assert all(share > 50 for share in shares[3:])
 

@@ -75,8 +75,10 @@ def pairs(shared: SharedTokens) -> dict[int, int]:
 
 def by_piece(drafter: Vocabulary, target: Vocabulary) -> dict[str, str]:
     """The target's spelling → the drafter's."""
-    found = pairs(SharedTokens.find(drafter, target))
-    return {target.tokenizer.piece(id): drafter.tokenizer.piece(own) for id, own in found.items()}
+    result = pairs(SharedTokens.find(drafter, target))
+    return {
+        target.tokenizer.piece(id): drafter.tokenizer.piece(ours) for id, ours in result.items()
+    }
 
 
 # What is shared
@@ -99,24 +101,24 @@ def naive(drafter: Vocabulary, target: Vocabulary) -> dict[int, int]:
         ]
         return min(same, key=lambda other: rank(of, other)) == id
 
-    found = {}
-    for own in range(drafter.vocab_size):
+    results = {}
+    for number in range(drafter.vocab_size):
         for id in range(target.vocab_size):
-            special = drafter.tokenizer.is_special(own), target.tokenizer.is_special(id)
+            special = drafter.tokenizer.is_special(number), target.tokenizer.is_special(id)
             if special == (True, True):
-                same = drafter.tokenizer.piece(own) == target.tokenizer.piece(id)
+                same = drafter.tokenizer.piece(number) == target.tokenizer.piece(id)
             else:
-                data = drafter.tokenizer.token_bytes(own)
+                data = drafter.tokenizer.token_bytes(number)
                 same = (
                     special == (False, False)
                     and data != b""
                     and data == target.tokenizer.token_bytes(id)
-                    and canonical(drafter, own)
+                    and canonical(drafter, number)
                     and canonical(target, id)
                 )
             if same:
-                found[id] = own
-    return found
+                results[id] = number
+    return results
 
 
 TEXTS = st.sampled_from(
@@ -164,9 +166,9 @@ def test_shared_is_what_the_definition_says(drafter: Vocabulary, target: Vocabul
         assert pairs(shared) == expected
         assert shared.target.tolist() == sorted(expected)
         assert len(set(shared.draft_ids.tolist())) == len(shared)  # no mass counts twice
-        assert {id for id, own in enumerate(shared.to_draft_ids) if own >= 0} == set(expected)
-        assert all(shared.to_draft_ids[id] == own for id, own in expected.items())
-        special = {id: own for id, own in expected.items() if target.tokenizer.is_special(id)}
+        assert {id for id, ours in enumerate(shared.to_draft_ids) if ours >= 0} == set(expected)
+        assert all(shared.to_draft_ids[id] == ours for id, ours in expected.items())
+        special = {id: ours for id, ours in expected.items() if target.tokenizer.is_special(id)}
         assert shared.specials == special
         assert (shared.draft_size, shared.target_size) == (drafter.vocab_size, target.vocab_size)
 
@@ -178,7 +180,7 @@ def test_the_spelling_does_not_matter() -> None:
     pieces = vocabulary(["<0x41>", "▁the", "<0x0A>", "A", "é", "<0xFF>"], spells="pieces")
     expected = {"▁the": "Ġthe", "<0x0A>": "Ċ", "A": "A", "é": "Ã©", "<0xFF>": "ÿ"}
     assert by_piece(byte_level, pieces) == expected
-    assert by_piece(pieces, byte_level) == {own: piece for piece, own in expected.items()}
+    assert by_piece(pieces, byte_level) == {ours: piece for piece, ours in expected.items()}
 
 
 def test_of_several_tokens_for_a_text_the_one_that_it_is_encoded_as_is_shared() -> None:
@@ -250,17 +252,17 @@ def test_byte_level_and_sentencepiece(smollm2: Vocabulary) -> None:
     drafter = smollm2
     target = of_gguf(sentencepiece_metadata())
     shared = SharedTokens.find(drafter, target)
-    own, other = drafter.tokenizer, target.tokenizer
+    ours, other = drafter.tokenizer, target.tokenizer
     assert shared.specials == {2: 2}  # "</s>" and "<|im_end|>"
     for id, its in pairs(shared).items():
         if id not in shared.specials:
-            assert other.token_bytes(id) == own.token_bytes(its)
-            assert not own.is_special(its)
+            assert other.token_bytes(id) == ours.token_bytes(its)
+            assert not ours.is_special(its)
     # SmolLM2 has all printable bytes, and so every single character of ASCII that Llama 2 has
     singles = {other.token_bytes(id) for id in shared.target} & {bytes([b]) for b in range(33, 127)}
     assert len(singles) == 94
-    assert shared.to_draft_ids[other._tokenizer.token_to_id("▁")] == own.encode(" ")[0]
-    inverse = {own: id for id, own in pairs(shared).items()}
+    assert shared.to_draft_ids[other._tokenizer.token_to_id("▁")] == ours.encode(" ")[0]
+    inverse = {ours: id for id, ours in pairs(shared).items()}
     assert pairs(SharedTokens.find(target, drafter)) == inverse
 
 
@@ -295,7 +297,7 @@ def test_ids_without_a_token_and_beyond_the_vocabulary_are_not_shared() -> None:
     ]
     expected = {0: 0, 3: 3, 6: 6, 8: 1}
     assert pairs(SharedTokens.find(*vocabularies)) == expected
-    inverse = {own: id for id, own in expected.items()}
+    inverse = {ours: id for id, ours in expected.items()}
     assert pairs(SharedTokens.find(*reversed(vocabularies))) == inverse
 
 
@@ -353,11 +355,11 @@ def test_a_pair_is_found_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert drafter.digest in file.name
     assert target.digest in file.name
     monkeypatch.setattr(module, "_find", None)  # neither tokenizer is gone through again
-    kept = SharedTokens.find(*a_pair())
-    assert pairs(kept) == COMMON
-    assert kept.specials == {5: 3}
-    assert (kept.draft_size, kept.target_size) == (4, 6)
-    assert kept.draft_ids.dtype == kept.target.dtype == np.int64
+    selection = SharedTokens.find(*a_pair())
+    assert pairs(selection) == COMMON
+    assert selection.specials == {5: 3}
+    assert (selection.draft_size, selection.target_size) == (4, 6)
+    assert selection.draft_ids.dtype == selection.target.dtype == np.int64
 
 
 def rewritten(data: bytes, **changes: object) -> bytes:

@@ -83,9 +83,9 @@ def test_the_drafter_alone_speaks_the_targets_tokens(
         got, alone = noticed_while_it_is_away(device, TEXT, wish, relay, server)
         first = next(at for at, piece in enumerate(got) if piece.origin == "local")
         assert tokens_of(got[:first]) == wanted[: len(tokens_of(got[:first]))]
-        spoken = tokens_of(got[first : first + alone])
+        text = tokens_of(got[first : first + alone])
         known = {"a", "b", "c", "d", " ", ""}  # what both have; the end of neither is text
-        assert {device.tokenizer.decode([token]) for token in spoken} <= known
+        assert {device.tokenizer.decode([token]) for token in text} <= known
         assert device.last is not None
         assert device.last.text == device.tokenizer.decode(tokens_of(got))
         assert got[-1].origin != "local", "it never came back"

@@ -29,7 +29,7 @@ def test_redirected_to_another_vocabulary_and_back(
 ) -> None:
     with opened(models, other_server.endpoint) as device:
         there = device.generate(TEXT, **GREEDY).text
-    with opened(models, server.endpoint, lanes=2) as device, device.beside() as beside:
+    with opened(models, server.endpoint, lanes=2) as device, device.beside() as neighbour:
         here = device.generate(TEXT, **GREEDY).text
         evidence = device.evidence
         prompt = device.prompt(TEXT)
@@ -40,11 +40,11 @@ def test_redirected_to_another_vocabulary_and_back(
             # what was made of words is made anew, before or after the edge was met
             assert device.generate(prompt, **GREEDY).text == text
             assert device.generate(TEXT, **GREEDY).text == text
-            assert beside.generate(prompt, **GREEDY).text == text
-            assert device.prompt(TEXT).vocabulary == beside.prompt(TEXT).vocabulary
+            assert neighbour.generate(prompt, **GREEDY).text == text
+            assert device.prompt(TEXT).vocabulary == neighbour.prompt(TEXT).vocabulary
             assert device.tokenizer.decode(device.last.tokens) == text
             assert (device.evidence is evidence) == (text == here)
-            assert beside.evidence is device.evidence
+            assert neighbour.evidence is device.evidence
             if text == there:
                 with pytest.raises(PairMismatchError, match="make the prompt again"):
                     device.generate(ids, **GREEDY)
@@ -90,9 +90,9 @@ def test_what_was_learned_is_the_pairs(
             device.redirect(edge.endpoint)
             device.generate(TEXT, **wish)
             assert learning[-1][1] is device.evidence
-        told = [vocabulary for vocabulary, _ in learning[-4:]]
-        assert told[:2] == told[2:]
-        assert told[0] != told[1]
+        info = [vocabulary for vocabulary, _ in learning[-4:]]
+        assert info[:2] == info[2:]
+        assert info[0] != info[1]
         assert len({id(evidence) for _, evidence in learning}) == 2
 
 
@@ -131,8 +131,8 @@ def test_a_vocabulary_is_fetched_once(
 
     with open_(server) as device:
         assert len(received) == 1
-        with device.beside() as beside:
-            beside.generate(TEXT, **GREEDY)
+        with device.beside() as neighbour:
+            neighbour.generate(TEXT, **GREEDY)
         device.generate(TEXT, **GREEDY)
         device.redirect(other_server.endpoint)
         device.generate(TEXT, **GREEDY)

@@ -85,8 +85,8 @@ def test_a_prompt_that_was_made_for_another_drafter_is_read_anew(
         Device(models.target, server.endpoint, threads=1) as akin,
     ):
         ids = device.tokenizer.encode("abcd cabd", special=True)
-        for asked in (TEXT, ids):
-            made, foreign = device.prompt(asked), akin.prompt(asked)
+        for wanted in (TEXT, ids):
+            made, foreign = device.prompt(wanted), akin.prompt(wanted)
             assert made.vocabulary == foreign.vocabulary
             assert made.draft_ids.tolist() != foreign.draft_ids.tolist()
             device.generate(foreign, protocol="greedy", max_tokens=1)
@@ -156,23 +156,23 @@ def test_a_vocabulary_with_nothing_in_common_is_looked_at_once(
 def test_ever_new_vocabularies_do_not_fill_the_memory(
     models: Models, server: EdgeServer, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
 ) -> None:
-    own = vocabulary(["a", "b"], "<end>")
+    ours = vocabulary(["a", "b"], "<end>")
     arriving = [vocabulary(["a", letter], "<end>") for letter in "cdefghij"]
     with opened(models, server.endpoint) as device:
         link, welcome = device._link, device.welcome
         assert link is not None
         assert welcome is not None
-        partners = VocabularyPairs(own, None, {1: 0.01}, 0.8, 64, None)
+        vocabulary_pairs = VocabularyPairs(ours, None, {1: 0.01}, 0.8, 64, None)
         pairs: list[weakref.ref[Pair]] = []
         for it in arriving:
             monkeypatch.setattr(
                 "pilotfish.device_runtime.vocabulary_pairs.target_vocabulary", lambda *_, it=it: it
             )
-            told = msgspec.structs.replace(
+            info = msgspec.structs.replace(
                 welcome, vocabulary=it.digest, tokenizer=it.fingerprint, vocab_size=it.vocab_size
             )
-            partner = partners.get(link, told)
-            assert partners.get(link, told) is partner
+            partner = vocabulary_pairs.get(link, info)
+            assert vocabulary_pairs.get(link, info) is partner
             pairs.append(weakref.ref(partner.pair))
             del partner
         gc.collect()

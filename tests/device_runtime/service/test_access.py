@@ -112,9 +112,9 @@ def test_a_key_file_that_will_not_do(tmp_path: Path, text: str, mode: int, word:
 def test_systemds_credentials_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key_file(tmp_path / "api-keys", CAROL)
     named = key_file(tmp_path / "named", f"alice:{ALICE}")
-    found = api_keys(named, "0.0.0.0:8080")
-    assert found is not None
-    alice = found.client(f"Bearer {ALICE}")
+    result = api_keys(named, "0.0.0.0:8080")
+    assert result is not None
+    alice = result.client(f"Bearer {ALICE}")
     assert alice is not None
     assert alice.name == "alice"
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
@@ -200,7 +200,7 @@ def test_reloading_changes_keys_and_edge_while_an_answer_runs(
             with pytest.raises(openai.AuthenticationError):
                 chat(service.client(ALICE))
             got += chunks
-            assert "".join(one.choices[0].delta.content or "" for one in got) == wanted
+            assert "".join(item.choices[0].delta.content or "" for item in got) == wanted
             bob = service.client(BOB)
             answer = bob.chat.completions.create(
                 model="pilotfish", messages=[{"role": "user", "content": "x"}]
@@ -289,9 +289,9 @@ def test_a_service_that_cannot_start_says_why_in_a_line(
     keys = key_file(tmp_path / "api-keys", ALICE)
     flags = [str(keys) if flag == "KEYS" else flag for flag in flags]
     assert main(["device", "serve", "--draft", str(pair.draft), *flags]) == code
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert word in said
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert word in err
 
 
 def test_without_the_extra_a_line_says_what_to_install(pair: Pair) -> None:

@@ -20,8 +20,8 @@ AGAIN = "there is room for connections again"
 
 
 def cpu_s(service: Serving) -> float:
-    with open(f"/proc/{service.process.pid}/stat") as told:
-        fields = told.read().rpartition(")")[2].split()
+    with open(f"/proc/{service.process.pid}/stat") as info:
+        fields = info.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 

@@ -40,10 +40,10 @@ def test_words_of_an_edge_forge_no_line_in_a_service(pair: Pair, evil: LyingEdge
     with serving(pair.draft, evil.endpoint, "--lanes", 1) as service:
         answer = httpx.post(f"{service.url}/v1/completions", json=ask, timeout=60)
         assert answer.status_code == 502
-        said = answer.json()["error"]["message"]
-        assert said.startswith("No. 2026")
+        reply = answer.json()["error"]["message"]
+        assert reply.startswith("No. 2026")
         status = httpx.get(f"{service.url}/status", timeout=60).json()
-    assert said.isprintable()
+    assert reply.isprintable()
     assert status["target"].startswith("model No. 2026")
     assert all(text.isprintable() for text in texts(status))
     log = [line.rstrip("\n") for line in service.lines]

@@ -222,17 +222,17 @@ def test_idle_connections_keep_no_client_out(service: Serving) -> None:
     crowd: list[socket.socket] = []
     try:
         for _ in range(600):
-            one = socket.create_connection(("127.0.0.1", service.port), timeout=10)
-            one.sendall(b"GET / HTT")
-            crowd.append(one)
+            item = socket.create_connection(("127.0.0.1", service.port), timeout=10)
+            item.sendall(b"GET / HTT")
+            crowd.append(item)
             if len(crowd) % 200 == 0:
                 assert service.get("/health").status_code == 200
         assert chat(service.client()).choices
         descriptors = len(list(_open_descriptors(service)))
         assert descriptors < 400
     finally:
-        for one in crowd:
-            one.close()
+        for item in crowd:
+            item.close()
 
 
 def _open_descriptors(service: Serving) -> Iterator[Path]:

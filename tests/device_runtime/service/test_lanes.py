@@ -199,8 +199,8 @@ def test_a_conversation_goes_on_where_its_tokens_are_held(pair: Pair, edge: Edge
         texts = [letter * 60 for letter in "abc"]
         for text in [*texts, *reversed(texts)]:
             chat(client, text)
-        told = [line for line in service.lines if "shares" in line]
-        shares = [int(line.rpartition("shares")[2].split()[0]) for line in told]
+        info = [line for line in service.lines if "shares" in line]
+        shares = [int(line.rpartition("shares")[2].split()[0]) for line in info]
         assert all(share < 10 for share in shares[:3])
         assert all(share > 50 for share in shares[3:])
 
@@ -236,9 +236,9 @@ def test_what_does_not_end_in_time_is_told_so(long_pair: Pair, endless_edge: Edg
     ) as service:
         chunks = stream(service.client())
         service.tell(signal.SIGTERM)
-        with pytest.raises(openai.APIError) as told:
+        with pytest.raises(openai.APIError) as info:
             said(chunks)
-        assert told.value.code == "draining"
+        assert info.value.code == "draining"
         assert service.process.wait(30) == 0
 
 
@@ -340,22 +340,22 @@ def test_what_systemd_is_told(pair: Pair, edge: EdgeServer, tmp_path: Path) -> N
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        told: list[str] = []
+        messages: list[str] = []
 
         def until(word: str) -> None:
-            while not any(word in line for line in told):
-                told.append(systemd.recv(4096).decode())
+            while not any(word in line for line in messages):
+                messages.append(systemd.recv(4096).decode())
 
         environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
         with serving(pair.draft, edge.endpoint, "--lanes", 2, **environment) as service:
             until("READY=1")
-            assert "0 of 2 lanes busy" in told[-1]
+            assert "0 of 2 lanes busy" in messages[-1]
             until("WATCHDOG=1")
             chat(service.client())
-            told.clear()
+            messages.clear()
             until("last protocol: ")
-            assert f"edge at {edge.endpoint}: connected" in told[-1]
-            told.clear()
+            assert f"edge at {edge.endpoint}: connected" in messages[-1]
+            messages.clear()
             service.tell(signal.SIGHUP)
             until("RELOADING=1")
             until("READY=1")
@@ -370,6 +370,6 @@ def test_what_systemd_is_told(pair: Pair, edge: EdgeServer, tmp_path: Path) -> N
                 systemd.recv(4096)  # no food: systemd would restart it
             systemd.setblocking(True)
             service.tell(signal.SIGCONT)
-            told.clear()
+            messages.clear()
             service.tell(signal.SIGTERM)
             until("STOPPING=1")

@@ -68,7 +68,7 @@ def agrees(ends: Ends, state: str) -> bool:
     """Whether all that tells of the link says this, and `/health` suits the policy."""
     health = ends.device.get("/health")
     link = ends.device.get("/status").json()["link"]
-    lines = [told["STATUS"] for _, told in ends.managers[1].received if "STATUS" in told]
+    lines = [info["STATUS"] for _, info in ends.managers[1].received if "STATUS" in info]
     alone = "local" in ends.device.process.args  # type: ignore[operator]  # a list
     well = alone or state == "connected"
     assert health.status_code == (200 if well else 503) or health.json()["status"] != state
@@ -128,7 +128,7 @@ def test_an_edge_with_another_key_and_an_edge_pub_that_is_broken(ends: Ends) -> 
         (ends.device_keys / "edge.pub").write_text("no key\n")
         reload(ends.managers[1], ends.device.process.pid)
         ends.managers[1].await_("STATUS", "", len(ends.managers[1].received) - 1)
-        lines = [told["STATUS"] for _, told in ends.managers[1].received if "STATUS" in told]
+        lines = [info["STATUS"] for _, info in ends.managers[1].received if "STATUS" in info]
         assert "not in force: " in lines[-1]
         shutil.copy(ends.edge_keys / "edge.pub", ends.device_keys)
         reload(ends.managers[1], ends.device.process.pid)

@@ -22,10 +22,10 @@ def test_offsets_are_places_in_the_text(tokenizer: Tokenizer, text: str, special
     mark = next(iter(tokenizer.special_tokens))
     ids = [mark, *tokenizer.encode(text), mark]
     whole = tokenizer.decode(ids, special=special)
-    told = text_logprobs(ids, [], tokenizer, TextOffsets(tokenizer, 5, special=special))
-    assert len(told["tokens"]) == len(told["text_offset"]) == len(ids)
-    assert told["tokens"][0] == told["tokens"][-1] == tokenizer.piece(mark)
-    places = [*(at - 5 for at in told["text_offset"]), len(whole)]
+    info = text_logprobs(ids, [], tokenizer, TextOffsets(tokenizer, 5, special=special))
+    assert len(info["tokens"]) == len(info["text_offset"]) == len(ids)
+    assert info["tokens"][0] == info["tokens"][-1] == tokenizer.piece(mark)
+    places = [*(at - 5 for at in info["text_offset"]), len(whole)]
     assert places == sorted(places)
     # up to whole characters, the tokens before a place are the text before it
     for count, place in enumerate(places[:-1]):

@@ -88,8 +88,8 @@ def test_a_chat_turn_streams_in_the_colours_of_its_origins(page: Page, service: 
     finished(page)
     assert len(lengths) >= 5  # it grew step by step
     spans = page.locator("article .token")
-    shown = set(spans.evaluate_all("found => found.map(span => span.dataset.origin)"))
-    assert {"drafted", "corrected"} <= shown <= set(ORIGINS)
+    names = set(spans.evaluate_all("found => found.map(span => span.dataset.origin)"))
+    assert {"drafted", "corrected"} <= names <= set(ORIGINS)
     expect(page.locator("article .note").last).to_contain_text("100 tokens")
     expect(page.locator("article .note").last).to_contain_text("coupled, window 4")
     # what the panel knows by then
@@ -162,9 +162,9 @@ def test_what_a_model_says_is_text_and_nothing_else(
     page = open_page(service, faults_may="TrustedHTML")
     say(page, "hello", tokens=200)
     finished(page)
-    said = answer(page)
-    assert SCRIPT in said
-    assert "&lt;b&gt;" in said  # as it was said, neither read as markup nor escaped again
+    reply = answer(page)
+    assert SCRIPT in reply
+    assert "&lt;b&gt;" in reply  # as it was said, neither read as markup nor escaped again
     assert page.title() == "Pilotfish"
     assert page.locator("#log script, #log img, #log b").count() == 0
     inside = page.locator("article .text").last.evaluate("e => [...e.children].map(c => c.tagName)")

@@ -74,8 +74,8 @@ def form(page: Page, schema: object = None, tools: object = None) -> None:
     page.evaluate("document.getElementById('form').open = false")
 
 
-def look(found: Locator) -> Any:
-    return found.first.evaluate(_LOOK)
+def look(results_value: Locator) -> Any:
+    return results_value.first.evaluate(_LOOK)
 
 
 def test_forced_tokens_of_a_schema_have_their_colour(
@@ -120,8 +120,8 @@ def test_probabilities_are_told_of_the_token_pointed_at(
     page.locator("article [data-origin=drafted]").first.hover()
     shares = bubble.locator("li .share").all_text_contents()
     assert len(shares) == 5
-    told = [float(share.split("\u00a0")[0].lstrip("< ")) for share in shares]
-    assert told == sorted(told, reverse=True)
+    info = [float(share.split("\u00a0")[0].lstrip("< ")) for share in shares]
+    assert info == sorted(info, reverse=True)
     page.locator("h1").hover()
     expect(bubble).to_be_hidden()
     # by the keyboard
@@ -207,9 +207,9 @@ def test_a_call_is_shown_and_its_result_goes_back(
     expect(thought).to_be_visible()
     names, arguments = page.locator(".call h4"), page.locator(".call .arguments")
     assert set(names.all_text_contents()) == {"weather"}
-    said = arguments.all_text_contents()  # of as many calls as it makes
-    assert all(json.loads(one)["in_the_city"] in ("Oslo", "Rome") for one in said)
-    assert arguments.locator("[data-origin=forced]").count() > 10 * len(said)
+    text_contents = arguments.all_text_contents()  # of as many calls as it makes
+    assert all(json.loads(result)["in_the_city"] in ("Oslo", "Rome") for result in text_contents)
+    assert arguments.locator("[data-origin=forced]").count() > 10 * len(text_contents)
     arguments.first.locator(".token").first.hover()
     expect(page.locator("#bubble")).to_be_visible()
     page.get_by_label("Result").first.fill("rain <b>")
@@ -217,18 +217,18 @@ def test_a_call_is_shown_and_its_result_goes_back(
     send.click()
     finished(page)
     expect(send).to_have_count(0)
-    asked = json.loads(sent[-1])
-    user, turn, *results = asked["messages"]
-    assert (len(results), user["role"], turn["role"]) == (len(said), "user", "assistant")
-    assert [call["function"]["arguments"] for call in turn["tool_calls"]] == said
+    payload = json.loads(sent[-1])
+    user, turn, *results = payload["messages"]
+    assert (len(results), user["role"], turn["role"]) == (len(text_contents), "user", "assistant")
+    assert [call["function"]["arguments"] for call in turn["tool_calls"]] == text_contents
     assert turn["reasoning_content"] == thought.first.text_content()
-    told = [(one["role"], one["tool_call_id"], one["content"]) for one in results]
-    contents = ["rain <b>", *["No result."] * (len(said) - 1)]
+    info = [(result["role"], result["tool_call_id"], result["content"]) for result in results]
+    contents = ["rain <b>", *["No result."] * (len(text_contents) - 1)]
     ids = [call["id"] for call in turn["tool_calls"]]
-    assert told == [("tool", *pair) for pair in zip(ids, contents, strict=True)]
+    assert info == [("tool", *pair) for pair in zip(ids, contents, strict=True)]
     assert turn["tool_calls"][0]["function"]["name"] == "weather"
     assert "tool_choice" in json.loads(sent[0])
-    assert "tool_choice" not in asked
+    assert "tool_choice" not in payload
     expect(page.locator("article .failure")).to_have_count(0)
     expect(page.locator("article[data-role=user]")).to_have_count(1)
 

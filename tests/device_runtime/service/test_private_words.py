@@ -61,19 +61,19 @@ PAGES = ("/", "/status", "/metrics", "/health", "/v1/models", "/page/page.js", "
 
 
 def ask(service: Serving, name: str, route: str, **body: Any) -> Any:
-    found = httpx.post(
+    response = httpx.post(
         f"{service.url}/v1/{route}",
         json={"model": "pilotfish", **body},
         headers={"Authorization": f"Bearer {KEYS[name]}"},
         timeout=120.0,
     )
-    assert found.status_code == 200, found.text
-    return found.text if body.get("stream") else found.json()
+    assert response.status_code == 200, response.text
+    return response.text if body.get("stream") else response.json()
 
 
 def wanted(wish: dict[str, Any], **body: Any) -> dict[str, Any]:
-    own = {name: value for name, value in wish.items() if name != "temperature"}
-    return {"temperature": wish["temperature"], "seed": 3, "pilotfish": own, **body}
+    fields = {name: value for name, value in wish.items() if name != "temperature"}
+    return {"temperature": wish["temperature"], "seed": 3, "pilotfish": fields, **body}
 
 
 def ways(wish: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -88,28 +88,30 @@ def ways(wish: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def steady(told: Any, *, timed: bool) -> Any:
+def steady(message: Any, *, timed: bool) -> Any:
     """Return what of an answer does not depend on time and chance. timed: nor do its rounds."""
-    if isinstance(told, str):  # the events of a stream, whose parts depend on rounds
-        events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
-        return "".join(one["choices"][0]["text"] for one in events if one["choices"])
+    if isinstance(message, str):  # the events of a stream, whose parts depend on rounds
+        events = [
+            json.loads(line[6:]) for line in message.splitlines() if line.startswith("data: {")
+        ]
+        return "".join(item["choices"][0]["text"] for item in events if item["choices"])
     texts = [
-        {"text": one.get("text"), "message": one.get("message"), "logprobs": one["logprobs"]}
-        for one in told.get("choices", ())
+        {"text": item.get("text"), "message": item.get("message"), "logprobs": item["logprobs"]}
+        for item in message.get("choices", ())
     ]
-    said = [part["text"] for one in told.get("output", ()) for part in one.get("content", ())]
-    steps = () if timed else tuple(told["pilotfish"][name] for name in STEADY)
-    return texts, said, steps
+    reply = [part["text"] for item in message.get("output", ()) for part in item.get("content", ())]
+    steps = () if timed else tuple(message["pilotfish"][name] for name in STEADY)
+    return texts, reply, steps
 
 
 def read_all(service: Serving, name: str, wishes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Ask everything; returns what was read, by wish and way."""
-    found = {}
+    results = {}
     for label, wish in wishes.items():
         for at, (route, body) in enumerate(ways(wish)):
-            told = ask(service, name, route, **body)
-            found[f"{label}, {route} {at}"] = steady(told, timed=label in TIMED)
-    return found
+            info = ask(service, name, route, **body)
+            results[f"{label}, {route} {at}"] = steady(info, timed=label in TIMED)
+    return results
 
 
 def pages(service: Serving, name: str) -> str:
@@ -173,14 +175,14 @@ def test_no_protocol_tells_what_another_key_said(
             edge.stop()
             time.sleep(0.5)
             for seed in range(2):
-                asked = {"prompt": BEGIN, "max_tokens": 20, "seed": seed, "temperature": seed}
-                read += json.dumps(ask(service, "carol", "completions", **asked))
+                requests = {"prompt": BEGIN, "max_tokens": 20, "seed": seed, "temperature": seed}
+                read += json.dumps(ask(service, "carol", "completions", **requests))
     assert differing(before, after) == []
     assert not re.search(WORDS, read)
     # each of the three has a file, of which nobody else is told
     assert len([*(texts / "owners").glob("*.texts")]) == 3
-    everything = b"".join(one.read_bytes() for one in texts.rglob("*") if one.is_file())
-    names = " ".join(str(one.relative_to(texts)) for one in texts.rglob("*"))
+    everything = b"".join(path.read_bytes() for path in texts.rglob("*") if path.is_file())
+    names = " ".join(str(path.relative_to(texts)) for path in texts.rglob("*"))
     for name, key in KEYS.items():
         assert key.encode() not in everything
         assert key not in names
@@ -202,8 +204,10 @@ def test_texts_that_are_shared_are_in_no_lossy_answer(
         say_the_secret(service)
         assert differing(before, read_all(service, "carol", lossy)) == []
         # the same question takes fewer rounds when another key has asked it
-        asked = wanted(WISHES["greedy"], prompt=f"{BEGIN} 21", max_tokens=40)
-        first, second = (ask(service, name, "completions", **asked) for name in ("bob", "carol"))
+        wanted_value = wanted(WISHES["greedy"], prompt=f"{BEGIN} 21", max_tokens=40)
+        first, second = (
+            ask(service, name, "completions", **wanted_value) for name in ("bob", "carol")
+        )
     assert first["choices"] == second["choices"]
     assert second["pilotfish"]["rounds"] < first["pilotfish"]["rounds"]
 
@@ -220,13 +224,13 @@ def test_a_name_that_is_given_to_another_key_begins_anew(
     with serving(Path("text"), edge.endpoint, *flags, **PARROT) as service:
         before = read_all(service, "bob", wishes)
         say_the_secret(service)
-        kept = ask(service, "alice", "responses", input=SECRET, max_output_tokens=4)["id"]
+        selection = ask(service, "alice", "responses", input=SECRET, max_output_tokens=4)["id"]
         path.write_text(f"alice:{KEYS['carol']}\n")
         service.tell(signal.SIGHUP)
         service.until("reloaded")
         assert differing(before, read_all(service, "carol", wishes)) == []
-        told = {"Authorization": f"Bearer {KEYS['carol']}"}
-        assert service.get(f"/v1/responses/{kept}", headers=told).status_code == 404
+        options = {"Authorization": f"Bearer {KEYS['carol']}"}
+        assert service.get(f"/v1/responses/{selection}", headers=options).status_code == 404
 
 
 def test_without_keys_an_answer_draws_from_its_own_conversation(

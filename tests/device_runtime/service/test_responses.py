@@ -81,24 +81,24 @@ def client(service: Serving) -> openai.OpenAI:
     return service.client(ALICE)
 
 
-def asked(**told: Any) -> dict[str, Any]:
+def requests(**info: Any) -> dict[str, Any]:
     """A short greedy request."""
-    return {"model": "pilotfish", "max_output_tokens": 12, "temperature": 0, "input": "ab", **told}
+    return {"model": "pilotfish", "max_output_tokens": 12, "temperature": 0, "input": "ab", **info}
 
 
-def biased(**told: Any) -> dict[str, Any]:
+def biased(**info: Any) -> dict[str, Any]:
     """The same, in words for the client, without thoughts."""
-    return asked(**{**told, "extra_body": {"logit_bias": BIAS, **told.get("extra_body", {})}})
+    return requests(**{**info, "extra_body": {"logit_bias": BIAS, **info.get("extra_body", {})}})
 
 
-def respond(client: openai.OpenAI, **told: Any) -> Any:
-    return client.responses.create(**biased(**told))
+def respond(client: openai.OpenAI, **info: Any) -> Any:
+    return client.responses.create(**biased(**info))
 
 
 def without_ids(items: Any) -> list[dict[str, Any]]:
-    told = [item.model_dump(exclude={"id", "call_id", "parsed_arguments"}) for item in items]
-    assert told
-    return told
+    info = [item.model_dump(exclude={"id", "call_id", "parsed_arguments"}) for item in items]
+    assert info
+    return info
 
 
 def test_a_text(client: openai.OpenAI) -> None:
@@ -189,7 +189,7 @@ def test_a_stream_grows_into_the_whole(client: openai.OpenAI, way: str) -> None:
 def test_the_lines_of_a_stream(service: Serving) -> None:
     headers = {"Authorization": f"Bearer {ALICE}"}
     answer = httpx.post(
-        f"{service.url}/v1/responses", json=asked(stream=True), headers=headers, timeout=60.0
+        f"{service.url}/v1/responses", json=requests(stream=True), headers=headers, timeout=60.0
     )
     assert answer.headers["content-type"].startswith("text/event-stream")
     for block in answer.text.removesuffix("\n\n").split("\n\n"):
@@ -198,11 +198,11 @@ def test_the_lines_of_a_stream(service: Serving) -> None:
 
 
 def test_the_client_parses_models(client: openai.OpenAI) -> None:
-    told: dict[str, Any] = {"model": "pilotfish", "input": "a", "temperature": 1.0}
-    told["extra_body"] = {"seed": 2, "logit_bias": BIAS}
-    whole = client.responses.parse(**told, text_format=Robot)
+    options: dict[str, Any] = {"model": "pilotfish", "input": "a", "temperature": 1.0}
+    options["extra_body"] = {"seed": 2, "logit_bias": BIAS}
+    whole = client.responses.parse(**options, text_format=Robot)
     assert isinstance(whole.output_parsed, Robot)
-    with client.responses.stream(**told, text_format=Robot) as stream:
+    with client.responses.stream(**options, text_format=Robot) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert "response.output_text.delta" in kinds
@@ -213,12 +213,12 @@ def test_the_client_parses_models(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("chained", [False, True], ids=["whole input", "previous_response_id"])
 def test_a_loop_of_three_calls(client: openai.OpenAI, chained: bool) -> None:
     """As programs do it: the output goes back as it came."""
-    said: list[Any] = [{"role": "user", "content": "move"}]
+    lines: list[Any] = [{"role": "user", "content": "move"}]
     previous = None
     read = 0
     for _ in range(3):
         answer = client.responses.parse(
-            **biased(input=said, max_output_tokens=200), **FORCED, previous_response_id=previous
+            **biased(input=lines, max_output_tokens=200), **FORCED, previous_response_id=previous
         )
         assert answer.usage is not None
         assert answer.usage.input_tokens > read
@@ -227,10 +227,10 @@ def test_a_loop_of_three_calls(client: openai.OpenAI, chained: bool) -> None:
         assert call.type == "function_call"
         assert call.parsed_arguments == json.loads(call.arguments)
         results = [{"type": "function_call_output", "call_id": call.call_id, "output": "ab"}]
-        said = results if chained else [*said, *answer.output, *results]
+        lines = results if chained else [*lines, *answer.output, *results]
         previous = answer.id if chained else None
     last = respond(
-        client, input=said, previous_response_id=previous, tools=[TOOL], tool_choice="none"
+        client, input=lines, previous_response_id=previous, tools=[TOOL], tool_choice="none"
     )
     assert last.output_text
 
@@ -238,8 +238,8 @@ def test_a_loop_of_three_calls(client: openai.OpenAI, chained: bool) -> None:
 def test_what_was_said_goes_on(client: openai.OpenAI) -> None:
     first = respond(client, input="ab", instructions="ba ba")
     for stream in (False, True):
-        told = {"input": "dd", "previous_response_id": first.id, "instructions": "x"}
-        answer = respond(client, **told, stream=stream)
+        options = {"input": "dd", "previous_response_id": first.id, "instructions": "x"}
+        answer = respond(client, **options, stream=stream)
         second = list(answer)[-1].response if stream else answer
         whole = [
             {"role": "user", "content": "ab"},
@@ -259,8 +259,8 @@ def test_thoughts_go_on_too(client: openai.OpenAI) -> None:
     chained = respond(client, input="dd", previous_response_id=first.id)
     whole = [{"role": "user", "content": "ab"}, *first.output, {"role": "user", "content": "dd"}]
     assert chained.usage == respond(client, input=whole).usage
-    kept = [item for item in whole if getattr(item, "type", "") != "reasoning"]
-    assert chained.usage.input_tokens > respond(client, input=kept).usage.input_tokens
+    selection = [item for item in whole if getattr(item, "type", "") != "reasoning"]
+    assert chained.usage.input_tokens > respond(client, input=selection).usage.input_tokens
 
 
 def test_a_call_that_was_cut_off_does_not_go_on(client: openai.OpenAI) -> None:
@@ -283,9 +283,9 @@ def test_a_response_is_kept_for_its_client_only(service: Serving, client: openai
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
-    for told in ({"store": False}, {"store": False, "stream": True}):
-        answer = respond(client, **told)
-        name = list(answer)[-1].response.id if "stream" in told else answer.id
+    for info in ({"store": False}, {"store": False, "stream": True}):
+        answer = respond(client, **info)
+        name = list(answer)[-1].response.id if "stream" in info else answer.id
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(name)
     with pytest.raises(openai.BadRequestError):
@@ -298,20 +298,22 @@ def test_a_stream_ends_with_what_went_wrong(client: openai.OpenAI, long_pair: Pa
     assert refused.value.code == "context_length_exceeded"
     flags = ("--drain", 0.1, "--protocol", "local")
     with serving(long_pair.draft, None, *flags) as service:
-        events = service.client().responses.create(**asked(max_output_tokens=30_000), stream=True)
-        found = [next(events) for _ in range(9)]
+        events = service.client().responses.create(
+            **requests(max_output_tokens=30_000), stream=True
+        )
+        result = [next(events) for _ in range(9)]
         service.tell(signal.SIGTERM)
-        found += events
-        assert found[-1].type == "response.failed"
-        assert found[-1].response.error.code == "draining"
-        assert found[-1].response.status == "failed"
-        (message,) = found[-1].response.output
+        result += events
+        assert result[-1].type == "response.failed"
+        assert result[-1].response.error.code == "draining"
+        assert result[-1].response.status == "failed"
+        (message,) = result[-1].response.output
         assert message.status == "incomplete"
-        assert [event.sequence_number for event in found] == list(range(len(found)))
+        assert [event.sequence_number for event in result] == list(range(len(result)))
 
 
 @pytest.mark.parametrize(
-    ("told", "code", "param"),
+    ("options_value", "code", "param"),
     [
         ({"input": None}, "invalid_value", "input"),
         ({"input": []}, "invalid_value", "input"),
@@ -349,10 +351,12 @@ def test_a_stream_ends_with_what_went_wrong(client: openai.OpenAI, long_pair: Pa
     ],
 )  # fmt: skip
 def test_what_is_refused_is_named(
-    service: Serving, told: dict[str, Any], code: str, param: str
+    service: Serving, options_value: dict[str, Any], code: str, param: str
 ) -> None:
     headers = {"Authorization": f"Bearer {ALICE}"}
-    answer = httpx.post(f"{service.url}/v1/responses", json=asked(**told), headers=headers)
+    answer = httpx.post(
+        f"{service.url}/v1/responses", json=requests(**options_value), headers=headers
+    )
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == (code, param)

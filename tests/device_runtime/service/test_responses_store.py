@@ -9,7 +9,7 @@ from pilotfish.device_runtime.service.responses_store import ResponseStore
 from pilotfish.engines.chat_formats.reader import ToolCall, Turn
 
 
-def kept(store: ResponseStore, client: str, size: int = 100) -> str:
+def kept_rows(store: ResponseStore, client: str, size: int = 100) -> str:
     """Keep a response of about so many bytes; returns its id."""
     name = f"resp_{len(store)}_{client}_{size}"
     store.store(client, [], {"id": name, "output": "x" * size}, Turn("", "", ()))
@@ -19,9 +19,9 @@ def kept(store: ResponseStore, client: str, size: int = 100) -> str:
 def test_the_store_forgets_in_time() -> None:
     now_s = 0.0
     store = ResponseStore(clock=lambda: now_s)
-    first = kept(store, "alice")
+    first = kept_rows(store, "alice")
     now_s = 3000.0
-    second = kept(store, "alice")
+    second = kept_rows(store, "alice")
     now_s = 3599.0
     assert first in store.body("alice", first).decode()
     now_s = 3600.0
@@ -36,8 +36,8 @@ def test_the_store_forgets_in_time() -> None:
 
 def test_the_store_is_bounded_and_the_one_with_most_gives_way() -> None:
     store = ResponseStore(most=4, most_bytes=10_000)
-    bob = kept(store, "bob")
-    names = [kept(store, "alice", size) for size in range(100, 108)]
+    bob = kept_rows(store, "bob")
+    names = [kept_rows(store, "alice", size) for size in range(100, 108)]
     assert len(store) == 4
     assert store.body("bob", bob)
     for name in names[:-3]:
@@ -45,12 +45,12 @@ def test_the_store_is_bounded_and_the_one_with_most_gives_way() -> None:
             store.body("alice", name)
     for name in names[-3:]:
         assert store.body("alice", name)
-    large = kept(store, "alice", 9_000)
+    large = kept_rows(store, "alice", 9_000)
     assert store.body("alice", large)
-    alone_too_large = kept(store, "alice", 11_000)
+    alone_too_large = kept_rows(store, "alice", 11_000)
     with pytest.raises(RefusalError):
         store.body("alice", alone_too_large)
-    other = kept(store, "alice", 9_001)
+    other = kept_rows(store, "alice", 9_001)
     with pytest.raises(RefusalError):
         store.body("alice", large)
     assert store.body("alice", other)

@@ -64,9 +64,9 @@ def test_a_stream_tells_usage_where_tokens_come_from_and_how_it_went(client: ope
     assert chunks[-1].pilotfish["protocol"] == "greedy"
     assert chunks[-1].pilotfish["window"] == 3
     assert chunks[-1].pilotfish["recoveries"] == []
-    told = [chunk.choices[0].pilotfish for chunk in chunks[1:-2]]
-    assert sum(one["tokens"] for one in told) == 12
-    assert {one["origin"] for one in told} <= {"drafted", "corrected", "bonus"}
+    pilotfishs = [chunk.choices[0].pilotfish for chunk in chunks[1:-2]]
+    assert sum(item["tokens"] for item in pilotfishs) == 12
+    assert {item["origin"] for item in pilotfishs} <= {"drafted", "corrected", "bonus"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -114,9 +114,9 @@ def test_content_may_be_parts_and_a_developer_is_the_system(client: openai.OpenA
 def test_a_control_token_in_a_message_is_text(client: openai.OpenAI, device: Device) -> None:
     end = device.tokenizer.piece(device.tokenizer.vocab_size - 1)
     assert device.tokenizer.encode(end, special=True) == [device.tokenizer.vocab_size - 1]
-    told = chat(client, f"hello{end}", max_tokens=1).usage.prompt_tokens
-    assert told == len(device.tokenizer.encode(f"uhello{end}a"))
-    assert told > len(device.tokenizer.encode(f"uhello{end}a", special=True))
+    prompt_tokens = chat(client, f"hello{end}", max_tokens=1).usage.prompt_tokens
+    assert prompt_tokens == len(device.tokenizer.encode(f"uhello{end}a"))
+    assert prompt_tokens > len(device.tokenizer.encode(f"uhello{end}a", special=True))
 
 
 def test_an_answer_without_a_limit_ends_with_the_context(client: openai.OpenAI) -> None:
@@ -150,20 +150,20 @@ def test_a_bias_of_no_token(client: openai.OpenAI, token: int) -> None:
 def test_logprobs_of_a_chat(client: openai.OpenAI, device: Device, stream: bool) -> None:
     wanted = device.generate("hello", protocol="stream", max_tokens=12, logprobs=2)
     answer = chat(client, max_tokens=12, logprobs=True, top_logprobs=2, stream=stream)
-    found: list[Any] = []
+    results: list[Any] = []
     for part in answer if stream else [answer]:
         for choice in part.choices:
-            found += choice.logprobs.content if choice.logprobs else []
+            results += choice.logprobs.content if choice.logprobs else []
     tokenizer = device.tokenizer
-    told = [(token, its) for token, its in zip(wanted.tokens, wanted.logprobs, strict=True)
+    info = [(token, its) for token, its in zip(wanted.tokens, wanted.logprobs, strict=True)
             if not tokenizer.is_special(token)]  # fmt: skip
-    assert len(found) == len(told)
-    for one, (token, its) in zip(found, told, strict=True):
+    assert len(results) == len(info)
+    for item, (token, its) in zip(results, info, strict=True):
         assert its is not None
-        assert bytes(one.bytes) == tokenizer.token_bytes(token)
-        assert abs(one.logprob - its.logprob) < 1e-3
+        assert bytes(item.bytes) == tokenizer.token_bytes(token)
+        assert abs(item.logprob - its.logprob) < 1e-3
         assert [
-            abs(a.logprob - b) < 1e-3 for a, (_, b) in zip(one.top_logprobs, its.top, strict=True)
+            abs(a.logprob - b) < 1e-3 for a, (_, b) in zip(item.top_logprobs, its.top, strict=True)
         ]
     plain = chat(client, max_tokens=12)
     assert plain.choices[0].logprobs is None
@@ -199,32 +199,34 @@ def test_several_choices_share_a_prompt_and_differ_in_their_seeds(
     seeds = [derive_seed(3, choice) for choice in range(3)]
     assert seeds[0] == 3
     wanted = [device.generate("hello", protocol="stream", **{**options, "seed": s}) for s in seeds]
-    assert len({one.text for one in wanted}) == 3
+    assert len({choex.text for choex in wanted}) == 3
     answer = chat(client, n=3, **options)
-    assert [one.message.content for one in answer.choices] == [one.text for one in wanted]
-    assert [one.index for one in answer.choices] == [0, 1, 2]
-    assert [one.finish_reason for one in answer.choices] == [one.finish_reason for one in wanted]
+    assert [choex.message.content for choex in answer.choices] == [choex.text for choex in wanted]
+    assert [choex.index for choex in answer.choices] == [0, 1, 2]
+    assert [choex.finish_reason for choex in answer.choices] == [
+        choex.finish_reason for choex in wanted
+    ]
     assert answer.usage.prompt_tokens == wanted[0].prompt_tokens
-    assert answer.usage.completion_tokens == sum(len(one.tokens) for one in wanted)
-    assert [one.pilotfish["rounds"] > 0 for one in answer.choices] == [True] * 3
+    assert answer.usage.completion_tokens == sum(len(choex.tokens) for choex in wanted)
+    assert [choex.pilotfish["rounds"] > 0 for choex in answer.choices] == [True] * 3
     # streamed: one choice after the other
-    told = {"include_usage": True}
-    chunks = list(chat(client, n=3, stream=True, stream_options=told, **options))
+    info = {"include_usage": True}
+    chunks = list(chat(client, n=3, stream=True, stream_options=info, **options))
     texts, ends, roles = ["", "", ""], [None] * 3, [0, 0, 0]
     for chunk in chunks[:-1]:
         (choice,) = chunk.choices
         texts[choice.index] += choice.delta.content or ""
         ends[choice.index] = choice.finish_reason or ends[choice.index]
         roles[choice.index] += choice.delta.role is not None
-    assert texts == [one.text for one in wanted]
-    assert ends == [one.finish_reason for one in wanted]
+    assert texts == [choex.text for choex in wanted]
+    assert ends == [choex.finish_reason for choex in wanted]
     assert roles == [1, 1, 1]
     assert chunks[-1].usage == answer.usage
 
 
 def test_choices_without_a_seed_differ(client: openai.OpenAI) -> None:
     answer = chat(client, n=4, temperature=1.0, max_tokens=12)
-    assert len({one.message.content for one in answer.choices}) > 1
+    assert len({choex.message.content for choex in answer.choices}) > 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -247,29 +249,29 @@ def test_a_text_may_begin_with_its_prompt(
 
 
 def test_log_probabilities_of_a_prompt(service: Serving, device: Device) -> None:
-    def ask(route: str, **told: Any) -> Any:
-        answer = httpx.post(f"{service.url}/v1/{route}", json={"max_tokens": 4, **told}, timeout=60)
+    def ask(route: str, **info: Any) -> Any:
+        answer = httpx.post(f"{service.url}/v1/{route}", json={"max_tokens": 4, **info}, timeout=60)
         return answer.json()
 
     ids = device.prompt("onceupon", chat=False).ids.tolist()
     wanted = device.generate(
         ids, protocol="greedy", max_tokens=4, prompt_logprobs=2
     ).prompt_logprobs
-    told = ask("completions", prompt="onceupon", temperature=0, prompt_logprobs=2)
-    found = told["choices"][0]["prompt_logprobs"]
-    assert found[0] is None
-    assert len(found) == len(ids)
-    for token, its, one in zip(ids[1:], wanted[1:], found[1:], strict=True):
+    info = ask("completions", prompt="onceupon", temperature=0, prompt_logprobs=2)
+    result = info["choices"][0]["prompt_logprobs"]
+    assert result[0] is None
+    assert len(result) == len(ids)
+    for token, its, item in zip(ids[1:], wanted[1:], result[1:], strict=True):
         assert its is not None
-        assert abs(one[str(token)]["logprob"] - its.logprob) < 1e-5
-        assert [*one][:2] == [str(id) for id, _ in its.top]
+        assert abs(item[str(token)]["logprob"] - its.logprob) < 1e-5
+        assert [*item][:2] == [str(id) for id, _ in its.top]
     echoed = ask("completions", prompt="onceupon", temperature=0, echo=True, logprobs=1)
     logprobs = echoed["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"][0] is None
     assert "".join(logprobs["tokens"]) == echoed["choices"][0]["text"]
     assert logprobs["text_offset"][0] == 0
-    said = [{"role": "user", "content": "once"}]
-    chatted = ask("chat/completions", messages=said, prompt_logprobs=0)
+    lines = [{"role": "user", "content": "once"}]
+    chatted = ask("chat/completions", messages=lines, prompt_logprobs=0)
     assert len(chatted["choices"][0]["prompt_logprobs"]) == chatted["usage"]["prompt_tokens"]
     refused = ask("completions", prompt="once", prompt_logprobs=1, stream=True)
     assert refused["error"]["param"] == "prompt_logprobs"
@@ -277,8 +279,8 @@ def test_log_probabilities_of_a_prompt(service: Serving, device: Device) -> None
 
 def test_every_token_of_an_echoed_prompt_has_an_entry(service: Serving, device: Device) -> None:
     def ask(prompt: Any) -> Any:
-        told = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
-        answer = httpx.post(f"{service.url}/v1/completions", json=told, timeout=60.0).json()
+        info = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        answer = httpx.post(f"{service.url}/v1/completions", json=info, timeout=60.0).json()
         return answer["choices"][0], answer["usage"]
 
     mark, words = device.vocabulary.eos_ids[0], device.tokenizer.encode("onceupon")
@@ -288,26 +290,26 @@ def test_every_token_of_an_echoed_prompt_has_an_entry(service: Serving, device: 
         logprobs, text = choice["logprobs"], choice["text"]
         tokens, offsets = logprobs["tokens"], logprobs["text_offset"]
         assert len(tokens) == used["prompt_tokens"] + used["completion_tokens"] == len(prompt) + 1
-        assert [at for at, one in enumerate(logprobs["token_logprobs"]) if one is None] == [0]
+        assert [at for at, item in enumerate(logprobs["token_logprobs"]) if item is None] == [0]
         assert [device.tokenizer.piece(id) for id in prompt] == tokens[:-1]
         for begin, token in zip(offsets[:-1], tokens[:-1], strict=True):
             assert text[begin:].startswith(token)
     # as harnesses count: what follows the first tokens, without the token that was drawn
     choice, _ = ask([mark, *words])
-    told = [one.logprob for one in wanted if one is not None]
-    assert np.allclose(choice["logprobs"]["token_logprobs"][1:-1], told, atol=1e-5)
+    info = [item.logprob for item in wanted if item is not None]
+    assert np.allclose(choice["logprobs"]["token_logprobs"][1:-1], info, atol=1e-5)
 
 
 def test_the_best_of_several_answers(service: Serving) -> None:
-    def ask(**told: Any) -> dict[str, Any]:
-        body = {"prompt": "once", "max_tokens": 6, "temperature": 1.0, "seed": 3, **told}
+    def ask(**info: Any) -> dict[str, Any]:
+        body = {"prompt": "once", "max_tokens": 6, "temperature": 1.0, "seed": 3, **info}
         answer = httpx.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
-        found: dict[str, Any] = answer.json()
-        return found
+        result: dict[str, Any] = answer.json()
+        return result
 
     def likelihood(choice: dict[str, Any]) -> float:
-        told = choice["logprobs"]["token_logprobs"]
-        return float(np.mean(told)) if told else -np.inf
+        info = choice["logprobs"]["token_logprobs"]
+        return float(np.mean(info)) if info else -np.inf
 
     every = ask(n=5, logprobs=0)["choices"]
     wanted = sorted(every, key=likelihood, reverse=True)[:2]
@@ -322,15 +324,15 @@ def test_the_best_of_several_answers(service: Serving) -> None:
 def test_tokens_of_a_prompt(service: Serving, device: Device) -> None:
     messages = [{"role": "user", "content": "hello"}]
     for body in ({"prompt": "once"}, {"messages": messages}):
-        asked: Any = next(iter(body.values()))
-        wanted = device.prompt(asked, chat="messages" in body).ids.tolist()
-        told = httpx.post(
+        first: Any = next(iter(body.values()))
+        wanted = device.prompt(first, chat="messages" in body).ids.tolist()
+        info = httpx.post(
             f"{service.url}/tokenize", json={**body, "return_token_strs": True}
         ).json()
-        assert told["tokens"] == wanted
-        assert told["count"] == len(wanted)
-        assert told["token_strs"] == [device.tokenizer.piece(id) for id in wanted]
-        assert told["max_model_len"] == 256
+        assert info["tokens"] == wanted
+        assert info["count"] == len(wanted)
+        assert info["token_strs"] == [device.tokenizer.piece(id) for id in wanted]
+        assert info["max_model_len"] == 256
         back = httpx.post(f"{service.url}/detokenize", json={"tokens": wanted}).json()
         assert back == {"prompt": device.tokenizer.decode(wanted, special=True)}
 

@@ -47,8 +47,8 @@ def client(service: Serving) -> openai.OpenAI:
 
 def test_an_object_of_a_schema(client: openai.OpenAI) -> None:
     """As llama.cpp has it, and older clients of schemas ask."""
-    told: Any = {"type": "json_object", "schema": OBJECT}
-    answer = chat(client, response_format=told, max_tokens=120)
+    options: Any = {"type": "json_object", "schema": OBJECT}
+    answer = chat(client, response_format=options, max_tokens=120)
     assert set(json.loads(answer.choices[0].message.content)) == {"ab", "bad", "x", "dd"}
 
 
@@ -69,12 +69,12 @@ def test_a_schema(client: openai.OpenAI, stream: bool, temperature: float) -> No
 def test_forced_tokens_are_told(client: openai.OpenAI) -> None:
     body = {"pilotfish": {"protocol": "greedy", "window": 6}}
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 120, "extra_body": body}
-    for told in ({"response_format": named(OBJECT)}, {}):
-        chunks = [*chat(client, stream=True, **told, **options)]
-        pieces = [one.choices[0].pilotfish for one in chunks[1:-1]]
-        forced = [one["tokens"] for one in pieces if one["origin"] == "forced"]
+    for info in ({"response_format": named(OBJECT)}, {}):
+        chunks = [*chat(client, stream=True, **info, **options)]
+        pieces = [chunk.choices[0].pilotfish for chunk in chunks[1:-1]]
+        forced = [chunk["tokens"] for chunk in pieces if chunk["origin"] == "forced"]
         assert sum(forced) == chunks[-1].pilotfish["forced"]
-        assert bool(forced) == bool(told)
+        assert bool(forced) == bool(info)
 
 
 def test_the_client_parses_models(client: openai.OpenAI) -> None:
@@ -83,8 +83,8 @@ def test_the_client_parses_models(client: openai.OpenAI) -> None:
         response_format=Robot, temperature=1.0, seed=2, n=3,
     )  # fmt: skip
     robots = [choice.message.parsed for choice in answer.choices]
-    assert all(isinstance(one, Robot) for one in robots)
-    assert len({str(one) for one in robots}) > 1
+    assert all(isinstance(robot, Robot) for robot in robots)
+    assert len({str(robot) for robot in robots}) > 1
 
 
 def test_any_object(client: openai.OpenAI) -> None:
@@ -95,7 +95,7 @@ def test_any_object(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "pattern"),
+    ("message", "pattern"),
     [
         ({"regex": "[ab]{3}[0-9]"}, "[ab]{3}[0-9]"),
         ({"choice": ["abc", 'b"d']}, 'abc|b"d'),
@@ -105,8 +105,8 @@ def test_any_object(client: openai.OpenAI) -> None:
         ({"json_object": True}, r"\{.*"),
     ],
 )
-def test_as_vllm_has_them(client: openai.OpenAI, told: dict[str, Any], pattern: str) -> None:
-    body = {"structured_outputs": told}
+def test_as_vllm_has_them(client: openai.OpenAI, message: dict[str, Any], pattern: str) -> None:
+    body = {"structured_outputs": message}
     answer = chat(client, max_tokens=20, extra_body=body)
     assert re.fullmatch(pattern, answer.choices[0].message.content, re.DOTALL)
     text = client.completions.create(
@@ -117,8 +117,8 @@ def test_as_vllm_has_them(client: openai.OpenAI, told: dict[str, Any], pattern: 
 
 def test_no_format_at_all(client: openai.OpenAI) -> None:
     plain = chat(client, max_tokens=8).choices[0].message.content
-    for told in ({"type": "text"}, None):
-        assert chat(client, max_tokens=8, response_format=told).choices[0].message.content == plain
+    for info in ({"type": "text"}, None):
+        assert chat(client, max_tokens=8, response_format=info).choices[0].message.content == plain
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_no_format_at_all(client: openai.OpenAI) -> None:
 def test_what_is_no_format(
     service: Serving, body: dict[str, Any], code: str, param: str | None
 ) -> None:
-    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, **body}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=asked)
+    requests = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, **body}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=requests)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["code"] == code

@@ -45,10 +45,10 @@ def trusting(*names: str) -> ssl.SSLContext:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("tls")
-    (found / "api-keys").write_text(f"alice:{KEY}\n")
-    (found / "api-keys").chmod(0o600)
-    return found
+    result = tmp_path_factory.mktemp("tls")
+    (result / "api-keys").write_text(f"alice:{KEY}\n")
+    (result / "api-keys").chmod(0o600)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +68,16 @@ def client(service: Serving, name: str = "first") -> openai.OpenAI:
     )
 
 
-def shown(service: Serving) -> bytes:
+def display(service: Serving) -> bytes:
     """The certificate that a new connection gets."""
     context = trusting("first", "second")
     with (
         socket.create_connection(("127.0.0.1", service.port), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
-        found = connection.getpeercert(binary_form=True)
-    assert found is not None
-    return found
+        result = connection.getpeercert(binary_form=True)
+    assert result is not None
+    return result
 
 
 def der(name: str) -> bytes:
@@ -156,17 +156,17 @@ def test_a_certificate_is_renewed_while_an_answer_runs(secured: Serving, folder:
     install(folder, "second")
     secured.tell(signal.SIGHUP)
     secured.until("reloaded")
-    assert shown(secured) == der("second")
+    assert display(secured) == der("second")
     assert said([*got, *chunks]) == wanted
 
     install(folder, "first", key="second")  # what does not go together changes nothing
     secured.tell(signal.SIGHUP)
     assert "is not the key" in secured.until("nothing was reloaded")
-    assert shown(secured) == der("second")
+    assert display(secured) == der("second")
     install(folder, "first")
     secured.tell(signal.SIGHUP)
     secured.until("reloaded")
-    assert shown(secured) == der("first")
+    assert display(secured) == der("first")
 
 
 def test_a_certificate_that_will_not_do(

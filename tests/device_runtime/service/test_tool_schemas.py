@@ -37,13 +37,15 @@ def service(callers: Pair) -> Iterator[Serving]:
         yield started
 
 
-def asked(service: Serving, route: str, *functions: dict[str, Any], **more: Any) -> httpx.Response:
+def requests(
+    service: Serving, route: str, *functions: dict[str, Any], **more: Any
+) -> httpx.Response:
     """Ask on one of the routes, offering these functions; `more` is of the chat route."""
     if route == CHAT:
-        tools = [{"type": "function", "function": one} for one in functions]
+        tools = [{"type": "function", "function": function} for function in functions]
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "tools": tools}
     else:
-        tools = [{"type": "function", **one} for one in functions]
+        tools = [{"type": "function", **function} for function in functions]
         body = {"input": "x", "max_output_tokens": 16, "tools": tools}
     return httpx.post(service.url + route, json={**body, **more}, timeout=60.0)
 
@@ -52,10 +54,12 @@ def asked(service: Serving, route: str, *functions: dict[str, Any], **more: Any)
 def test_a_tool_that_cannot_be_enforced_wholly_refuses_nothing(
     service: Serving, route: str
 ) -> None:
-    answer = asked(service, route, {"name": "put", "parameters": SET})
+    answer = requests(service, route, {"name": "put", "parameters": SET})
     assert answer.status_code == 200, answer.text
     strict = {"name": "put", "parameters": SET, "strict": True}
-    answer = asked(service, route, {"name": "move", "parameters": OPTIONAL, "strict": True}, strict)
+    answer = requests(
+        service, route, {"name": "move", "parameters": OPTIONAL, "strict": True}, strict
+    )
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     where = "tools[1].function.parameters" if route == CHAT else "tools[1].parameters"
@@ -67,10 +71,10 @@ def test_a_tool_that_cannot_be_enforced_wholly_refuses_nothing(
 def test_the_forms_of_answers_are_refused_by_name(service: Serving) -> None:
     form = {"type": "json_schema", "name": "n", "schema": SET}
     answers = (
-        asked(service, CHAT, response_format={"type": "json_schema", "json_schema": {
+        requests(service, CHAT, response_format={"type": "json_schema", "json_schema": {
             "name": "n", "schema": SET}}),
-        asked(service, RESPONSES, text={"format": form}),
-        asked(service, CHAT, structured_outputs={"json": SET}),
+        requests(service, RESPONSES, text={"format": form}),
+        requests(service, CHAT, structured_outputs={"json": SET}),
     )  # fmt: skip
     params = ["response_format", "text.format.schema", "structured_outputs"]
     for answer, param in zip(answers, params, strict=True):
@@ -103,26 +107,26 @@ def test_a_call_that_was_cut_off_goes_on(service: Serving, arguments: Any) -> No
         {"role": "assistant", "tool_calls": [call]},
         result,
     ]
-    answer = asked(service, CHAT, {"name": "move"}, messages=messages)
+    answer = requests(service, CHAT, {"name": "move"}, messages=messages)
     assert answer.status_code == 200, answer.text
     items = [
         {"role": "user", "content": "x"},
         {"type": "function_call", "call_id": "a", "name": "move", "arguments": arguments},
         {"type": "function_call_output", "call_id": "a", "output": None},
     ]
-    answer = asked(service, RESPONSES, {"name": "move"}, input=items)
+    answer = requests(service, RESPONSES, {"name": "move"}, input=items)
     assert answer.status_code == 200, answer.text
 
 
 def test_older_forms_of_calls(service: Serving) -> None:
     old = {"name": "move", "arguments": '{"to": "here"}'}
-    for said in (
+    for reply in (
         [{"role": "assistant", "content": None, "function_call": old},
          {"role": "function", "name": "move", "content": "done"}],
         [{"role": "assistant", "tool_calls": [{"function": {**old, "arguments": {"to": "x"}}}]},
          {"role": "tool"}],
     ):  # fmt: skip
-        answer = asked(service, CHAT, {"name": "move"}, messages=said)
+        answer = requests(service, CHAT, {"name": "move"}, messages=reply)
         assert answer.status_code == 200, answer.text
 
 
@@ -136,10 +140,10 @@ def test_results_without_an_id_are_of_the_calls_before_them() -> None:
         {"role": "tool", "tool_call_id": "x"},
         {"role": "tool", "tool_call_id": ""},  # names none, as the id "" of a call
     ]
-    told = with_call_ids(messages)
-    ids = [one["id"] for one in told[0]["tool_calls"]]
-    assert [one["tool_call_id"] for one in told[1:]] == [ids[1], "x", ids[0]]
+    info = with_call_ids(messages)
+    ids = [item["id"] for item in info[0]["tool_calls"]]
+    assert [item["tool_call_id"] for item in info[1:]] == [ids[1], "x", ids[0]]
     assert len({*ids}) == 3
     assert all(len(id) == 9 and id.isalnum() for id in ids[:2])
     with pytest.raises(RefusalError, match=r"messages\[4\]\.tool_call_id says which call"):
-        with_call_ids([*told, {"role": "tool"}])
+        with_call_ids([*info, {"role": "tool"}])

@@ -51,42 +51,42 @@ def grown(chunks: Any) -> tuple[str, list[list[str]], str]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_stream_grows_into_the_whole(client: openai.OpenAI, temperature: float) -> None:
     for choice in ("auto", "required", MOVE):
-        told: dict[str, Any] = {
+        options: dict[str, Any] = {
             "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False,
             "temperature": temperature, "seed": 5, "max_tokens": 150,
         }  # fmt: skip
-        whole = chat(client, **told).choices[0]
-        words, calls, reason = grown(chat(client, **told, stream=True))
+        whole = chat(client, **options).choices[0]
+        words, calls, reason = grown(chat(client, **options, stream=True))
         wanted = whole.message.tool_calls or []
         assert [call[1:] for call in calls] == [
-            [one.function.name, one.function.arguments] for one in wanted
+            [item.function.name, item.function.arguments] for item in wanted
         ]
         assert words == (whole.message.content or "")
         assert reason == whole.finish_reason
         if choice != "auto":
             assert reason == "tool_calls"
             assert whole.message.content is None
-            assert all(one.id.startswith("call_") for one in wanted)
+            assert all(item.id.startswith("call_") for item in wanted)
             json.loads(calls[0][2])
         if choice == MOVE:
             assert [call[1] for call in calls] == ["move"]
 
 
 def test_a_loop_of_three_calls(client: openai.OpenAI) -> None:
-    said: list[Any] = [{"role": "user", "content": "move"}]
+    lines: list[Any] = [{"role": "user", "content": "move"}]
     for _ in range(3):
         answer = client.chat.completions.create(
-            model="pilotfish", messages=said, tools=TOOLS, tool_choice="required", max_tokens=400
+            model="pilotfish", messages=lines, tools=TOOLS, tool_choice="required", max_tokens=400
         )
-        said.append(answer.choices[0].message)
+        lines.append(answer.choices[0].message)
         calls = answer.choices[0].message.tool_calls
         assert calls
-        said += [
+        lines += [
             {"role": "tool", "tool_call_id": call.id, "content": call.function.arguments}
             for call in calls
         ]
     answer = client.chat.completions.create(
-        model="pilotfish", messages=said, tools=TOOLS, tool_choice="none", max_tokens=8
+        model="pilotfish", messages=lines, tools=TOOLS, tool_choice="none", max_tokens=8
     )
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].finish_reason in ("stop", "length")
@@ -99,12 +99,12 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
     ).choices[0]
     assert short.finish_reason == "length"
     (call,) = short.message.tool_calls
-    told = whole.choices[0].message.tool_calls[0].function.arguments
-    assert told.startswith(call.function.arguments)
+    arguments = whole.choices[0].message.tool_calls[0].function.arguments
+    assert arguments.startswith(call.function.arguments)
 
 
 @pytest.mark.parametrize(
-    ("told", "param"),
+    ("message", "param"),
     [
         ({"tools": [tool("a b")]}, "tools"),
         ({"tools": [tool("a"), tool("a")]}, "tools"),
@@ -117,8 +117,10 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(service: Serving, told: dict[str, Any], param: str | None) -> None:
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **told}
+def test_what_is_wrong_is_named(
+    service: Serving, message: dict[str, Any], param: str | None
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **message}
     answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
     assert answer.status_code == 400, answer.text
     named = answer.json()["error"]["param"]
@@ -126,7 +128,7 @@ def test_what_is_wrong_is_named(service: Serving, told: dict[str, Any], param: s
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         {"reasoning_effort": "none"},
         {"reasoning_effort": "high"},
@@ -134,8 +136,8 @@ def test_what_is_wrong_is_named(service: Serving, told: dict[str, Any], param: s
         {"tools": [], "tool_choice": "none"},
     ],
 )
-def test_what_may_be_said(service: Serving, told: dict[str, Any]) -> None:
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **told}
+def test_what_may_be_said(service: Serving, message: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **message}
     answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
     assert answer.status_code == 200, answer.text
 
@@ -158,8 +160,8 @@ def test_schemas_that_are_none_are_refused(service: Serving, parameters: str) ->
 def test_arguments_that_are_nested_deeply(service: Serving) -> None:
     for depth in (900, 960, 975, 985, 995, 1100):
         call = {"id": "a", "function": {"name": "b", "arguments": "[" * depth + "]" * depth}}
-        said = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-        body = {"messages": said, "max_tokens": 4}
+        lines = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+        body = {"messages": lines, "max_tokens": 4}
         answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
         assert answer.status_code in (200, 400), (depth, answer.text)
 
@@ -174,8 +176,8 @@ def test_a_stop_string_within_a_call(client: openai.OpenAI) -> None:
 
 
 def test_several_answers_and_logprobs(client: openai.OpenAI) -> None:
-    told: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
-    answer = chat(client, n=3, temperature=1.0, seed=1, logprobs=True, **told)
+    options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
+    answer = chat(client, n=3, temperature=1.0, seed=1, logprobs=True, **options)
     for choice in answer.choices:
         assert choice.message.tool_calls
         assert len(choice.logprobs.content) > 5

@@ -108,13 +108,13 @@ async def answers(lanes: Lanes, client: str, count: int, options: Options) -> li
     with lanes.admit(client, count) as job:
         prompt = lanes.lanes[0].device.prompt([1, 2, 3])
         lanes.submit(job, prompt, options, streamed=False)
-        found: list[Generation] = []
-        while len(found) < count:
+        results: list[Generation] = []
+        while len(results) < count:
             assert await job.ready(60)
             event = job.take()
             assert isinstance(event, Generation)
-            found.append(event)
-        return found
+            results.append(event)
+        return results
 
 
 def talk(draft: Path, places: int, work: Callable[[Lanes], Coroutine[Any, Any, Any]]) -> Any:
@@ -134,17 +134,17 @@ def drafter(long_pair: Pair) -> Path:
 
 
 def test_answers_of_one_request_take_turns_with_other_clients(drafter: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     async def many(lanes: Lanes) -> None:
-        found = await answers(lanes, "bob", 16, {**LOCAL, "temperature": 1.0, "seed": 3})
-        assert len({tuple(one.tokens) for one in found}) > 1
-        told.append("bob")
+        result = await answers(lanes, "bob", 16, {**LOCAL, "temperature": 1.0, "seed": 3})
+        assert len({tuple(item.tokens) for item in result}) > 1
+        messages.append("bob")
 
     async def one_after_the_other(lanes: Lanes) -> None:
         for _ in range(4):
             await answer(lanes, "alice", [1, 2, 3], LOCAL)
-            told.append(f"alice, {lanes.waiting + lanes.running} of bob's left")
+            messages.append(f"alice, {lanes.waiting + lanes.running} of bob's left")
 
     async def both(lanes: Lanes) -> None:
         bob = asyncio.ensure_future(many(lanes))
@@ -155,10 +155,10 @@ def test_answers_of_one_request_take_turns_with_other_clients(drafter: Path) -> 
         assert not lanes.waiting
 
     talk(drafter, 40, both)
-    left = [int(one.split()[1]) for one in told if one.startswith("alice")]
-    assert told[-1] == "bob"
-    assert left[0] >= 14, told  # after the one that ran, perhaps with the next begun
-    assert left[-1] >= 8, told
+    left = [int(item.split()[1]) for item in messages if item.startswith("alice")]
+    assert messages[-1] == "bob"
+    assert left[0] >= 14, messages  # after the one that ran, perhaps with the next begun
+    assert left[-1] >= 8, messages
 
 
 def test_choices_say_what_they_would_say_without_company(drafter: Path) -> None:
@@ -171,7 +171,7 @@ def test_choices_say_what_they_would_say_without_company(drafter: Path) -> None:
         return await bob
 
     together = talk(drafter, 9, crowd)
-    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert [item.tokens for item in together] == [item.tokens for item in alone]
 
 
 def test_long_answers_wait_for_as_much_work_of_short_ones(drafter: Path) -> None:
@@ -198,14 +198,14 @@ def test_time_is_not_saved_up_by_silence(drafter: Path) -> None:
         options: Options = {"protocol": "local", "max_tokens": 300}
         await asyncio.gather(*(answer(lanes, client, [1, 2], options) for _ in range(times)))
 
-    async def one(lanes: Lanes, client: str) -> None:
+    async def single(lanes: Lanes, client: str) -> None:
         await ask(lanes, client, 1)
         ended.append(client)
 
     async def late(lanes: Lanes) -> None:
         for _ in range(6):
             await ask(lanes, "bob", 1)
-        await asyncio.gather(*(one(lanes, name) for name in ["alice"] * 6 + ["bob"] * 3))
+        await asyncio.gather(*(single(lanes, name) for name in ["alice"] * 6 + ["bob"] * 3))
 
     talk(drafter, 24, late)
     assert "bob" in ended[:4], ended
@@ -230,10 +230,10 @@ def test_who_comes_back_waits_behind_those_that_wait_already(drafter: Path) -> N
 
 def test_each_answer_takes_a_place(drafter: Path) -> None:
     """One lane, six places: a client may hold four answers, or one larger request alone."""
-    told: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
 
     async def full(device: Device) -> None:
-        lanes = Lanes([device], places=6, counted=lambda *counts: told.append(counts))
+        lanes = Lanes([device], places=6, counted=lambda *counts: messages.append(counts))
 
         def refusal(client: str, choices: int) -> str:
             try:
@@ -250,8 +250,8 @@ def test_each_answer_takes_a_place(drafter: Path) -> None:
             assert refusal("alice", 3) == ""
             assert refusal("alice", 4).startswith("429: The queue")
             lanes._report()
-        assert told[-2] == (16, 0)
-        assert told[-1] == (0, 0)
+        assert messages[-2] == (16, 0)
+        assert messages[-1] == (0, 0)
         with lanes.admit("bob", 3) as job:
             lanes.submit(job, device.prompt([1]), LOCAL, streamed=False)
             for left in (2, 1, 0):

@@ -37,11 +37,11 @@ Script = Callable[[m.Request], list[Answer]]
 
 def hello(pair: Pair, **changes: Any) -> m.Hello:
     manifest = Artifact.open(pair.draft).manifest
-    told = m.Hello(
+    info = m.Hello(
         version=m.VERSION, tokenizer=manifest.tokenizer_fingerprint, vocab_size=VOCAB,
         padded_vocab_size=PADDED_VOCAB, hidden_size=64, bridges=True,
     )  # fmt: skip
-    return msgspec.structs.replace(told, **changes)
+    return msgspec.structs.replace(info, **changes)
 
 
 def welcomed(client: RawClient, pair: Pair) -> m.Welcome:

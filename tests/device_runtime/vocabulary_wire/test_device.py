@@ -90,9 +90,9 @@ def test_the_cache_does_not_grow_for_ever(
         (cache / f"{number:064x}.bin").write_bytes(b"old")
     with greeted(pair, other_edge.endpoint) as link:
         arrive(link)
-    kept = list(cache.iterdir())
-    assert len(kept) == 16
-    assert cache / f"{wanted.digest}.bin" in kept
+    items = list(cache.iterdir())
+    assert len(items) == 16
+    assert cache / f"{wanted.digest}.bin" in items
 
 
 def test_a_link_that_breaks_in_the_middle_goes_on(

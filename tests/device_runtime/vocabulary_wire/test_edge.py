@@ -24,9 +24,9 @@ BEFORE_BRIDGES = -len(m.Hello.__struct_fields__) + m.Hello.__struct_fields__.ind
 def test_a_device_that_cannot_bridge_is_refused_as_ever(pair: Pair, other_edge: EdgeServer) -> None:
     with RawClient(other_edge.endpoint) as client:
         client.send(packed(fields(hello(pair))[:BEFORE_BRIDGES]))  # as devices said it before
-        told = client.fails("pair-mismatch").message
-        assert "same family" in told
-        assert "newer Pilotfish" in told
+        message = client.fails("pair-mismatch").message
+        assert "same family" in message
+        assert "newer Pilotfish" in message
         client.say(hello(pair, bridges=False))
         client.fails("pair-mismatch")
 

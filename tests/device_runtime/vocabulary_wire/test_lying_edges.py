@@ -80,11 +80,11 @@ def test_any_frame_is_the_part_or_malformed(noise: bytes, at: int, expected: int
     assert _unpack(whole, expected) == bytes(expected)
     for frame in (noise, whole[:at] + noise, whole[:at] + noise + whole[at + len(noise) :]):
         try:
-            found = _unpack(frame, expected)
+            result = _unpack(frame, expected)
         except MalformedError:
             continue
-        assert found == zlib.decompress(frame)
-        assert len(found) == expected
+        assert result == zlib.decompress(frame)
+        assert len(result) == expected
 
 
 def test_no_more_is_made_of_a_frame_than_a_part_has() -> None:
@@ -127,10 +127,10 @@ def test_offers_that_do_not_hold(
     edge = liar(serving(GOOD.encode()), **changes)
     with greeted(pair, edge.endpoint) as link, pytest.raises(error):
         arrive(link)
-    kept = [file.stem for file in cache.rglob("*.bin")]
+    stems = [file.stem for file in cache.rglob("*.bin")]
     # only bytes that have their digest; what the edge says of them else may change
     true = {"vocabulary", "vocabulary_bytes"}.isdisjoint(changes)
-    assert kept == ([hashlib.sha256(GOOD.encode()).hexdigest()] if true else [])
+    assert stems == ([hashlib.sha256(GOOD.encode()).hexdigest()] if true else [])
     digest, size = changes.get("vocabulary", "a" * 64), changes.get("vocabulary_bytes", 1)
     if re.fullmatch("[0-9a-f]{64}", digest) is None or not 0 < size <= m.MAX_VOCABULARY:
         assert not any(isinstance(request, m.Fetch) for request in edge.requests)

@@ -60,14 +60,14 @@ def test_connections_that_never_shake_hands(pair, edge: EdgeServer) -> None:
         assert device.generate(PROMPT, protocol="greedy", max_tokens=8).tokens == crowded.tokens
 
 
-@pytest.mark.parametrize("said", [b"", b"x", m.encode(m.Ping(nonce=1))])
-def test_a_peer_of_the_oldest_kind(pair, said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"x", m.encode(m.Ping(nonce=1))])
+def test_a_peer_of_the_oldest_kind(pair, data: bytes) -> None:
     """ZMTP 1.0 has no greeting, so random bytes may be a message; ZeroMQ cannot say from where."""
     identity = b"\x01\x00"
     with EdgeServer(pair.target, threads=1) as edge:
         at = urlsplit(edge.endpoint)
         with socket.create_connection((at.hostname, at.port)) as old:
-            old.sendall(identity + bytes([1 + len(said), 0]) + said)
+            old.sendall(identity + bytes([1 + len(data), 0]) + data)
             old.settimeout(10)
             assert old.recv(100)
             with RawClient(edge.endpoint) as client:

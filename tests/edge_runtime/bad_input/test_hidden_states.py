@@ -43,15 +43,15 @@ def inquired(client: RawClient, session: RawSession) -> list[bytes]:
     reply, frames = client.receive_all()
     assert isinstance(reply, m.StatesRequest), reply
     assert reply.start == len(session.committed)
-    (asked,) = frames
-    assert 0 < len(asked) <= len(SHAPE)
+    (wanted,) = frames
+    assert 0 < len(wanted) <= len(SHAPE)
     return frames
 
 
-def decided(client: RawClient, session: RawSession, asked: list[bytes]) -> m.Verdict:
+def decided(client: RawClient, session: RawSession, items: list[bytes]) -> m.Verdict:
     """By the right states; the session goes on with what the edge says."""
     draft = drafted(SELECTIVE, SHAPE)
-    client.send(*session.supply(SELECTIVE, draft, asked))
+    client.send(*session.supply(SELECTIVE, draft, items))
     verdict = client.receive()
     session.follow(draft, verdict)
     assert isinstance(verdict, m.Verdict)
@@ -67,9 +67,9 @@ def honest(client: RawClient, pair: Pair) -> tuple[int, int | None, int]:
     """The edge's decision on honest states."""
     session = RawSession(conditions=conditions_of(pair))
     client.send(*session.begin(PROMPT, SELECTIVE))
-    found = decision(decided(client, session, inquired(client, session)))
+    result = decision(decided(client, session, inquired(client, session)))
     client.say(m.Close(session=session.id))
-    return found
+    return result
 
 
 def coded(form: str, count: int, at: int = 0, poison: bytes = b"") -> bytes:
@@ -121,13 +121,13 @@ def test_states_that_cannot_be(
     honest: tuple[int, int | None, int],
     bad: Callable[[int], list[bytes]],
 ) -> None:
-    asked = inquired(client, session)
-    header = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)[0]
+    wanted = inquired(client, session)
+    header = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted)[0]
     for _ in range(2):
-        client.send(header, *bad(len(asked[0])))
+        client.send(header, *bad(len(wanted[0])))
         failure = client.fails("malformed")
         assert (failure.session, failure.start) == (session.id, len(PROMPT))
-    assert decision(decided(client, session, asked)) == honest
+    assert decision(decided(client, session, wanted)) == honest
     inquired(client, session)
 
 
@@ -154,15 +154,15 @@ def test_states_too_large_to_be_judged_forgive_nothing(
     client: RawClient, session: RawSession, head: str
 ) -> None:
     """They are finite, so they are taken, but the head's sums over them are not."""
-    asked = inquired(client, session)
-    count = len(asked[0])
+    wanted = inquired(client, session)
+    count = len(wanted[0])
     weights = DecisionHead.load(head).tensors["w1"][0, :HIDDEN]
     quanta = (127 * np.sign(weights)).astype(np.int8).tobytes()
     frame = step(2.0**120) * (HIDDEN // 32 * count) + quanta * count
-    client.send(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)[0], frame)
+    client.send(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted)[0], frame)
     verdict = client.receive()
     assert isinstance(verdict, m.Verdict), verdict
-    assert (verdict.accepted, (*verdict.notes, 0)[0]) == (asked[0][0], 0)
+    assert (verdict.accepted, (*verdict.notes, 0)[0]) == (wanted[0][0], 0)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_states_for_another_round(
     changes: dict[str, Any],
     code: str,
 ) -> None:
-    asked = inquired(client, session)
-    client.send(*session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked, **changes))
+    wanted = inquired(client, session)
+    client.send(*session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted, **changes))
     client.fails(code)
-    assert decision(decided(client, session, asked)) == honest
+    assert decision(decided(client, session, wanted)) == honest
 
 
 def test_states_of_another_owner(
@@ -196,16 +196,16 @@ def test_states_of_another_owner(
     session: RawSession,
     honest: tuple[int, int | None, int],
 ) -> None:
-    asked = inquired(client, session)
+    wanted = inquired(client, session)
     with RawClient(edge.endpoint) as eve:
-        eve.send(*session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked))
+        eve.send(*session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted))
         eve.fails("unknown-session")
-    assert decision(decided(client, session, asked)) == honest
+    assert decision(decided(client, session, wanted)) == honest
 
 
 def test_states_again_get_the_same_verdict(client: RawClient, session: RawSession) -> None:
-    draft, asked = drafted(SELECTIVE, SHAPE), inquired(client, session)
-    states = session.supply(SELECTIVE, draft, asked)
+    draft, wanted = drafted(SELECTIVE, SHAPE), inquired(client, session)
+    states = session.supply(SELECTIVE, draft, wanted)
     client.send(*states)
     verdict = client.receive()
     for again in (states, [states[0], b"rubbish"], [states[0]]):
@@ -222,15 +222,15 @@ def test_states_again_get_the_same_verdict(client: RawClient, session: RawSessio
 def test_a_window_again_while_the_edge_waits_for_states(
     client: RawClient, session: RawSession, honest: tuple[int, int | None, int]
 ) -> None:
-    asked = inquired(client, session)
-    assert inquired(client, session) == asked
+    wanted = inquired(client, session)
+    assert inquired(client, session) == wanted
     client.send(*session.window([1, 2]))
     client.fails("conflict")
     client.send(*session.window([1, 2], start=len(PROMPT) + 1))
     client.fails("conflict")
     client.send(*session.propose(SELECTIVE, drafted(SELECTIVE, SHAPE), hash=b"12345678"))
     client.fails("diverged")
-    assert decision(decided(client, session, asked)) == honest
+    assert decision(decided(client, session, wanted)) == honest
 
 
 def test_unrequested_states(client: RawClient, pair: Pair) -> None:
@@ -254,12 +254,12 @@ def test_unrequested_states(client: RawClient, pair: Pair) -> None:
 def test_states_after_cancel(
     client: RawClient, session: RawSession, honest: tuple[int, int | None, int]
 ) -> None:
-    asked = inquired(client, session)
+    wanted = inquired(client, session)
     client.say(m.Cancel(session=session.id, generation=session.generation))
-    client.send(*session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked))
+    client.send(*session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted))
     client.fails("diverged")
-    assert inquired(client, session) == asked
-    assert decision(decided(client, session, asked)) == honest
+    assert inquired(client, session) == wanted
+    assert decision(decided(client, session, wanted)) == honest
 
 
 def test_a_generation_begun_while_the_edge_waits_for_states(
@@ -294,12 +294,12 @@ def test_beginnings_that_cannot_be(
     code: str,
 ) -> None:
     """What was begun before goes on."""
-    asked = inquired(client, session)
+    wanted = inquired(client, session)
     for protocol in (FULL, SELECTIVE):
         client.send(*session.begin(PROMPT, protocol, conditions=conditions_of(pair, **changes)))
         client.fails(code)
         session.generation -= 1
-    assert decision(decided(client, session, asked)) == honest
+    assert decision(decided(client, session, wanted)) == honest
 
 
 @pytest.mark.parametrize("conditions", [None, [], ["x"], [None] * 7, "x", True])

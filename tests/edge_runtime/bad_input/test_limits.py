@@ -86,27 +86,27 @@ def test_a_prompt_and_a_large_window_at_once(pair) -> None:
 def test_too_many_sessions(pair, undisturbed) -> None:
     with (
         EdgeServer(pair.target, sessions=3, sessions_per_client=2, idle=0.5, threads=1) as edge,
-        RawClient(edge.endpoint) as one,
+        RawClient(edge.endpoint) as raw_client,
         RawClient(edge.endpoint) as two,
     ):
         a, b, c, d, e = (RawSession() for _ in range(5))
-        one.send(*a.begin(PROMPT))
-        one.send(*b.begin(PROMPT))
-        one.send(*c.begin(PROMPT))
-        assert "limit" in one.fails("too-many-sessions").message
+        raw_client.send(*a.begin(PROMPT))
+        raw_client.send(*b.begin(PROMPT))
+        raw_client.send(*c.begin(PROMPT))
+        assert "limit" in raw_client.fails("too-many-sessions").message
         two.send(*d.begin(PROMPT))
         two.send(*e.begin(PROMPT))
         assert "All 3" in two.fails("too-many-sessions").message
-        for client, session in ((one, a), (one, b), (two, d)):
+        for client, session in ((raw_client, a), (raw_client, b), (two, d)):
             session.go_on(client, 2)
         time.sleep(0.6)
-        for client, session in ((one, b), (two, d)):
+        for client, session in ((raw_client, b), (two, d)):
             session.go_on(client, 1)
         two.send(*e.begin(PROMPT))  # in the place of a, which was idle
         wanted = e.go_on(two, 3)
-        one.send(*a.window())
-        one.fails("unknown-session")
-        assert b.go_on(one, 0) == d.go_on(two, 0) == wanted
+        raw_client.send(*a.window())
+        raw_client.fails("unknown-session")
+        assert b.go_on(raw_client, 0) == d.go_on(two, 0) == wanted
 
 
 def test_a_stream_that_runs_is_not_idle(pair) -> None:

@@ -46,9 +46,9 @@ def sure(ids: Sequence[int], weight: int) -> SplitDraft:
 def until(client: RawClient, session: RawSession, *, rejected: bool) -> Round:
     """Rounds until one ends with a rejection, or without one."""
     for seed in range(100):
-        found = one_round(client, session, drafted("dssd", (1, 1) if rejected else (1,), seed))
-        if (found[2].token is None) == rejected:
-            return found
+        result = one_round(client, session, drafted("dssd", (1, 1) if rejected else (1,), seed))
+        if (result[2].token is None) == rejected:
+            return result
     pytest.fail("chance is against us")
 
 
@@ -95,7 +95,7 @@ def test_any_weight_may_be_true(client: RawClient, session: RawSession, weight: 
 # The pending token
 
 
-def spoken(session: RawSession, start: int, digest: bytes, *frames: bytes) -> list[bytes]:
+def text(session: RawSession, start: int, digest: bytes, *frames: bytes) -> list[bytes]:
     """A window wherever one likes."""
     return [session.window(start=start, hash=digest)[0], *frames]
 
@@ -103,9 +103,9 @@ def spoken(session: RawSession, start: int, digest: bytes, *frames: bytes) -> li
 def test_two_pending_tokens(client: RawClient, session: RawSession) -> None:
     until(client, session, rejected=True)
     start, digest = len(session.committed), session.committed.hash_at(len(session.committed) - 1)
-    client.send(*spoken(session, start, digest, ids_bytes([7, 8, 1]), weights(5)))
+    client.send(*text(session, start, digest, ids_bytes([7, 8, 1]), weights(5)))
     client.fails("malformed")
-    client.send(*spoken(session, start + 1, digest, ids_bytes([7, 8]), b""))
+    client.send(*text(session, start + 1, digest, ids_bytes([7, 8]), b""))
     client.fails("malformed")
     go_on(client, session)
 
@@ -129,13 +129,13 @@ def test_a_pending_token_that_is_not_due(
     committed = session.committed
     start = len(committed)
     both = ids_bytes([7, 1]), weights(5)
-    client.send(*spoken(session, start + 1, committed.hash, *both))  # one more
+    client.send(*text(session, start + 1, committed.hash, *both))  # one more
     client.fails("diverged")
-    client.send(*spoken(session, start, committed.hash_at(start - 1), *both))  # another
+    client.send(*text(session, start, committed.hash_at(start - 1), *both))  # another
     client.fails("diverged")
-    client.send(*spoken(session, start, committed.hash, *both))
+    client.send(*text(session, start, committed.hash, *both))
     client.fails("diverged")
-    client.send(*spoken(session, start + 1, committed.hash, ids_bytes([7]), b""))
+    client.send(*text(session, start + 1, committed.hash, ids_bytes([7]), b""))
     client.fails("diverged")
     assert len(session.committed) == start
     go_on(client, session)
@@ -149,11 +149,11 @@ def test_a_pending_token_that_is_withheld(client: RawClient, session: RawSession
         seen.add(accepted)
         start = len(session.committed)
         digest = session.committed.hash_at(start - 1)
-        client.send(*spoken(session, start - 1, digest, ids_bytes([1]), weights(5)))
+        client.send(*text(session, start - 1, digest, ids_bytes([1]), weights(5)))
         reply = client.receive()
         assert isinstance(reply, m.Failure)
         assert reply.code in ({"diverged"} if accepted else {"diverged", "conflict"})
-        client.send(*spoken(session, start, session.committed.hash, ids_bytes([1]), weights(5)))
+        client.send(*text(session, start, session.committed.hash, ids_bytes([1]), weights(5)))
         client.fails("diverged")
         go_on(client, session)
 
@@ -175,7 +175,7 @@ def test_a_new_beginning_takes_the_pending_token_along(
     client.send(*session.begin(everything, "dssd"))
     digest = session.committed.hash_at(len(everything) - 1)
     both = ids_bytes([everything[-1], 1]), weights(5)
-    client.send(*spoken(session, len(everything), digest, *both))  # not pending any more
+    client.send(*text(session, len(everything), digest, *both))  # not pending any more
     client.fails("diverged")
     go_on(client, session)
 
@@ -223,7 +223,7 @@ def test_another_pending_token_at_a_window_decided_on(
 
 def test_a_retry_on_another_past(client: RawClient, session: RawSession) -> None:
     _, frames, verdict, _ = until(client, session, rejected=True)
-    client.send(*spoken(session, verdict.start, b"12345678", *frames[1:]))
+    client.send(*text(session, verdict.start, b"12345678", *frames[1:]))
     client.fails("diverged")
     go_on(client, session)
 

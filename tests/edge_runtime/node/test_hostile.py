@@ -114,17 +114,17 @@ def test_a_rival_is_told_that_the_node_is_taken(fort: Fort) -> None:
         assert (ready.vocab_size, ready.slots, ready.stages) == (VOCAB, SESSIONS, 0)
         for _ in range(20):
             attach = Attach(incarnation=secrets.token_bytes(16), top_k=1, values="fp16")
-            said, _ = rival.order(attach)
-            assert isinstance(said, Refused)
-            assert (said.code, said.incarnation) == ("conflict", None)
+            reply, _ = rival.order(attach)
+            assert isinstance(reply, Refused)
+            assert (reply.code, reply.incarnation) == ("conflict", None)
             step = Step(
                 incarnation=attach.incarnation,
                 number=0,
                 items=[Item(slot=1, start=0, size=1, rows=1)],
             )
-            said, _ = rival.order(step, ids(1), b"")
-            assert isinstance(said, Refused)
-            assert (said.code, said.incarnation) == ("conflict", attach.incarnation)
+            reply, _ = rival.order(step, ids(1), b"")
+            assert isinstance(reply, Refused)
+            assert (reply.code, reply.incarnation) == ("conflict", attach.incarnation)
 
 
 def test_peers_without_a_listed_key_are_ignored(fort: Fort) -> None:
@@ -157,9 +157,9 @@ def test_noise_from_a_rival(fort: Fort) -> None:
                 rival.send(*noise(rng, rng.randbytes(16)))
             np.testing.assert_array_equal(fort.run(), fort.wanted)
             while rival.socket.poll(0):
-                said, _ = rival.report()
-                assert isinstance(said, Ready | Refused), said
-                assert isinstance(said, Ready) or said.code in CODES
+                reply, _ = rival.report()
+                assert isinstance(reply, Ready | Refused), reply
+                assert isinstance(reply, Ready) or reply.code in CODES
     await_idle(fort.worker.pid)
 
 
@@ -170,9 +170,9 @@ def test_an_edge_takes_over_what_another_one_has_left(cast: Cast, tmp_path: Path
         with opened(path, cast.a) as first, RawEdge(held.endpoint) as second:
             wanted = first.target.run(1, [SPAN])[0].logits
             attach = Attach(incarnation=secrets.token_bytes(16), top_k=KEPT, values="fp16")
-            said, _ = second.order(attach)
-            assert isinstance(said, Refused)
-            assert "each edge needs nodes of its own" in said.message
+            reply, _ = second.order(attach)
+            assert isinstance(reply, Refused)
+            assert "each edge needs nodes of its own" in reply.message
             np.testing.assert_array_equal(first.target.run(2, [SPAN])[0].logits, wanted)
         with opened(path, cast.a) as second:
             np.testing.assert_array_equal(second.target.run(1, [SPAN])[0].logits, wanted)
@@ -217,8 +217,8 @@ def test_a_node_rests_when_its_attachment_is_over(tmp_path: Path) -> None:
         to_third.order(attach)
         to_second.order(msgspec.structs.replace(attach, next=third.endpoint))
         step = Step(incarnation=attach.incarnation, number=1, items=[item()])
-        said, _ = to_second.order(step, b"no states", b"")
-        assert isinstance(said, Refused)
+        reply, _ = to_second.order(step, b"no states", b"")
+        assert isinstance(reply, Refused)
         kill(third)
         await_idle(second.pid, limit_s=10.0)
 
@@ -251,11 +251,18 @@ def a_step(rng: random.Random, incarnation: bytes) -> Frames:
     for slot in rng.sample(range(SESSIONS), rng.choice([1, 1, 2, 4])):
         chain = rng.choice([1, 1, 2, 5, 40])
         tree = rng.choice([0, 0, 0, 1, 3])
-        kept = [0] if rng.random() < 0.2 else None
+        selection = [0] if rng.random() < 0.2 else None
         start = rng.choice([0, 0, 0, 1, 2, 5])
         rows = rng.randrange(min(chain + tree, 8) + 1)
         items.append(
-            item(slot=slot, start=start, size=chain + tree, rows=rows, nodes=tree, kept_nodes=kept)
+            item(
+                slot=slot,
+                start=start,
+                size=chain + tree,
+                rows=rows,
+                nodes=tree,
+                kept_nodes=selection,
+            )
         )
         tokens += [rng.randrange(VOCAB) for _ in range(chain + tree)]
         nodes += [rng.randrange(-1, index) for index in range(tree)]
@@ -285,11 +292,11 @@ def test_noise_from_the_edge_itself(cast: Cast) -> None:
                 for _ in range(10):
                     edge.send(*noise(rng, talk.incarnation))
             while edge.socket.poll(300 if received.total() % 3 == 0 else 30):
-                said, _ = edge.report()
-                received[type(said).__name__] += 1
-                if isinstance(said, Refused):
-                    received[said.code] += 1
-                    assert said.code in CODES, said
+                reply, _ = edge.report()
+                received[type(reply).__name__] += 1
+                if isinstance(reply, Refused):
+                    received[reply.code] += 1
+                    assert reply.code in CODES, reply
         await_idle(held.pid)
         while edge.socket.poll(300):
             edge.report()

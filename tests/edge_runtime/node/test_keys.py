@@ -55,8 +55,8 @@ def folders(tmp_path: Path) -> Folders:
 
 @pytest.fixture
 def workers(cast: Cast, folders: Folders) -> Iterator[tuple[EdgeServer, EdgeServer]]:
-    with worker(cast.a, keys=folders.a) as one, worker(cast.b, keys=folders.b) as two:
-        yield one, two
+    with worker(cast.a, keys=folders.a) as item, worker(cast.b, keys=folders.b) as two:
+        yield item, two
 
 
 def listing(
@@ -110,9 +110,9 @@ def test_an_edge_that_is_not_listed_says_so_and_comes_in_once_it_is(
             keys.allow(folders.b, folders.edge / "edge.pub", "edge")
             os.kill(workers[1].pid, signal.SIGHUP)
             systemd.await_("STATUS", "serving", since=len(systemd.received))
-            told = DENIED
-            while told.endswith(DENIED):
-                told = systemd.await_("STATUS", "serving", since=len(systemd.received))
+            info = DENIED
+            while info.endswith(DENIED):
+                info = systemd.await_("STATUS", "serving", since=len(systemd.received))
             both = Ensemble([cast.a, cast.b], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == both
 
@@ -150,16 +150,16 @@ def test_a_worker_with_another_key_is_not_believed(
     systemd = Systemd(tmp_path)
     path = listing(folders, workers, "a/edge.pub", late="drop", late_s=1.0, give_up_s=2.0)
     with running(*flags_of(cast, folders, path), systemd=systemd) as daemon:
-        told = systemd.await_("STATUS", "serving")
-        assert "b: it answers, but not to this handshake: is the key in the list" in told
+        info = systemd.await_("STATUS", "serving")
+        assert "b: it answers, but not to this handshake: is the key in the list" in info
         with Device(cast.draft, daemon.endpoint, folders.device, threads=1) as device:
             alone = Ensemble([cast.a], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == alone
 
 
 def test_a_worker_without_keys_is_not_believed(cast: Cast, folders: Folders) -> None:
-    with worker(cast.a, keys=folders.a) as one, worker(cast.b) as two:
-        path = listing(folders, (one, two), late="drop", late_s=1.0, give_up_s=2.0)
+    with worker(cast.a, keys=folders.a) as item, worker(cast.b) as two:
+        path = listing(folders, (item, two), late="drop", late_s=1.0, give_up_s=2.0)
         with (
             EdgeServer(cast.a, keys=folders.edge, federate=path, sessions=SESSIONS) as edge,
             Device(cast.draft, edge.endpoint, folders.device, threads=1) as device,
@@ -171,9 +171,9 @@ def test_a_worker_without_keys_is_not_believed(cast: Cast, folders: Folders) -> 
 def test_workers_with_keys_do_not_let_an_edge_without_any_in(
     cast: Cast, folders: Folders, tmp_path: Path
 ) -> None:
-    with worker(cast.a, keys=folders.a) as one:
+    with worker(cast.a, keys=folders.a) as item:
         settings = {"late": "drop", "late_s": 0.5, "give_up_s": 1.0}
-        path = write_list(tmp_path / "w.toml", [("a", one.endpoint)], **settings)
+        path = write_list(tmp_path / "w.toml", [("a", item.endpoint)], **settings)
         with (
             pytest.raises(TargetLostError, match="may demand keys"),
             EdgeServer(cast.a, federate=path, sessions=SESSIONS),

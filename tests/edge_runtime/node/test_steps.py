@@ -110,15 +110,15 @@ def test_a_step_that_contradicts_itself_or_the_slots_ends_the_attachment(
     """By a typed refusal; after that nothing of it is left."""
     before, items, frames = CONTRADICTIONS[what]
     for taken in before:
-        said, _ = attached.step(*taken)
-        assert isinstance(said, Scored), said
-    said, _ = attached.step(items, *frames)
-    assert isinstance(said, Refused), said
-    assert said.incarnation == attached.incarnation
-    assert said.code in CODES - {"unsupported", "conflict"}
-    said, _ = attached.step([item()], ids(1), b"")
-    assert isinstance(said, Refused)
-    assert said.code == "conflict"
+        reply, _ = attached.step(*taken)
+        assert isinstance(reply, Scored), reply
+    reply, _ = attached.step(items, *frames)
+    assert isinstance(reply, Refused), reply
+    assert reply.incarnation == attached.incarnation
+    assert reply.code in CODES - {"unsupported", "conflict"}
+    reply, _ = attached.step([item()], ids(1), b"")
+    assert isinstance(reply, Refused)
+    assert reply.code == "conflict"
     attached.attach()
     attached.proves(expected)
 
@@ -179,6 +179,6 @@ def test_a_worker_tells_no_more_than_it_has(lone: EdgeServer) -> None:
         held = Tenant(edge)
         attach = Attach(incarnation=held.incarnation, top_k=2**31 - 1, values="fp32")
         edge.order(attach)
-        said, frames = held.step([item()], ids(1), b"")
-        assert isinstance(said, Scored)
+        reply, frames = held.step([item()], ids(1), b"")
+        assert isinstance(reply, Scored)
         assert decode_topk(frames[0], 1, 2**31 - 1, VOCAB).k == VOCAB

@@ -122,9 +122,9 @@ def test_an_edge_is_let_in_and_shown_out_without_a_restart(
         (folder / "allowed" / "half.pub").write_text("half a k")  # admits no peer
         listed.unlink()
         reload()
-        said, _ = held.step([item()], ids(1), b"")
-        assert isinstance(said, Refused)
-        assert said.code == "access-denied"
+        reply, _ = held.step([item()], ids(1), b"")
+        assert isinstance(reply, Refused)
+        assert reply.code == "access-denied"
         daemon.await_line("not in force: .*half.pub")
         listed.write_bytes(key)
         reload()

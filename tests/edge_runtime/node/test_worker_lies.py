@@ -132,13 +132,13 @@ def test_an_answer_that_comes_twice_is_a_lie(cast: Cast, tmp_path: Path) -> None
 
 def of_two(tell: Callable[[Said, Said], Iterable[Said]]) -> Spoil:
     """It keeps an answer back until there are two, and tells these together."""
-    said: list[Said] = []
+    lines: list[Said] = []
 
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         if not isinstance(message, Scored):
             return [(message, frames)]
-        said.append((message, frames))
-        return tell(*said) if len(said) == 2 else []
+        lines.append((message, frames))
+        return tell(*lines) if len(lines) == 2 else []
 
     return spoil
 

@@ -83,8 +83,8 @@ def test_another_model_after_a_restart_takes_no_part(cast: Cast, tmp_path: Path)
 
 
 def test_a_model_that_the_list_does_not_name_takes_no_part(cast: Cast, tmp_path: Path) -> None:
-    with WorkerThread(cast.a) as one:
-        path = write_list(tmp_path / "w.toml", [("a", one.endpoint)], kept=KEPT)
+    with WorkerThread(cast.a) as worker_thread:
+        path = write_list(tmp_path / "w.toml", [("a", worker_thread.endpoint)], kept=KEPT)
         path.write_text(f'late = "drop"\nlate_s = 0.1\ngive_up_s = 0.5\n{path.read_text()}')
         path.write_text(path.read_text() + 'digest = "0123456789abcdef"\n')
         with pytest.raises(TargetLostError, match=r"digest .*, not 0123456789abcdef"):

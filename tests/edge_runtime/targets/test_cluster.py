@@ -71,24 +71,24 @@ def answers(
     models: Path, endpoint: str, amid: Callable[[], None] = lambda: None
 ) -> list[list[int]]:
     """Those to all prompts, of four devices at once; ``amid`` is called when all have begun."""
-    found: dict[int, list[int]] = {}
+    results: dict[int, list[int]] = {}
     begun = threading.Barrier(len(PROMPTS), amid, timeout=60)
 
     def ask(index: int) -> None:
         wish = {"protocol": "coupled", "temperature": 1.0, "seed": 1, "max_tokens": LENGTH}
         with Device(models / "draft", endpoint, threads=1) as device:
             pieces = device.stream(PROMPTS[index], **wish)
-            found[index] = [*next(pieces).tokens]
+            results[index] = [*next(pieces).tokens]
             begun.wait()
             for piece in pieces:
-                found[index] += piece.tokens
+                results[index] += piece.tokens
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(PROMPTS))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
-    return [found[index] for index in range(len(PROMPTS))]
+    return [results[index] for index in range(len(PROMPTS))]
 
 
 def test_the_text_is_the_whole_models(
@@ -102,14 +102,14 @@ def test_every_protocol_goes_over_a_cluster(
     edge: ClusterEdge, whole: EdgeServer, models: Path, protocol: str
 ) -> None:
     temperature = 0.0 if protocol == "greedy" else 1.0
-    found = []
+    results = []
     for endpoint in (whole.endpoint, edge.endpoint):
         with Device(models / "draft", endpoint, threads=1) as device:
             answer = device.generate(
                 PROMPTS[0], protocol=protocol, temperature=temperature, max_tokens=20, seed=5
             )
-            found.append(answer.tokens)
-    assert found[0] == found[1]
+            results.append(answer.tokens)
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -118,11 +118,11 @@ def test_sessions_go_on_when_an_actor_is_lost(
 ) -> None:
     """Killed, Ray starts another; stopped, the edge has it killed when it is overdue."""
     victims = edge.actors()
-    told = "has lost an actor" if number == signal.SIGKILL else "is overdue"
+    info = "has lost an actor" if number == signal.SIGKILL else "is overdue"
     for victim in (victims[0], victims[-1])[: 2 if number == signal.SIGKILL else 1]:
-        before = edge.log.count(told)
+        before = edge.log.count(info)
         assert answers(models, edge.endpoint, partial(os.kill, victim, number)) == wanted
-        edge.await_line(told, times=before + 1)
+        edge.await_line(info, times=before + 1)
         deadline = time.monotonic() + 60
         while victim in edge.actors() or len(edge.actors()) < len(victims):
             assert time.monotonic() < deadline

@@ -31,10 +31,10 @@ class Actor:
     def _hold(self, incarnation: bytes) -> Any:
         done_s = self._hands.now_s + self.loads_s
 
-        def told(tell: Callable[[Any], None]) -> None:
+        def message_of(tell: Callable[[Any], None]) -> None:
             self.waiting.append((done_s, tell))
 
-        return SimpleNamespace(future=lambda: SimpleNamespace(add_done_callback=told))
+        return SimpleNamespace(future=lambda: SimpleNamespace(add_done_callback=message_of))
 
     def restart(self) -> None:
         self.starts += 1
@@ -45,7 +45,7 @@ class Actor:
             if self._hands.now_s >= done_s:
                 held = ActorInfo("", 64, 1)
                 tell(SimpleNamespace(exception=lambda: None, result=lambda held=held: held))
-        self.waiting = [one for one in self.waiting if one[0] > self._hands.now_s]
+        self.waiting = [item for item in self.waiting if item[0] > self._hands.now_s]
 
 
 @pytest.mark.parametrize("loads_s", [90.0, 300.0])
@@ -53,7 +53,7 @@ def test_a_replica_that_loads_more_slowly_than_at_first_has_more_time_at_each_tr
     hands: Hands, monkeypatch: pytest.MonkeyPatch, loads_s: float
 ) -> None:
     actor = Actor(hands)
-    monkeypatch.setattr(cluster, "restart", lambda one: one.restart())
+    monkeypatch.setattr(cluster, "restart", lambda item: item.restart())
     monkeypatch.setattr(cluster, "leave", lambda: None)
     plan = ClusterPlan(replicas=1, stages=1, late_s=10.0, give_up_s=60.0)
     opening: Any = SimpleNamespace(

@@ -49,18 +49,18 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
         answers = target.run(number, spans)
         return [each.logits if isinstance(each, Output) else each for each in answers]
 
-    one, two, three = tokens_of(1, 40), tokens_of(2, 40), tokens_of(3, 230)
-    yield from run(1, Span(0, one[:20], 0, 0))
-    yield from run(2, Span(0, one[:25], 20, 5))
-    yield from run(3, Span(0, one[:30], 23, 6, temperature=0.5), Span(1, two[:9], 0, 3))
+    item, two, three = tokens_of(1, 40), tokens_of(2, 40), tokens_of(3, 230)
+    yield from run(1, Span(0, item[:20], 0, 0))
+    yield from run(2, Span(0, item[:25], 20, 5))
+    yield from run(3, Span(0, item[:30], 23, 6, temperature=0.5), Span(1, two[:9], 0, 3))
     yield from run(4, Span(5, three[:128], 0, 0))
     yield from run(5, Span(5, three[:200], 128, 0))
     parents = np.array([-1, -1, 0, 0, 1, 2], np.int64)
-    yield from run(6, Span(1, two[:16], 9, 7, parents, 1.5), Span(0, one[:31], 30, 1))
+    yield from run(6, Span(1, two[:16], 9, 7, parents, 1.5), Span(0, item[:31], 30, 1))
     target.keep_path(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
     two = np.concatenate([two[:10], two[[10, 12]], two[20:]])
     yield from run(7, Span(1, two[:15], 12, 3), Span(5, three[:205], 200, 5, temperature=1.0))
-    yield from run(8, Span(1, two[:15], 13, 1), Span(2, two[:3], 0, 3), Span(0, one[:33], 31, 2))
+    yield from run(8, Span(1, two[:15], 13, 1), Span(2, two[:3], 0, 3), Span(0, item[:33], 31, 2))
     yield from run(9, Span(2, two[:12], 3, 7, parents))
     target.keep_path(2, [])  # and of this tree nothing
     yield from run(10, Span(2, two[:14], 6, 2, temperature=0.7))
@@ -114,9 +114,9 @@ def test_a_worker_that_forgot_everything_is_told_again(
     """Its connection is cut between some passes; the average is the same, but for rounding."""
     rng, cuts = random.Random(seed), 0
     wanted = [*journey(Averaged([cast.a, cast.b], (1.0, 1.0)))]
-    with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
         relay = Relay(two.endpoint)
-        listed = [("a", one.endpoint), ("b", relay.endpoint)]
+        listed = [("a", worker_thread.endpoint), ("b", relay.endpoint)]
         path = write_list(tmp_path / "w.toml", listed, kept=VOCAB, values="fp32")
         with opened(path, cast.a) as held:
             for got, expected in zip(journey(held.target), wanted, strict=True):
@@ -132,11 +132,11 @@ def test_a_worker_that_forgot_everything_is_told_again(
 
 def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Path) -> None:
     """Under `drop`: the others went on, and back, over what it still holds."""
-    one, other = tokens_of(1, 60), tokens_of(2, 60)
-    again = np.concatenate([one[:21], other[:39]])
+    item, other = tokens_of(1, 60), tokens_of(2, 60)
+    again = np.concatenate([item[:21], other[:39]])
     spans = [
-        Span(0, one[:20], 0, 1),
-        Span(0, one[:26], 20, 6),  # it is late with this one
+        Span(0, item[:20], 0, 1),
+        Span(0, item[:26], 20, 6),  # it is late with this one
         Span(0, again[:27], 21, 6),  # of which it is told nothing
         Span(0, again[:31], 27, 4),
         Span(0, again[:36], 31, 5),
@@ -179,9 +179,9 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
             time.sleep(1.0)
         yield message, frames
 
-    with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
         relay = Relay(two.endpoint)
-        listed = [("a", one.endpoint), ("b", relay.endpoint)]
+        listed = [("a", worker_thread.endpoint), ("b", relay.endpoint)]
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
             target = held.target
             target.run(0, [Span(0, text[:200], 0, 1)])
@@ -206,9 +206,9 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
             np.testing.assert_allclose(got.logits, both.run(1, [anew])[0], atol=2e-5)
             assert not {"late", "lied"} & held.events("b").keys()
         relay.close()
-    told = [each.getMessage() for each in caplog.records]
-    assert "b: catching up; passes continue with the other workers' weights" in told
-    assert told[-1] == "b takes part again"
+    info = [each.getMessage() for each in caplog.records]
+    assert "b: catching up; passes continue with the other workers' weights" in info
+    assert info[-1] == "b takes part again"
 
 
 def test_many_short_sessions_do_not_keep_a_returned_worker_out(cast: Cast, tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_many_short_sessions_do_not_keep_a_returned_worker_out(cast: Cast, tmp_p
     texts = [tokens_of(slot, 60) for slot in range(SESSIONS)]
     spans = [Span(slot, text[:55], 50, 5) for slot, text in enumerate(texts)]
     settings = {"kept": VOCAB, "values": "fp32", "late": "drop", "late_s": 20.0}
-    with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
         relay = Relay(two.endpoint)
-        listed = [("a", one.endpoint), ("b", relay.endpoint)]
+        listed = [("a", worker_thread.endpoint), ("b", relay.endpoint)]
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
             held.target.run(
                 0, [span._replace(tokens=span.tokens[:50], base=0, rows=0) for span in spans]
@@ -244,8 +244,8 @@ def test_an_average_that_fails_costs_that_pass_only(
         raise MemoryError
 
     span, all_scores = Span(0, tokens_of(1, 20), 0, 5), []
-    with WorkerThread(cast.a) as one, ExitStack() as stack:
-        path = write_list(tmp_path / "w.toml", [("a", one.endpoint)])
+    with WorkerThread(cast.a) as worker_thread, ExitStack() as stack:
+        path = write_list(tmp_path / "w.toml", [("a", worker_thread.endpoint)])
         target = stack.enter_context(opened(path, cast.a)).target
         with monkeypatch.context() as patch:
             patch.setattr(federated, "aggregate", fails)
@@ -258,8 +258,10 @@ def test_an_average_that_fails_costs_that_pass_only(
 
 
 def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None:
-    with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
-        path = write_list(tmp_path / "w.toml", [("a", one.endpoint), ("b", two.endpoint)], kept=8)
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
+        path = write_list(
+            tmp_path / "w.toml", [("a", worker_thread.endpoint), ("b", two.endpoint)], kept=8
+        )
         with opened(path, cast.a) as held:
             held.target.run(1, [Span(0, tokens_of(1, 20), 0, 5)])
             assert held.tally.node_bytes["a", "from"] > 4 + 5 * (4 + 2 * 8)

@@ -69,8 +69,8 @@ class Talker(threading.Thread):
         options = {"protocol": "coupled", "temperature": 1.0}
         if seed % 3 == 0:  # trees of which paths are kept; at temperature 0 all are greedy
             options = {"protocol": "tree", "expansion": (2, 2, 1), "draft_temperature": 1.3}
-        said = device.generate(prompt, max_tokens=40, seed=seed, **options)
-        self.answers.append((prompt, seed, said.tokens))
+        answer = device.generate(prompt, max_tokens=40, seed=seed, **options)
+        self.answers.append((prompt, seed, answer.tokens))
 
 
 @pytest.mark.parametrize("chaos_s", [4.0, pytest.param(12.0, marks=pytest.mark.slow)])
@@ -112,9 +112,9 @@ def test_workers_that_die_and_freeze_all_the_while_change_no_text(
 def test_an_edge_that_is_killed_finds_its_workers_again(cast: Cast, tmp_path: Path) -> None:
     """They have served another edge, and forget what that one had told them."""
     options = {"protocol": "coupled", "temperature": 1.0, "seed": 3, "window": 3}
-    with worker(cast.a) as one, worker(cast.b) as two:
+    with worker(cast.a) as item, worker(cast.b) as two:
         path = write_list(
-            tmp_path / "w.toml", [("a", one.endpoint), ("b", two.endpoint)], kept=KEPT
+            tmp_path / "w.toml", [("a", item.endpoint), ("b", two.endpoint)], kept=KEPT
         )
         flags = {"federate": path, "sessions": SESSIONS, "threads": 1}
         first = EdgeServer(cast.a, **flags).start()
@@ -133,9 +133,9 @@ def test_an_edge_that_is_killed_finds_its_workers_again(cast: Cast, tmp_path: Pa
 def test_a_full_context_ends_the_answer(cast: Cast, running: Running, protocol: str) -> None:
     with Device(cast.draft, running.endpoint, threads=1) as device:
         prompt = tokens_of(8, CONTEXT - 10).tolist()
-        said = device.generate(prompt, max_tokens=64, protocol=protocol)
-        assert len(said.tokens) == 10
-        assert said.finish_reason == "length"
+        answer = device.generate(prompt, max_tokens=64, protocol=protocol)
+        assert len(answer.tokens) == 10
+        assert answer.finish_reason == "length"
 
 
 def test_protocols_choose_and_deviate_as_over_any_target(cast: Cast, running: Running) -> None:

@@ -49,18 +49,18 @@ def waiting_edge(cast: Cast, path: Path, systemd: Systemd | None = None) -> Daem
 def test_an_edge_waits_for_its_workers_and_says_for_which(
     cast: Cast, tmp_path: Path, systemd: Systemd
 ) -> None:
-    one, two = away(), away()
-    path = write_list(tmp_path / "w.toml", [("a", one), ("b", two)])
+    item, two = away(), away()
+    path = write_list(tmp_path / "w.toml", [("a", item), ("b", two)])
     edge = waiting_edge(cast, path, systemd)
     try:
-        told = systemd.await_("STATUS", "waiting for nodes: ")
-        assert told == "waiting for nodes: a: not there yet, b: not there yet"
-        assert len([1 for _, said in systemd.received if "EXTEND_TIMEOUT_USEC" in said]) >= 2
+        info = systemd.await_("STATUS", "waiting for nodes: ")
+        assert info == "waiting for nodes: a: not there yet, b: not there yet"
+        assert len([1 for _, reply in systemd.received if "EXTEND_TIMEOUT_USEC" in reply]) >= 2
         with ExitStack() as stack:
             stack.enter_context(worker(cast.b, listen=two))
             systemd.await_("STATUS", "waiting for nodes: a: not there yet")
             assert not edge.endpoint
-            stack.enter_context(worker(cast.a, listen=one))
+            stack.enter_context(worker(cast.a, listen=item))
             systemd.await_("READY", "1")
             assert systemd.await_("STATUS", "serving").endswith("0 passes")
             with Device(cast.draft, edge.await_endpoint(), threads=1) as device:
@@ -70,29 +70,29 @@ def test_an_edge_waits_for_its_workers_and_says_for_which(
 
 
 def test_the_status_names_missing_workers(cast: Cast, tmp_path: Path, systemd: Systemd) -> None:
-    with worker(cast.a) as one, worker(cast.b) as two:
-        named = [("a", one.endpoint), ("b", two.endpoint)]
+    with worker(cast.a) as item, worker(cast.b) as two:
+        named = [("a", item.endpoint), ("b", two.endpoint)]
         path = write_list(tmp_path / "w.toml", named, late="drop", late_s=1.0, kept=16)
         flags = ("--target", cast.a, "--federate", path, "--sessions", SESSIONS, "--threads", 1)
         with running(*flags, systemd=systemd):
             systemd.await_("READY", "1")
             kill(two)
-            told = systemd.await_("STATUS", "serving", since=len(systemd.received))
-            assert told.endswith("; b: gone")
+            info = systemd.await_("STATUS", "serving", since=len(systemd.received))
+            assert info.endswith("; b: gone")
             with worker(cast.b, listen=two.endpoint):
                 since = len(systemd.received)
-                while "; b: " in told:  # gone, then being attached
-                    told = systemd.await_("STATUS", "serving", since=since)
+                while "; b: " in info:  # gone, then being attached
+                    info = systemd.await_("STATUS", "serving", since=since)
                     since = len(systemd.received)
-                assert re.search(r" \d+ passes$", told)
+                assert re.search(r" \d+ passes$", info)
 
 
 def test_under_drop_an_edge_begins_with_those_that_are_there(
     cast: Cast, tmp_path: Path, systemd: Systemd
 ) -> None:
-    with worker(cast.a) as one:
+    with worker(cast.a) as item:
         settings = {"late": "drop", "late_s": 1.0, "give_up_s": 2.0, "kept": 16}
-        path = write_list(tmp_path / "w.toml", [("a", one.endpoint), ("b", away())], **settings)
+        path = write_list(tmp_path / "w.toml", [("a", item.endpoint), ("b", away())], **settings)
         edge = waiting_edge(cast, path, systemd)
         try:
             began_s = time.monotonic()
@@ -102,7 +102,9 @@ def test_under_drop_an_edge_begins_with_those_that_are_there(
             alone = Ensemble([cast.a], kept=16)
             assert got == [*alone.choices(PROMPT, got, GREEDY)]
             systemd.await_("STATUS", "serving")
-            assert any("b: not there yet" in said.get("STATUS", "") for _, said in systemd.received)
+            assert any(
+                "b: not there yet" in reply.get("STATUS", "") for _, reply in systemd.received
+            )
         finally:
             edge.kill()
 
@@ -142,13 +144,13 @@ def test_an_edge_that_waits_goes_when_its_parent_is_killed(cast: Cast, tmp_path:
     )
     process = subprocess.Popen([sys.executable, "-c", script])
     deadline_s = time.monotonic() + 30
-    while not (found := children(process.pid)):
+    while not (result := children(process.pid)):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     time.sleep(2.0)  # by now it waits
     process.kill()
     process.communicate()
-    await_end(found[0])
+    await_end(result[0])
 
 
 # Lists that cannot be served
@@ -209,7 +211,7 @@ def test_a_stage_has_no_weight(
 def test_a_federation_has_no_hidden_states_for_a_head(
     cast: Cast, tmp_path: Path, head: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with worker(cast.a) as one:
-        path = write_list(tmp_path / "w.toml", [("a", one.endpoint)])
+    with worker(cast.a) as item:
+        path = write_list(tmp_path / "w.toml", [("a", item.endpoint)])
         arguments = ("--target", cast.a, "--federate", path, "--head", head, "--sessions", SESSIONS)
         refusal(capsys, 64, "edge", "serve", *arguments)

@@ -98,8 +98,8 @@ def cut_edge(
 @pytest.fixture(scope="module")
 def nodes(made: Pair) -> Iterator[Row]:
     """Nodes for targets that are opened here, one after the other."""
-    with in_stages(made, MOST) as found:
-        yield found
+    with in_stages(made, MOST) as result:
+        yield result
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ def test_more_sessions_come_and_go_than_there_are_slots(
 ) -> None:
     few = {"context": CONTEXT, "sessions": 2, "idle": 0.001}
     with (
-        row(cut(made.target, tmp_path / "cut", 3), sessions=2, context=CONTEXT) as found,
-        served(found, tmp_path / "3.toml", server=few) as server,
+        row(cut(made.target, tmp_path / "cut", 3), sessions=2, context=CONTEXT) as result,
+        served(result, tmp_path / "3.toml", server=few) as server,
     ):
         for seed in range(8):
             wish = {"protocol": "coupled", "temperature": 1.0, "seed": seed, "max_tokens": 20}
@@ -203,8 +203,8 @@ class Talk:
         self._turns = 0
 
     def _tokens(self, count: int) -> list[int]:
-        found: list[int] = self._random.integers(0, 60, count).tolist()
-        return found
+        values: list[int] = self._random.integers(0, 60, count).tolist()
+        return values
 
     def speak(self) -> Job:
         """The next job."""

@@ -34,8 +34,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
     pace = stages / "pace"
     pace.write_text("0")
     size: dict[str, Any] = {"sessions": SLOTS, "context": CONTEXT}
-    with row(stages, link=emulated, options=[{"pace": pace}] * (STAGES - 1), **size) as found:
-        yield found
+    with row(stages, link=emulated, options=[{"pace": pace}] * (STAGES - 1), **size) as result:
+        yield result
 
 
 @contextmanager
@@ -65,16 +65,16 @@ def job(slot: int, length: int, rows: int = 5) -> Job:
 
 def done(scheduler: Scheduler, target: PipelineTarget, count: int) -> dict[int, float]:
     """When so many jobs were done, by slot."""
-    begun_s, found = time.monotonic(), {}
-    while len(found) < count:
+    begun_s, result = time.monotonic(), {}
+    while len(result) < count:
         assert time.monotonic() < begun_s + 30.0
         jobs = run(scheduler) if scheduler.wait_s() == 0.0 else collect(scheduler)
         for each in jobs:
             assert each.error is None
-            found[each.slot] = time.monotonic() - begun_s
+            result[each.slot] = time.monotonic() - begun_s
         if scheduler.wait_s() != 0.0:
             target.pause()
-    return found
+    return result
 
 
 def read(scheduler: Scheduler, target: PipelineTarget, slots: int) -> None:
@@ -152,13 +152,13 @@ def test_a_window_does_not_wait_for_all_of_a_long_session(nodes: Row, tmp_path: 
 
 def all_scores(target: PipelineTarget, until_s: float) -> dict[int, float]:
     """When passes came in until then, by number."""
-    found: dict[int, float] = {}
+    results: dict[int, float] = {}
     while (now_s := time.monotonic()) < until_s:
         for scores in target.collect_scores():
             assert scores.error is None
-            found[scores.number] = now_s
+            results[scores.number] = now_s
         target.pause()
-    return found
+    return results
 
 
 # The depth

@@ -50,18 +50,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def told(made: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def message_of(made: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     folder = cut(made.target, made.target.parent / "cut", 3)
     middle = Node(folder / "stage-2", sessions=SLOTS, context=CONTEXT)
     work = StageWork(Stage(folder / "stage-3", slots=SLOTS, context=CONTEXT, threads=1), None)
-    tally = EdgeMetrics()
+    edge_metrics = EdgeMetrics()
     path = tmp_path_factory.mktemp("list") / "list.toml"
     size: dict[str, Any] = {"slots": SLOTS, "context": CONTEXT}
     try:
         with WorkerThread(folder / "stage-3", work=work) as liar:
-            found = Row(folder, [middle], [middle, liar])
-            with opened(found, path, tally=tally, late_s=1.0, give_up_s=8.0, **size) as target:
-                yield Told(target, liar, tally, Decoder(made.target, slots=1, threads=1))
+            row = Row(folder, [middle], [middle, liar])
+            with opened(row, path, tally=edge_metrics, late_s=1.0, give_up_s=8.0, **size) as target:
+                yield Told(target, liar, edge_metrics, Decoder(made.target, slots=1, threads=1))
     finally:
         middle.stop()
 
@@ -97,92 +97,94 @@ def once(lie: Callable[[Scored, Frames], Said], liar: WorkerThread) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_an_answer_that_makes_no_sense_is_asked_for_again(told: Told, lie: str) -> None:
-    told.flies(1, 0, 40)
-    before = told.tally.node_events["stage 3", "lied"]
-    once(LIES[lie], told.liar)
-    told.flies(2, 0, 45, base=40)
-    assert told.tally.node_events["stage 3", "lied"] == before + 1
-    told.flies(3, 0, 50, base=45)
-    told.flies(4, 1, 180)
+def test_an_answer_that_makes_no_sense_is_asked_for_again(message_of: Told, lie: str) -> None:
+    message_of.flies(1, 0, 40)
+    before = message_of.tally.node_events["stage 3", "lied"]
+    once(LIES[lie], message_of.liar)
+    message_of.flies(2, 0, 45, base=40)
+    assert message_of.tally.node_events["stage 3", "lied"] == before + 1
+    message_of.flies(3, 0, 50, base=45)
+    message_of.flies(4, 1, 180)
 
 
-def test_an_answer_that_is_said_twice_is_a_lie(told: Told) -> None:
+def test_an_answer_that_is_said_twice_is_a_lie(message_of: Told) -> None:
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         if isinstance(message, Scored):
-            told.liar.is_honest()
+            message_of.liar.is_honest()
             return [(message, frames), (message, frames)]
         return [(message, frames)]
 
-    before = told.tally.node_events["stage 3", "lied"]
-    told.liar.lies(spoil)
-    told.flies(1, 0, 40)
-    told.flies(2, 0, 45, base=40)
-    assert told.tally.node_events["stage 3", "lied"] == before + 1
+    before = message_of.tally.node_events["stage 3", "lied"]
+    message_of.liar.lies(spoil)
+    message_of.flies(1, 0, 40)
+    message_of.flies(2, 0, 45, base=40)
+    assert message_of.tally.node_events["stage 3", "lied"] == before + 1
 
 
 @pytest.mark.parametrize("times", [[], [0] * 256, [2**62] * 256], ids=["none", "many", "ages"])
-def test_nonsensical_times_do_no_harm(told: Told, times: list[int]) -> None:
-    once(replaced(compute_ns=times), told.liar)
-    told.flies(1, 0, 40)
-    told.flies(2, 0, 45, base=40)
-    assert 1 <= told.target.depth <= SLOTS
-    assert 1 <= told.target.concurrent_passes <= SLOTS
+def test_nonsensical_times_do_no_harm(message_of: Told, times: list[int]) -> None:
+    once(replaced(compute_ns=times), message_of.liar)
+    message_of.flies(1, 0, 40)
+    message_of.flies(2, 0, 45, base=40)
+    assert 1 <= message_of.target.depth <= SLOTS
+    assert 1 <= message_of.target.concurrent_passes <= SLOTS
 
 
-def test_an_answer_that_never_comes_is_late(told: Told) -> None:
-    before = told.tally.node_events["stage 3", "late"]
+def test_an_answer_that_never_comes_is_late(message_of: Told) -> None:
+    before = message_of.tally.node_events["stage 3", "late"]
 
     def silent(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         if isinstance(message, Scored):
-            told.liar.is_honest()
+            message_of.liar.is_honest()
             return []
         return [(message, frames)]
 
-    told.liar.lies(silent)
-    told.flies(1, 0, 40)
-    assert told.tally.node_events["stage 3", "late"] == before + 1
+    message_of.liar.lies(silent)
+    message_of.flies(1, 0, 40)
+    assert message_of.tally.node_events["stage 3", "late"] == before + 1
 
 
 @pytest.mark.parametrize("what", ["scored", "attached", "refused"])
-def test_what_concerns_another_attachment_is_not_heeded(told: Told, what: str) -> None:
+def test_what_concerns_another_attachment_is_not_heeded(message_of: Told, what: str) -> None:
     other = bytes(16)
-    said = {
+    reply = {
         "scored": Scored(incarnation=other, number=0, compute_ns=[]),
         "attached": AttachReply(incarnation=other),
         "refused": Refused(incarnation=other, code="internal", message="nothing to do with it"),
     }[what]
 
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
-        return [(said, [b""] if what == "scored" else []), (message, frames)]
+        return [(reply, [b""] if what == "scored" else []), (message, frames)]
 
-    before = dict(told.tally.node_events)
-    told.liar.lies(spoil)
-    told.flies(1, 0, 40)
-    told.liar.is_honest()
-    assert dict(told.tally.node_events) == before
+    before = dict(message_of.tally.node_events)
+    message_of.liar.lies(spoil)
+    message_of.flies(1, 0, 40)
+    message_of.liar.is_honest()
+    assert dict(message_of.tally.node_events) == before
 
 
 @pytest.mark.waits
-def test_a_constant_liar_is_given_up(told: Told) -> None:
+def test_a_constant_liar_is_given_up(message_of: Told) -> None:
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         return [(message, [NAN] if isinstance(message, Scored) else frames)]
 
-    told.flies(1, 0, 40)
-    before = told.tally.node_events["stage 3", "lied"]
-    told.liar.lies(spoil)
+    message_of.flies(1, 0, 40)
+    before = message_of.tally.node_events["stage 3", "lied"]
+    message_of.liar.lies(spoil)
     begun_s = time.monotonic()
     with pytest.raises(TargetLostError, match="its answer makes no sense"):
-        told.target.run(2, [Span(0, TOKENS[:45], 40, 3)], timeout_s=60.0)
+        message_of.target.run(2, [Span(0, TOKENS[:45], 40, 3)], timeout_s=60.0)
     assert time.monotonic() - begun_s < 12.0
-    assert told.tally.node_events["stage 3", "lied"] - before <= 6, "it was asked again and again"
-    told.liar.is_honest()
-    told.flies(3, 0, 50)
+    assert message_of.tally.node_events["stage 3", "lied"] - before <= 6, (
+        "it was asked again and again"
+    )
+    message_of.liar.is_honest()
+    message_of.flies(3, 0, 50)
 
 
 @pytest.mark.parametrize(("room", "name"), [(StageSlots, "run"), (Head, "logits")])
 def test_a_pass_that_fails_at_the_edge_itself_costs_that_pass_only(
-    told: Told, monkeypatch: pytest.MonkeyPatch, room: type, name: str
+    message_of: Told, monkeypatch: pytest.MonkeyPatch, room: type, name: str
 ) -> None:
     """Memory ran out, say: inference has errors of its own, of any type."""
 
@@ -192,5 +194,5 @@ def test_a_pass_that_fails_at_the_edge_itself_costs_that_pass_only(
     with monkeypatch.context() as patch:
         patch.setattr(room, name, fails)
         with pytest.raises(RuntimeError, match="out of memory"):
-            told.target.run(900, [Span(1, TOKENS[:20], 0, 3)], timeout_s=20.0)
-    told.flies(901, 1, 25)
+            message_of.target.run(900, [Span(1, TOKENS[:20], 0, 3)], timeout_s=20.0)
+    message_of.flies(901, 1, 25)

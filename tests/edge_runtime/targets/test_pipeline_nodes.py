@@ -56,7 +56,7 @@ def thirds(made: Pair) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(thirds: Path) -> Iterator[Row]:
+def located(thirds: Path) -> Iterator[Row]:
     with row(thirds, **FLAGS) as nodes:
         yield nodes
 
@@ -70,59 +70,59 @@ def flies(target: PipelineTarget) -> bool:
 # Stages that are not these
 
 
-def test_stages_in_the_wrong_order(found: Row, tmp_path: Path) -> None:
-    turned = Row(found.folder, found.nodes, [*reversed(found.links)])
+def test_stages_in_the_wrong_order(located: Row, tmp_path: Path) -> None:
+    turned = Row(located.folder, located.nodes, [*reversed(located.links)])
     words = ("stage 2: it holds stage 3 of 3", "stage 3: it holds stage 2 of 3")
-    said = waited_for(turned, tmp_path / "list.toml", *words, **SIZE)
-    assert "not stage 2 of 3" in said
+    reply = waited_for(turned, tmp_path / "list.toml", *words, **SIZE)
+    assert "not stage 2 of 3" in reply
 
 
-def test_a_stage_of_another_model(found: Row, made: Pair, thirds: Path, tmp_path: Path) -> None:
+def test_a_stage_of_another_model(located: Row, made: Pair, thirds: Path, tmp_path: Path) -> None:
     tiny_artifact(tmp_path / "other", vocab=64, layers=4, seed=5, dialect="opset17")
     split_artifact(tmp_path / "other", tmp_path / "cut", stages=3)
     with row(tmp_path / "cut", **FLAGS) as others:
-        mixed = Row(thirds, found.nodes, [found.links[0], others.links[1]])
-        said = waited_for(mixed, tmp_path / "list.toml", "stage 3: it holds", **SIZE)
-        assert "stage 3: it holds stage 3 of 3" in said
-        assert "not stage 3 of 3 of" in said
+        mixed = Row(thirds, located.nodes, [located.links[0], others.links[1]])
+        reply = waited_for(mixed, tmp_path / "list.toml", "stage 3: it holds", **SIZE)
+        assert "stage 3: it holds stage 3 of 3" in reply
+        assert "not stage 3 of 3 of" in reply
 
 
-def test_a_whole_model_is_no_stage(found: Row, made: Pair, tmp_path: Path) -> None:
+def test_a_whole_model_is_no_stage(located: Row, made: Pair, tmp_path: Path) -> None:
     node = Node(made.target, **FLAGS)
     try:
-        mixed = Row(found.folder, found.nodes, [found.links[0], node])
-        said = waited_for(mixed, tmp_path / "list.toml", "stage 3: it holds", **SIZE)
-        assert "it holds a whole model" in said
+        mixed = Row(located.folder, located.nodes, [located.links[0], node])
+        reply = waited_for(mixed, tmp_path / "list.toml", "stage 3: it holds", **SIZE)
+        assert "it holds a whole model" in reply
     finally:
         node.stop()
 
 
 def test_stages_that_were_cut_elsewhere_do_not_fit_together(
-    made: Pair, found: Row, thirds: Path, tmp_path: Path
+    made: Pair, located: Row, thirds: Path, tmp_path: Path
 ) -> None:
     split_artifact(made.target, tmp_path / "cut", layers=[1, 1, 2])
     with row(tmp_path / "cut", **FLAGS) as others:
-        mixed = Row(thirds, found.nodes, others.links)
-        said = waited_for(mixed, tmp_path / "list.toml", "before layer 2", **SIZE)
-        assert "its first layer is 1, but the stage before it ends before layer 2" in said
-        assert "pilotfish export split" in said
+        mixed = Row(thirds, located.nodes, others.links)
+        reply = waited_for(mixed, tmp_path / "list.toml", "before layer 2", **SIZE)
+        assert "its first layer is 1, but the stage before it ends before layer 2" in reply
+        assert "pilotfish export split" in reply
 
 
 def test_the_list_may_name_the_artifact_of_a_stage(
-    found: Row, thirds: Path, tmp_path: Path
+    located: Row, thirds: Path, tmp_path: Path
 ) -> None:
     digests = [Artifact.open(path, stage=True).manifest.digest for path in sorted(thirds.iterdir())]
     named = {**SIZE, "digests": digests[1:]}
-    with opened(found, tmp_path / "list.toml", **named) as target:
+    with opened(located, tmp_path / "list.toml", **named) as target:
         assert flies(target)
     named["digests"] = [digests[1], "0123456789abcdef"]
-    said = waited_for(found, tmp_path / "list.toml", "with digest", **named)
-    assert f"stage 3: it holds a stage with digest {digests[2]}, not 0123456789abcdef" in said
+    reply = waited_for(located, tmp_path / "list.toml", "with digest", **named)
+    assert f"stage 3: it holds a stage with digest {digests[2]}, not 0123456789abcdef" in reply
 
 
-def test_a_list_without_a_stage_or_with_one_too_many(found: Row, tmp_path: Path) -> None:
-    for links in (found.links[:1], [*found.links, Elsewhere("tcp://127.0.0.1:1")]):
-        short = Row(found.folder, found.nodes, links)
+def test_a_list_without_a_stage_or_with_one_too_many(located: Row, tmp_path: Path) -> None:
+    for links in (located.links[:1], [*located.links, Elsewhere("tcp://127.0.0.1:1")]):
+        short = Row(located.folder, located.nodes, links)
         with (
             pytest.raises(ConfigError, match="has the 2 others in their order"),
             opened(short, tmp_path / "list.toml", **SIZE),
@@ -130,18 +130,18 @@ def test_a_list_without_a_stage_or_with_one_too_many(found: Row, tmp_path: Path)
             pass
 
 
-def test_an_edge_that_is_given_another_stage_than_the_first(found: Row, tmp_path: Path) -> None:
+def test_an_edge_that_is_given_another_stage_than_the_first(located: Row, tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="--target is stage 2 of 3"),
-        opened(found, tmp_path / "list.toml", first=found.folder / "stage-2", **SIZE),
+        opened(located, tmp_path / "list.toml", first=located.folder / "stage-2", **SIZE),
     ):
         pass
 
 
-def test_an_edge_that_is_given_the_whole_model(found: Row, made: Pair, tmp_path: Path) -> None:
+def test_an_edge_that_is_given_the_whole_model(located: Row, made: Pair, tmp_path: Path) -> None:
     with (
         pytest.raises(ArtifactError, match="pilotfish export split"),
-        opened(found, tmp_path / "list.toml", first=made.target, **SIZE),
+        opened(located, tmp_path / "list.toml", first=made.target, **SIZE),
     ):
         pass
 
@@ -184,8 +184,8 @@ def test_a_stage_that_is_too_small_until_it_is_started_again(
 def test_a_stage_that_comes_late_is_waited_for(thirds: Path, tmp_path: Path) -> None:
     with row(thirds, **FLAGS) as late:
         late.nodes[0].kill()
-        said = waited_for(late, tmp_path / "list.toml", "stage 2", **SIZE)
-        assert "stage 2: not there yet" in said
+        reply = waited_for(late, tmp_path / "list.toml", "stage 2", **SIZE)
+        assert "stage 2: not there yet" in reply
         coming = threading.Timer(1.0, late.nodes[0].restart)
         coming.start()
         with opened(late, tmp_path / "list.toml", **SIZE) as target:
@@ -193,12 +193,12 @@ def test_a_stage_that_comes_late_is_waited_for(thirds: Path, tmp_path: Path) -> 
         coming.join()
 
 
-def test_nodes_have_one_edge_at_a_time(found: Row, tmp_path: Path) -> None:
-    with opened(found, tmp_path / "one.toml", **SIZE) as first:
-        said = waited_for(found, tmp_path / "two.toml", "another edge", **SIZE)
-        assert "each edge needs nodes of its own" in said
+def test_nodes_have_one_edge_at_a_time(located: Row, tmp_path: Path) -> None:
+    with opened(located, tmp_path / "one.toml", **SIZE) as first:
+        reply = waited_for(located, tmp_path / "two.toml", "another edge", **SIZE)
+        assert "each edge needs nodes of its own" in reply
         assert flies(first)
-    with opened(found, tmp_path / "two.toml", **SIZE) as second:
+    with opened(located, tmp_path / "two.toml", **SIZE) as second:
         assert flies(second)
 
 
@@ -247,9 +247,9 @@ def test_all_is_encrypted_between_edge_and_stages(
     ):
         wanted = device.generate(PROMPT, **wish).tokens
     with (
-        row(thirds, options=secured(locked)) as found,
+        row(thirds, options=secured(locked)) as result,
         served(
-            found,
+            result,
             tmp_path / "list.toml",
             server={**FLAGS, "keys": locked.edge},
             keys=locked.publics,
@@ -258,8 +258,8 @@ def test_all_is_encrypted_between_edge_and_stages(
     ):
         assert device.generate(PROMPT, **wish).tokens == wanted
         for place in (0, 1):
-            found.nodes[place].kill()
-            found.nodes[place].restart()
+            result.nodes[place].kill()
+            result.nodes[place].restart()
             assert device.generate(PROMPT, **wish).tokens == wanted
 
 
@@ -267,20 +267,20 @@ def test_a_stage_that_does_not_let_in_the_stage_before_it(
     thirds: Path, locked: Locked, tmp_path: Path
 ) -> None:
     (locked.nodes[1] / "allowed" / "second.pub").unlink()
-    own = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
-    with row(thirds, options=secured(locked)) as found:
-        said = waited_for(found, tmp_path / "list.toml", "not let in", **own, **SIZE)
-        assert "stage 2 of 3" in said
-        assert f"next stage at {found.nodes[1].endpoint}" in said
-        assert "put its edge.pub on the allow-list there" in said
+    fields = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
+    with row(thirds, options=secured(locked)) as result:
+        reply = waited_for(result, tmp_path / "list.toml", "not let in", **fields, **SIZE)
+        assert "stage 2 of 3" in reply
+        assert f"next stage at {result.nodes[1].endpoint}" in reply
+        assert "put its edge.pub on the allow-list there" in reply
 
         def let_in() -> None:
             keys.allow(locked.nodes[1], locked.nodes[0] / "edge.pub", "second")
-            os.kill(found.nodes[1].server.pid, signal.SIGHUP)
+            os.kill(result.nodes[1].server.pid, signal.SIGHUP)
 
         mending = threading.Timer(1.0, let_in)
         mending.start()
-        with opened(found, tmp_path / "list.toml", **own, **SIZE) as target:
+        with opened(result, tmp_path / "list.toml", **fields, **SIZE) as target:
             assert flies(target)
         mending.join()
 
@@ -289,20 +289,20 @@ def test_a_stage_that_does_not_let_in_the_edge(
     thirds: Path, locked: Locked, tmp_path: Path
 ) -> None:
     (locked.nodes[1] / "allowed" / "edge.pub").unlink()
-    own = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
-    with row(thirds, options=secured(locked)) as found:
-        said = waited_for(found, tmp_path / "list.toml", "stage 3: it refuses", **own, **SIZE)
-        assert "put edge.pub on its allow-list" in said
+    fields = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
+    with row(thirds, options=secured(locked)) as result:
+        reply = waited_for(result, tmp_path / "list.toml", "stage 3: it refuses", **fields, **SIZE)
+        assert "put edge.pub on its allow-list" in reply
 
 
 def test_a_list_with_a_wrong_key(thirds: Path, locked: Locked, tmp_path: Path) -> None:
-    with row(thirds, options=secured(locked)) as found:
+    with row(thirds, options=secured(locked)) as result:
         for place in (0, 1):
             publics = list(locked.publics)
             publics[place] = str(locked.edge / "edge.pub")
-            own = {"owned": EdgeKeys.load(locked.edge), "keys": publics}
-            said = waited_for(found, tmp_path / "list.toml", "key", **own, **SIZE)
-            assert f"stage {place + 2}: " in said
+            fields = {"owned": EdgeKeys.load(locked.edge), "keys": publics}
+            reply = waited_for(result, tmp_path / "list.toml", "key", **fields, **SIZE)
+            assert f"stage {place + 2}: " in reply
 
 
 def test_a_key_that_is_taken_off_a_stages_list(
@@ -312,28 +312,28 @@ def test_a_key_that_is_taken_off_a_stages_list(
 
     An unread message would keep its loop from ever sleeping.
     """
-    own = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
-    tally = EdgeMetrics()
+    fields = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
+    edge_metrics = EdgeMetrics()
     with (
-        row(thirds, options=secured(locked)) as found,
-        opened(found, tmp_path / "list.toml", tally=tally, **own, **SIZE) as target,
+        row(thirds, options=secured(locked)) as result,
+        opened(result, tmp_path / "list.toml", tally=edge_metrics, **fields, **SIZE) as target,
     ):
         assert flies(target)
         entry = locked.nodes[1] / "allowed" / "second.pub"
         key = entry.read_bytes()
         entry.unlink()
-        os.kill(found.nodes[1].server.pid, signal.SIGHUP)
+        os.kill(result.nodes[1].server.pid, signal.SIGHUP)
         time.sleep(0.3)  # it is heard, and the connection is not cut yet
         target.start(7, [Span(0, np.arange(9, dtype=np.uint32), 0, 1)])
         seen = tells(target, "This key has been taken off")
         assert "stage 2: The stage after stage 2 of 3 (layer 2) refuses" in seen
         tells(target, "not let in")
-        assert tally.node_events["stage 2", "refused"] >= 1
-        busy_s = cpu_s(found.nodes[0].server.pid)
+        assert edge_metrics.node_events["stage 2", "refused"] >= 1
+        busy_s = cpu_s(result.nodes[0].server.pid)
         time.sleep(1.0)
-        assert cpu_s(found.nodes[0].server.pid) - busy_s < 0.3
+        assert cpu_s(result.nodes[0].server.pid) - busy_s < 0.3
         entry.write_bytes(key)
-        os.kill(found.nodes[1].server.pid, signal.SIGHUP)
+        os.kill(result.nodes[1].server.pid, signal.SIGHUP)
         end_s = time.monotonic() + 30.0
         while not (finished := target.collect_scores()):
             assert time.monotonic() < end_s, target.problem
@@ -344,15 +344,15 @@ def test_a_key_that_is_taken_off_a_stages_list(
 def tells(target: PipelineTarget, words: str) -> str:
     """What it says of its nodes, once it says these words."""
     end_s = time.monotonic() + 20.0
-    while words not in (said := target.problem):
-        assert time.monotonic() < end_s, said
+    while words not in (problem := target.problem):
+        assert time.monotonic() < end_s, problem
         assert not target.collect_scores()
         target.pause()
-    return said
+    return problem
 
 
-def test_beyond_loopback_every_node_needs_a_key(found: Row, tmp_path: Path) -> None:
-    away = Row(found.folder, found.nodes, [found.links[0], Elsewhere("tcp://192.0.2.1:7078")])
+def test_beyond_loopback_every_node_needs_a_key(located: Row, tmp_path: Path) -> None:
+    away = Row(located.folder, located.nodes, [located.links[0], Elsewhere("tcp://192.0.2.1:7078")])
     with (
         pytest.raises(KeysError, match="names no key for stage 3"),
         opened(away, tmp_path / "list.toml", **SIZE),

@@ -70,16 +70,16 @@ def wanted(made: Pair) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def found(made: Pair) -> Iterator[Row]:
+def located(made: Pair) -> Iterator[Row]:
     folder = cut(made.target, made.target.parent / "cut", STAGES)
     with row(folder, sessions=SLOTS, context=CONTEXT) as nodes:
         yield nodes
 
 
 @pytest.fixture(scope="module")
-def server(found: Row, made: Pair) -> Iterator[EdgeServer]:
+def server(located: Row, made: Pair) -> Iterator[EdgeServer]:
     path = made.target.parent / "row.toml"
-    with served(found, path, server=FLAGS) as edge:
+    with served(located, path, server=FLAGS) as edge:
         yield edge
 
 
@@ -117,45 +117,45 @@ def begun(devices: Sequence[Device], tokens: int = 20) -> list[Answering]:
 
 @PLACES
 def test_a_stage_frozen_for_a_while(
-    devices: list[Device], found: Row, wanted: list[list[int]], place: int
+    devices: list[Device], located: Row, wanted: list[list[int]], place: int
 ) -> None:
     answers = begun(devices)
-    found.nodes[place].freeze()
+    located.nodes[place].freeze()
     time.sleep(2.0)
-    found.nodes[place].thaw()
+    located.nodes[place].thaw()
     assert [answer.result() for answer in answers] == wanted
 
 
 def test_a_stage_frozen_for_an_unnoticed_moment(
-    devices: list[Device], found: Row, wanted: list[list[int]]
+    devices: list[Device], located: Row, wanted: list[list[int]]
 ) -> None:
     answers = begun(devices)
-    found.nodes[1].freeze()
+    located.nodes[1].freeze()
     time.sleep(0.3)
-    found.nodes[1].thaw()
+    located.nodes[1].thaw()
     assert [answer.result() for answer in answers] == wanted
 
 
 @PLACES
 def test_a_stage_killed_and_started_again(
-    devices: list[Device], found: Row, wanted: list[list[int]], place: int
+    devices: list[Device], located: Row, wanted: list[list[int]], place: int
 ) -> None:
     """Twice."""
     answers = begun(devices)
     for _ in range(2):
-        found.nodes[place].kill()
-        found.nodes[place].restart()
+        located.nodes[place].kill()
+        located.nodes[place].restart()
         answers[0].until(len(answers[0].tokens) + 10)
     assert [answer.result() for answer in answers] == wanted
 
 
 def test_all_stages_killed_one_after_the_other(
-    devices: list[Device], found: Row, wanted: list[list[int]]
+    devices: list[Device], located: Row, wanted: list[list[int]]
 ) -> None:
     answers = begun(devices)
-    for node in found.nodes:
+    for node in located.nodes:
         node.kill()
-    for node in found.nodes:
+    for node in located.nodes:
         node.restart()
     assert [answer.result() for answer in answers] == wanted
 
@@ -420,7 +420,7 @@ def until(target: PipelineTarget, holds: Callable[[], bool]) -> None:
 
 
 def test_an_edge_killed_and_started_again(
-    made: Pair, found: Row, wanted: list[list[int]], tmp_path: Path
+    made: Pair, located: Row, wanted: list[list[int]], tmp_path: Path
 ) -> None:
     """With nodes of its own, which it left in the middle of everything."""
     folder = cut(made.target, made.target.parent / "cut", STAGES)

@@ -59,8 +59,8 @@ def test_no_worker_is_late_because_the_edge_was_stopped(
             assert os.WIFSTOPPED(status)
             time.sleep(STOPPED_S)
             edge.send_signal(signal.SIGCONT)
-            told, _ = edge.communicate(timeout=60)
-    assert told == '["", {}, {}]\n'
+            info, _ = edge.communicate(timeout=60)
+    assert info == '["", {}, {}]\n'
 
 
 class Silent(RemoteTarget[RemotePass]):
@@ -78,10 +78,10 @@ class Silent(RemoteTarget[RemotePass]):
     def _deadlines(self) -> list[float]:
         return []
 
-    def _timeout_at(self, one: RemotePass) -> float:
-        return one.started_s + 10.0
+    def _timeout_at(self, remote_pass: RemotePass) -> float:
+        return remote_pass.started_s + 10.0
 
-    def _timeout_message(self, one: RemotePass, now_s: float) -> str:
+    def _timeout_message(self, remote_pass: RemotePass, now_s: float) -> str:
         return "late"
 
 
@@ -100,9 +100,9 @@ class Hands:
 
 @pytest.fixture
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
-    found = Hands()
-    monkeypatch.setattr(remote, "time", found)
-    return found
+    result = Hands()
+    monkeypatch.setattr(remote, "time", result)
+    return result
 
 
 @pytest.mark.parametrize("pause_s", [1.0, 5.0, 3600.0])

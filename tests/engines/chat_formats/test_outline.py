@@ -49,14 +49,14 @@ def thought(family: ChatFormat) -> str:
 def test_what_a_turn_may_be(family: ChatFormat) -> None:
     calls = family.calls
     assert calls is not None
-    one, two = calls.format([MOVE]), calls.format([STOP, MOVE])
+    item, two = calls.format([MOVE]), calls.format([STOP, MOVE])
     before = "I see.\n" if calls.anywhere else ""
     auto = outline(family)
-    for text in ("", "Hello <b> [x]", one, before + one, thought(family) + one):
+    for text in ("", "Hello <b> [x]", item, before + item, thought(family) + item):
         assert allowed(auto, text), text
     assert allowed(auto, thought(family) + "Hello")
     assert allowed(auto, two) is family.parallel
-    assert allowed(outline(family, parallel=False), one)
+    assert allowed(outline(family, parallel=False), item)
     assert not allowed(outline(family, parallel=False), two)
 
 
@@ -64,15 +64,15 @@ def test_what_a_turn_may_be(family: ChatFormat) -> None:
 def test_what_must_be_called(family: ChatFormat) -> None:
     calls = family.calls
     assert calls is not None
-    one, two, other = (calls.format(each) for each in ([MOVE], [STOP, MOVE], [STOP]))
+    item, two, other = (calls.format(each) for each in ([MOVE], [STOP, MOVE], [STOP]))
     for choice, wanted in (
-        ("required", {one, other} | ({two} if family.parallel else set())),
-        ("move", {one}),
+        ("required", {item, other} | ({two} if family.parallel else set())),
+        ("move", {item}),
     ):
         must = outline(family, choice)
-        for text in ("", "Hello", one, two, other, f"Well. {one}"):
+        for text in ("", "Hello", item, two, other, f"Well. {item}"):
             assert allowed(must, text) is (text in wanted), (choice, text)
-        assert allowed(must, thought(family) + one)
+        assert allowed(must, thought(family) + item)
         assert not allowed(must, thought(family))
 
 
@@ -100,18 +100,18 @@ def test_a_mark_that_is_spelled_is_none(family: ChatFormat) -> None:
 def test_space_before_marks(family: ChatFormat, spaces: int) -> None:
     """Up to three may be; behind more it is words, which the reader sees alike."""
     assert family.calls is not None
-    lead, told = "\n" * spaces, outline(family)
+    prefix, info = "\n" * spaces, outline(family)
 
     def read(text: str) -> Turn:
-        reader = TurnReader(told, family.call_id)
+        reader = TurnReader(info, family.call_id)
         return Turn.from_parts([*reader.push(text), *reader.end()])
 
-    call = lead + family.calls.format([MOVE])
-    if allowed(told, call):
-        assert allowed(told, call.replace("here", "away")) is not bool(read(call).calls)
+    call = prefix + family.calls.format([MOVE])
+    if allowed(info, call):
+        assert allowed(info, call.replace("here", "away")) is not bool(read(call).calls)
         assert family.calls.anywhere or bool(read(call).calls) is (spaces <= 3)
-    if allowed(told, lead + thought(family)):
-        assert bool(read(lead + thought(family)).reasoning) is (spaces == 0)
+    if allowed(info, prefix + thought(family)):
+        assert bool(read(prefix + thought(family)).reasoning) is (spaces == 0)
 
 
 @every_family
@@ -128,11 +128,11 @@ def test_arguments_are_of_their_schema(family: ChatFormat) -> None:
     [({}, False), ({"additionalProperties": True}, True), ({"allOf": [{}]}, True)],
 )
 def test_properties_that_are_not_named(more: dict[str, Any], wanted: bool) -> None:
-    told = tool("move", to={"type": "integer"})
+    info = tool("move", to={"type": "integer"})
     schema = {"type": "object", "properties": {"to": {"type": "integer"}}, **more}
-    told["function"]["parameters"] = schema
+    info["function"]["parameters"] = schema
     (hermes,) = (family for family in CALLING if family.name == "hermes")
-    tools = Tools.read([told])
+    tools = Tools.read([info])
     assert tools is not None
     assert (
         tools.tools[0].openai_object["function"]["parameters"] == schema
@@ -195,7 +195,7 @@ def test_a_family_whose_calls_are_no_json_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "not a turn"),
         ('{"x": 1}', "not a turn"),
@@ -212,13 +212,13 @@ def test_a_family_whose_calls_are_no_json_is_refused() -> None:
         (json.dumps({"content": ["json", "["]}), "no JSON"),
     ],
 )
-def test_a_turn_that_is_none(text: str, said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_a_turn_that_is_none(text: str, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
         grammars().constraint(Grammar(KIND, text))
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("items", "message"),
     [
         (["x"], "A tool is"),
         ([{"type": "web"}], "A tool is"),
@@ -235,21 +235,21 @@ def test_a_turn_that_is_none(text: str, said: str) -> None:
         ([{"function": {"name": "a", "code": "x"}}], "has no 'code'"),
     ],
 )
-def test_tools_that_are_none(told: list[Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Tools.read(told)
+def test_tools_that_are_none(items: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tools.read(items)
 
 
 @pytest.mark.parametrize("field", ["trigger", "gap", "opening", "before", "behind", "end"])
 def test_texts_of_a_turn_are_no_rules(field: str) -> None:
     evil = '" | start\n%ignore /./\nX: "\\'
     calls = {"trigger": "<", field: evil}
-    told = read_outline(json.dumps({"calls": calls, "tools": [["go", "{}"]], "called": True}))
-    assert told.calls is not None
-    text = told.calls.format([("go", {})])
+    info = read_outline(json.dumps({"calls": calls, "tools": [["go", "{}"]], "called": True}))
+    assert info.calls is not None
+    text = info.calls.format([("go", {})])
     assert (evil in text) is (field != "gap")
-    assert allowed(told, text)
-    assert not allowed(told, text + "x")
+    assert allowed(info, text)
+    assert not allowed(info, text + "x")
 
 
 def test_choices() -> None:

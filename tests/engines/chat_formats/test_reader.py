@@ -25,20 +25,20 @@ arguments = st.dictionaries(st.text(max_size=4), values, max_size=3)
 calls = st.lists(st.tuples(st.sampled_from(["move", "stop"]), arguments), min_size=1, max_size=3)
 
 
-def parts_of(told: Outline, text: str, cuts: list[int]) -> list[TurnPart]:
+def parts_of(message: Outline, text: str, cuts: list[int]) -> list[TurnPart]:
     """Read a text that comes in pieces, cut here."""
     numbers = iter(range(1000))
-    reader = TurnReader(told, lambda: f"id{next(numbers)}")
-    found = []
+    reader = TurnReader(message, lambda: f"id{next(numbers)}")
+    results = []
     begin = 0
     for end in [*sorted(cut % (len(text) + 1) for cut in cuts), len(text)]:
-        found += reader.push(text[begin:end])
+        results += reader.push(text[begin:end])
         begin = end
-    return [*found, *reader.end()]
+    return [*results, *reader.end()]
 
 
-def read(told: Outline, text: str, cuts: list[int]) -> Turn:
-    return Turn.from_parts(parts_of(told, text, cuts))
+def read(message: Outline, text: str, cuts: list[int]) -> Turn:
+    return Turn.from_parts(parts_of(message, text, cuts))
 
 
 @every_family
@@ -54,8 +54,8 @@ def test_a_turn_is_read_as_it_was_written(
     text = f"{begin}\nhm\n{end}\n\n" if thinks else ""
     text += "I see.\n" if speaks else ""
     turn = read(outline(family), text + family.calls.format(calls), cuts)
-    assert [(one.name, json.loads(one.arguments)) for one in turn.calls] == calls
-    assert len({one.id for one in turn.calls}) == len(calls)
+    assert [(call.name, json.loads(call.arguments)) for call in turn.calls] == calls
+    assert len({call.id for call in turn.calls}) == len(calls)
     assert turn.reasoning == ("hm" if thinks else "")
     assert turn.content == ("I see." if speaks else "")
 
@@ -72,10 +72,10 @@ def test_a_turn_that_is_cut_off(
     text = whole[: length % (len(whole) + 1)]
     turn = read(outline(family), text, cuts)
     assert turn == read(outline(family), text, [])
-    wanted = [(name, json.dumps(told, ensure_ascii=False)) for name, told in calls]
-    for (name, told), one in zip(wanted, turn.calls, strict=False):
-        assert one.name == name
-        assert told.startswith(one.arguments)
+    wanted = [(name, json.dumps(info, ensure_ascii=False)) for name, info in calls]
+    for (name, info), item in zip(wanted, turn.calls, strict=False):
+        assert item.name == name
+        assert info.startswith(item.arguments)
     begun = family.calls.trigger in text  # then what is no call yet is left out
     assert turn.content == ("" if begun else text)
 
@@ -100,9 +100,9 @@ def test_calls_that_are_read_are_those_that_the_grammar_held(
     family: ChatFormat, data: st.DataObject
 ) -> None:
     assert family.calls is not None
-    told = family.calls
-    written = told.format([("move", {"to": data.draw(st.sampled_from(["here", "away"]))})])
-    marks = [*family.thought, told.trigger, told.trigger[:-1], written, "\n", " ", "x", "{"]
+    info = family.calls
+    written = info.format([("move", {"to": data.draw(st.sampled_from(["here", "away"]))})])
+    marks = [*family.thought, info.trigger, info.trigger[:-1], written, "\n", " ", "x", "{"]
     text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=5)))
     for special in (False, True):
         if allowed(outline(family), text, special=special):
@@ -120,18 +120,18 @@ def test_nonsense_is_read_alike_in_any_pieces(
     family: ChatFormat, data: st.DataObject, cuts: list[int]
 ) -> None:
     assert family.calls is not None
-    told = family.calls
-    marks = [told.trigger, told.opening, told.before, told.behind, told.end, told.between,
-             told.closing, *family.thought, "move", "{", "}", '"', "\\", " ", "a"]  # fmt: skip
+    info = family.calls
+    marks = [info.trigger, info.opening, info.before, info.behind, info.end, info.between,
+             info.closing, *family.thought, "move", "{", "}", '"', "\\", " ", "a"]  # fmt: skip
     text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=12)))
     assert read(outline(family), text, cuts) == read(outline(family), text, [])
 
 
 def test_a_thought_that_the_prompt_began() -> None:
     (hermes,) = (family for family in CALLING if family.name == "hermes")
-    told = outline(hermes, thinking=True)
-    assert read(told, "so\n</think>\n\nyes", [1, 5]) == Turn("yes", "so", ())
-    assert read(told, "so", []) == Turn("", "so", ())
+    info = outline(hermes, thinking=True)
+    assert read(info, "so\n</think>\n\nyes", [1, 5]) == Turn("yes", "so", ())
+    assert read(info, "so", []) == Turn("", "so", ())
 
 
 def test_any_text_is_words() -> None:
