@@ -17,7 +17,7 @@ from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.field.recording import Recorder, has_begun
 from pilotfish.field.replay import replay
 from pilotfish.field.report.measured import read
-from pilotfish.field.report.write import write
+from pilotfish.field.report.report_page import write
 from pilotfish.field.run import Run
 from pilotfish.speculation.latency import Link
 from tests.field.test_run import CHOICE, FACTS, LINK, a_round, asked

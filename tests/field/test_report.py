@@ -17,8 +17,7 @@ from pilotfish.base.extras import installing
 from pilotfish.cli import main
 from pilotfish.field.report.measured import read, with_unique_names
 from pilotfish.field.report.pictures import draw
-from pilotfish.field.report.report_page import page
-from pilotfish.field.report.write import write
+from pilotfish.field.report.report_page import page, write
 from tests.field.conftest import HOSTILE
 from tests.support.made_answers import answer, chain, linked, recorded
 

@@ -35,9 +35,8 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from pilotfish.field.report.write import (
-        write,  # with it comes matplotlib, which nothing else needs
-    )
+    # a lazy import: it needs matplotlib, which no other action does
+    from pilotfish.field.report.report_page import write
 
     runs = with_unique_names([read(path) for path in args.runs])
     with Bars() as bars:

@@ -45,11 +45,6 @@ def eq_9_dssd_communication_s(
     return communication_s(0.0, expected / 8.0, link)
 
 
-def eq_10_communication_bounds_s(distribution_bits: float, link: Link) -> tuple[float, float]:
-    """T_NTT ≤ T_comm ≤ T_NTT + T_down, whatever γ and α are (10)."""
-    return link.rtt_s, communication_s(0.0, distribution_bits / 8.0, link)
-
-
 def eq_14_speed_up(window: int, alpha: float, round_s: float, verify_s: float) -> float:
     """Tokens a second over those of the target alone, N·T_LLM / T_inf (14), (15)."""
     return tokens_per_round(alpha, window) * verify_s / round_s

@@ -44,7 +44,6 @@ TABLE1 = """
 64 wisv    16.653  15.489  13.152  12.233  17.394  17.343  12.092  12.057
 """
 RATES_MBPS = (500, 20)
-METHODS = ("greedy", "reject", "wisv")
 WINDOWS = (10, 16, 24, 32, 64)
 SETTINGS = ((20, 5), (20, 50), (500, 5), (500, 50))  # figure 4: Mbit/s, RTT ms
 FIGURE4_METHODS = ("greedy", "reject", "fh", "sh")

@@ -1,26 +1,45 @@
-"""The report as one self-contained HTML page: no network, no other file, no script.
+"""Write the report: one self-contained HTML page (no network, no other file, no script), and PNGs.
 
-In: runs as measured, and their pictures as PNG files. Out: HTML text with the pictures inside it.
+In: runs as measured. Out: a folder with ``report.html``, which holds the pictures, and each picture
+as a file of its own.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
 import jinja2
 
 from pilotfish import wire
+from pilotfish.base.files import PRIVATE, private_folder, write_whole
 from pilotfish.field.report import tables
 from pilotfish.field.report.canvas import Picture
 from pilotfish.field.report.figures import lowest
 from pilotfish.field.report.link import unmeasured_names
 from pilotfish.field.report.measured import MeasuredRun
-from pilotfish.field.report.pictures import Gallery
+from pilotfish.field.report.pictures import Gallery, draw
 from pilotfish.field.report.plots import FEW
 from pilotfish.field.report.statistics import RESAMPLES
 from pilotfish.field.report.template import TEMPLATE
+
+PAGE = "report.html"
+
+
+def write(
+    runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
+) -> Path:
+    """Write page and plots into ``folder``, which is created; return the page's path.
+
+    show: callback after each plot, with the numbers of plots drawn and of all plots. Raises
+    `OSError` if a file cannot be written.
+    """
+    private_folder(folder)
+    path = folder / PAGE
+    write_whole(path, page(runs, draw(runs, folder, show)).encode(), PRIVATE)
+    return path
 
 
 def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
