@@ -55,13 +55,13 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
         software=wire.SOFTWARE,
         runs=runs,
         gallery=gallery,
-        sample={run.name: _glance(run) for run in runs},
+        summaries={run.name: _run_summary(run) for run in runs},
         differences=tables.differences(runs),
         common=tables.common(runs),
         latencies={run.name: tables.latencies(run) for run in runs},
         positions={run.name: tables.positions(run) for run in runs},
         choices={run.name: tables.choices(run.hindsight) for run in runs if run.hindsight},
-        auto={run.name: _auto(run) for run in runs if run.hindsight},
+        auto={run.name: _auto_summary(run) for run in runs if run.hindsight},
         unmeasured={run.name: unmeasured_names(run.answers) for run in runs},
         resamples=RESAMPLES,
         few=FEW,
@@ -78,7 +78,7 @@ def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
     return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
 
 
-def _glance(run: MeasuredRun) -> str:
+def _run_summary(run: MeasuredRun) -> str:
     """Summarise a run in a sentence or two."""
     best = lowest(run.figures)
     if best is None or best.token_ms is None:
@@ -96,7 +96,7 @@ def _glance(run: MeasuredRun) -> str:
     return text
 
 
-def _auto(run: MeasuredRun) -> str:
+def _auto_summary(run: MeasuredRun) -> str:
     """Summarise `auto`'s choices in a sentence or two."""
     seen = run.hindsight
     if seen is None or seen.auto is None:

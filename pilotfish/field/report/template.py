@@ -107,7 +107,7 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
 <dl>
 {% for run in runs %}
 <dt>{{ run.name }}</dt>
-<dd>{{ glance[run.name] }}</dd>
+<dd>{{ summaries[run.name] }}</dd>
 {% endfor %}
 </dl>
 
