@@ -68,14 +68,14 @@ class TrainingExampleFile:
     def _read(self) -> None:
         with reading_file(lambda problem: RunFileError(f"{self.path} cannot be read: {problem}.")):
             data = read_content(self.path)
-        whole = data.rfind(b"\n") + 1
+        complete = data.rfind(b"\n") + 1
         decoder = msgspec.json.Decoder(TrainingExample)
-        for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
+        for number, line in enumerate(data[:complete].split(b"\n")[:-1], 1):
             with reading_file(partial(self._damaged, number)):
-                one = decoder.decode(line)
-            self.answers[one.key] = one
-        if whole < len(data):
-            os.truncate(self.path, whole)
+                example = decoder.decode(line)
+            self.answers[example.key] = example
+        if complete < len(data):
+            os.truncate(self.path, complete)
 
     def _damaged(self, number: int, problem: str) -> RunFileError:
         return RunFileError(

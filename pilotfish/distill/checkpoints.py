@@ -23,8 +23,10 @@ def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float])
 
     partial = partial_path(path)
     try:
-        told = {"facts": msgspec.json.encode(facts).decode()}
-        save_file({name: one.contiguous() for name, one in tensors.items()}, partial, told)
+        metadata = {"facts": msgspec.json.encode(facts).decode()}
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata
+        )
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         move_into_place(partial, path)

@@ -15,29 +15,29 @@ from pilotfish.field.report.canvas import legend_below, plain
 _HEIGHT = 3.4  # inches
 
 
-def write(folder: Path, found: Distilled) -> Path:
+def write(folder: Path, outcome: Distilled) -> Path:
     """Write the report into the folder; returns the page."""
-    write_whole(folder / "report.json", _json(found), PRIVATE)
-    _depths(folder / "depths.png", found)
-    _kinds(folder / "kinds.png", found)
-    _learning(folder / "learning.png", found)
+    write_whole(folder / "report.json", _json(outcome), PRIVATE)
+    _depths(folder / "depths.png", outcome)
+    _kinds(folder / "kinds.png", outcome)
+    _learning(folder / "learning.png", outcome)
     page = folder / "report.md"
-    write_whole(page, _page(found).encode(), PRIVATE)
+    write_whole(page, _page(outcome).encode(), PRIVATE)
     return page
 
 
-def _json(found: Distilled) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(found.figures())) + b"\n"
+def _json(outcome: Distilled) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(outcome.figures())) + b"\n"
 
 
-def _page(found: Distilled) -> str:
-    before, after = found.before[ALL], found.after[ALL]
+def _page(outcome: Distilled) -> str:
+    before, after = outcome.before[ALL], outcome.after[ALL]
     lines = [
-        f"# {found.drafter} for {found.target}",
+        f"# {outcome.drafter} for {outcome.target}",
         "",
-        f"{found.learnt} answers of the target were learnt from, {found.held} kept out; "
-        f"{found.tokens} tokens in all. {found.left_out} prompts had no room. The best weights "
-        f"were those of step {found.step} of {found.steps}.",
+        f"{outcome.learnt} answers of the target were learnt from, {outcome.held} kept out; "
+        f"{outcome.tokens} tokens in all. {outcome.left_out} prompts had no room. The best weights "
+        f"were those of step {outcome.step} of {outcome.steps}.",
         "",
         f"On what was kept out ({after.positions} places), α went from {before.alpha:.3f} to "
         f"{after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
@@ -46,11 +46,11 @@ def _page(found: Distilled) -> str:
         f"| kind | places | α before | α after | change | S({DEPTH}) before | S({DEPTH}) after |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for kind, places, alpha, now, reach, then in found.rows:
-        name = f"{kind} (not learnt)" if found.unlearnt(kind) else kind
+    for kind, places, alpha_before, alpha_after, survival, survival_after in outcome.rows:
+        name = f"{kind} (not learnt)" if outcome.unlearnt(kind) else kind
         lines.append(
-            f"| {_cell(name)} | {places} | {alpha:.3f} | {now:.3f} | {now - alpha:+.3f} | "
-            f"{reach:.3f} | {then:.3f} |"
+            f"| {_cell(name)} | {places} | {alpha_before:.3f} | {alpha_after:.3f} | {alpha_after - alpha_before:+.3f} | "
+            f"{survival:.3f} | {survival_after:.3f} |"
         )
     lines += [
         "",
@@ -70,50 +70,50 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _depths(path: Path, found: Distilled) -> None:
-    places = found.before[ALL].positions
+def _depths(path: Path, outcome: Distilled) -> None:
+    places = outcome.before[ALL].positions
     title = f"Runs of right drafts (n = {places} places kept out)"
     with plot(path, title, "k, drafts in a row", "S(k), share of runs") as axes:
-        for index, (name, one) in enumerate(
-            (("before", found.before[ALL]), ("after", found.after[ALL]))
+        for index, (name, figures) in enumerate(
+            (("before", outcome.before[ALL]), ("after", outcome.after[ALL]))
         ):
-            depths = range(1, len(one.survival) + 1)
-            label = f"{name}, S({DEPTH}) = {one.survival[DEPTH - 1]:.3f}"
+            depths = range(1, len(figures.survival) + 1)
+            label = f"{name}, S({DEPTH}) = {figures.survival[DEPTH - 1]:.3f}"
             axes.plot(
-                depths, one.survival, color=PALETTE[index], marker=MARKERS[index], label=label
+                depths, figures.survival, color=PALETTE[index], marker=MARKERS[index], label=label
             )
         axes.set_ylim(0.0, 1.0)
         axes.legend()
 
 
-def _kinds(path: Path, found: Distilled) -> None:
-    rows = found.rows
+def _kinds(path: Path, outcome: Distilled) -> None:
+    rows = outcome.rows
     inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
     title = "α by kind (○ before, ● after; * not learnt)"
     with plot(path, title, "α, share of places that agree", "", inches) as axes:
-        for at, (_, _, before, after, *_) in enumerate(reversed(rows)):
+        for row, (_, _, before, after, *_) in enumerate(reversed(rows)):
             colour = PALETTE[0] if after >= before else PALETTE[1]
-            axes.plot([before, after], [at, at], color=colour)
-            axes.plot([before], [at], marker="o", color=colour, fillstyle="none")
-            axes.plot([after], [at], marker="o", color=colour)
+            axes.plot([before, after], [row, row], color=colour)
+            axes.plot([before], [row], marker="o", color=colour, fillstyle="none")
+            axes.plot([after], [row], marker="o", color=colour)
         names = [
-            plain(f"{kind}{'*' * found.unlearnt(kind)} (n = {places})")
+            plain(f"{kind}{'*' * outcome.unlearnt(kind)} (n = {places})")
             for kind, places, *_ in reversed(rows)
         ]
         axes.set_yticks(range(len(rows)), names)
 
 
-def _learning(path: Path, found: Distilled) -> None:
-    looks = [(line["step"], line["alpha"]) for line in found.curve if "alpha" in line]
-    steps = [(line["step"], line["hard"]) for line in found.curve if "hard" in line]
-    title = f"Learning ({found.learnt} answers; best at step {found.step})"
+def _learning(path: Path, outcome: Distilled) -> None:
+    measured_alpha = [(line["step"], line["alpha"]) for line in outcome.curve if "alpha" in line]
+    losses = [(line["step"], line["hard"]) for line in outcome.curve if "hard" in line]
+    title = f"Learning ({outcome.learnt} answers; best at step {outcome.step})"
     with plot(path, title, "steps", "α on answers kept out") as axes:
-        axes.plot(*zip(*looks, strict=True), color=PALETTE[0], marker="o", label="α")
-        axes.axvline(found.step, color="#999999", linewidth=0.8)
-        if steps:
+        axes.plot(*zip(*measured_alpha, strict=True), color=PALETTE[0], marker="o", label="α")
+        axes.axvline(outcome.step, color="#999999", linewidth=0.8)
+        if losses:
             other = axes.twinx()
             other.plot(
-                *zip(*steps, strict=True), color=PALETTE[1], linewidth=0.8, alpha=0.7, label="loss"
+                *zip(*losses, strict=True), color=PALETTE[1], linewidth=0.8, alpha=0.7, label="loss"
             )
             other.set_ylabel("loss, nats a token")
             other.grid(visible=False)

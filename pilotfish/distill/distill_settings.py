@@ -115,30 +115,35 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
 
     def prompting(self) -> tuple[asking.Selection, str]:
         """Read and choose the prompts; returns them and a digest of them."""
-        given = [one for path in self.prompts for one in asking.read(path)]
+        file_prompts = [prompt for path in self.prompts for prompt in asking.read(path)]
         mixed = self.built_in
         if mixed is None:
-            mixed = 100 if given else len(asking.built_in())
-        if not given and not mixed:
+            mixed = 100 if file_prompts else len(asking.built_in())
+        if not file_prompts and not mixed:
             raise UnsupportedError("There is nothing to ask: give --prompts, or --built-in.")
         chosen = asking.select(
-            given,
+            file_prompts,
             asking.built_in(),
-            most=self.count,
-            mixed=mixed,
+            most_from_files=self.count,
+            most_built_in=mixed,
             held=self.held,
-            apart=[one for path in self.measure for one in asking.read(path)],
+            measure_only=[prompt for path in self.measure for prompt in asking.read(path)],
         )
-        keys = [one.key for one in [*chosen.learnt, *chosen.held]]
+        keys = [prompt.key for prompt in [*chosen.learnt, *chosen.held]]
         return chosen, hashlib.sha256("".join(keys).encode()).hexdigest()
 
-    def asked_by(self, prompts: str) -> dict[str, Any]:
+    def asked_by(self, prompts_digest: str) -> dict[str, Any]:
         """Return what the answers of a run depend on. prompts: their digest."""
-        told: dict[str, Any] = msgspec.to_builtins(self.answering)
-        return {**told, "draft": self.draft, "precision": self.precision, "prompts": prompts}
+        answer_options: dict[str, Any] = msgspec.to_builtins(self.answering)
+        return {
+            **answer_options,
+            "draft": self.draft,
+            "precision": self.precision,
+            "prompts": prompts_digest,
+        }
 
     def trained_by(self) -> dict[str, Any]:
         """Return what its training depends on besides."""
-        told: dict[str, Any] = msgspec.to_builtins(self.training)
-        told.pop("checkpoint_s")
-        return told
+        training_options: dict[str, Any] = msgspec.to_builtins(self.training)
+        training_options.pop("checkpoint_s")
+        return training_options

@@ -47,16 +47,16 @@ class Measurer:
         choices = np.full(len(ids), NOWHERE)
         for start in range(first, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]
-            [seen] = self._decoder.forward([Pass(0, part)])
-            choices[start : start + len(part)] = self._choice(seen.logits)
+            [output] = self._decoder.forward([Pass(0, part)])
+            choices[start : start + len(part)] = self._choice(output.logits)
         return np.where(row.places >= 0, choices[row.places], NOWHERE)
 
     def _choice(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
         if self._shared is None:
             best: NDArray[np.int64] = logits.argmax(1)
             return best
-        found: NDArray[np.int64] = self._shared[logits[:, self._shared].argmax(1)]
-        return found
+        shared_best: NDArray[np.int64] = self._shared[logits[:, self._shared].argmax(1)]
+        return shared_best
 
 
 def by_kind(
@@ -67,10 +67,10 @@ def by_kind(
     A kind that is called like all (a file's name may be) has no entry of its own.
     """
     kinds: dict[str, list[NDArray[np.bool_]]] = {}
-    for one in answers:
-        kinds.setdefault(one.kind, []).append(agreed[one.key])
-    kinds[ALL] = [agreed[one.key] for one in answers]
-    return {kind: agreement(found) for kind, found in kinds.items()}
+    for answer in answers:
+        kinds.setdefault(answer.kind, []).append(agreed[answer.key])
+    kinds[ALL] = [agreed[answer.key] for answer in answers]
+    return {kind: agreement(arrays) for kind, arrays in kinds.items()}
 
 
 def measure_agreement(
@@ -79,8 +79,8 @@ def measure_agreement(
     """Read the answers; progress is told how many are read."""
 
     def read() -> Iterator[tuple[str, NDArray[np.bool_]]]:
-        for number, one in enumerate(answers, 1):
-            yield one.key, one.row.agreed(measurer.choices(one.row))
+        for number, answer in enumerate(answers, 1):
+            yield answer.key, answer.row.agreed(measurer.choices(answer.row))
             progress(number)
 
     return by_kind(answers, dict(read()))

@@ -53,28 +53,30 @@ class Objective:
         # [l, d] of all rows together, [l, v]
         states = torch.cat(
             [
-                states[torch.from_numpy(row.places[found])]
-                for row, states, found in zip(rows, self._states(rows), places, strict=True)
+                states[torch.from_numpy(row.places[positions])]
+                for row, states, positions in zip(rows, self._states(rows), places, strict=True)
             ]
         )
         logs = torch.log_softmax(self._logits(states), -1)
         labels = np.concatenate(
-            [np.array(row.labels)[found] for row, found in zip(rows, places, strict=True)]
+            [np.array(row.labels)[positions] for row, positions in zip(rows, places, strict=True)]
         )
         hard = -logs[torch.arange(len(labels)), torch.from_numpy(self._place[labels])].mean()
         lines, columns, shares = self._likely(rows, places)
         if not lines or self._hard == 1.0:
             return hard, hard.detach()
-        told = torch.tensor(shares, dtype=torch.float32)
-        soft = -(logs[torch.tensor(lines), torch.tensor(columns)] * told).sum() / len(labels)
+        target_shares = torch.tensor(shares, dtype=torch.float32)
+        soft = -(logs[torch.tensor(lines), torch.tensor(columns)] * target_shares).sum() / len(
+            labels
+        )
         return self._hard * hard + (1 - self._hard) * soft, hard.detach()
 
     def choices(self, rows: Sequence[TrainingRow]) -> Iterator[NDArray[np.int64]]:
         """Find what the model says, [n] a row: ids; NOWHERE where it is not asked."""
         with torch.no_grad():
             for start in range(0, len(rows), _AT_ONCE):
-                some = rows[start : start + _AT_ONCE]
-                for row, states in zip(some, self._states(some), strict=True):
+                batch = rows[start : start + _AT_ONCE]
+                for row, states in zip(batch, self._states(batch), strict=True):
                     logits = self._logits(states[torch.from_numpy(np.maximum(row.places, 0))])
                     choice = self._shared[logits.argmax(1)].numpy()
                     yield np.where(row.places >= 0, choice, NOWHERE)
@@ -86,7 +88,9 @@ class Objective:
         lines: list[int] = []
         columns: list[int] = []
         shares: list[float] = []
-        pairs = [(row, place) for row, found in zip(rows, places, strict=True) for place in found]
+        pairs = [
+            (row, place) for row, positions in zip(rows, places, strict=True) for place in positions
+        ]
         for line, (row, place) in enumerate(pairs):
             weights = np.exp(np.array(row.weights[place], dtype=np.float64))
             lines += [line] * len(weights)
@@ -100,10 +104,10 @@ class Objective:
         No token sees what is behind it, so padding there needs no mask.
         """
         ids = torch.zeros(len(rows), max(len(row.ids) for row in rows), dtype=torch.long)
-        for at, row in enumerate(rows):
-            ids[at, : len(row.ids)] = torch.tensor(row.ids)
-        found: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=False)[0]
-        return found
+        for index, row in enumerate(rows):
+            ids[index, : len(row.ids)] = torch.tensor(row.ids)
+        states: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=False)[0]
+        return states
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """Compute logits over the shared tokens, [l, v]."""

@@ -58,7 +58,7 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
 
     def figures(self) -> dict[str, Any]:
         """Return it all for JSON, names spelt out."""
-        told: dict[str, Any] = msgspec.to_builtins(self)
-        for name, found in (("before", self.before), ("after", self.after)):
-            told[name] = {kind: one._asdict() for kind, one in found.items()}
-        return told
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        for name, agreements in (("before", self.before), ("after", self.after)):
+            values[name] = {kind: agreement._asdict() for kind, agreement in agreements.items()}
+        return values

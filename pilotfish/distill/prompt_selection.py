@@ -45,70 +45,85 @@ class Selection(msgspec.Struct, frozen=True):
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds that are learnt from."""
-        return frozenset(one.kind for one in self.learnt)
+        return frozenset(prompt.kind for prompt in self.learnt)
 
 
 def select(
-    given: Sequence[DistillPrompt],
+    file_prompts: Sequence[DistillPrompt],
     built_in: Sequence[DistillPrompt],
     *,
-    most: int,
-    mixed: int,
+    most_from_files: int,
+    most_built_in: int,
     held: float,
-    apart: Sequence[DistillPrompt] = (),
+    measure_only: Sequence[DistillPrompt] = (),
 ) -> Selection:
     """Choose what is learnt from and what is held out.
 
     most: prompts of ``given`` at most. mixed: of the built-in ones at most, spread over their
     kinds, `UNTRAINED` not counted. held: the share that is held out. apart: held out besides.
     """
-    never = {one.key: one for one in apart}
-    theirs = _spread(given, most, never)
-    ours = _spread([one for one in built_in if one.kind not in UNTRAINED], mixed, never)
-    unlearnt = [one for one in built_in if one.kind in UNTRAINED] if mixed else []
-    seen: dict[str, DistillPrompt] = {}
-    for one in chain(theirs, ours):
-        seen.setdefault(one.key, one)
+    measured_only = {prompt.key: prompt for prompt in measure_only}
+    from_files = _spread(file_prompts, most_from_files, measured_only)
+    from_built_in = _spread(
+        [prompt for prompt in built_in if prompt.kind not in UNTRAINED],
+        most_built_in,
+        measured_only,
+    )
+    forgetting_tests = (
+        [prompt for prompt in built_in if prompt.kind in UNTRAINED] if most_built_in else []
+    )
+    candidates: dict[str, DistillPrompt] = {}
+    for prompt in chain(from_files, from_built_in):
+        candidates.setdefault(prompt.key, prompt)
     bound = int(held * 0xFFFF)
     # by the last digits: those that are chosen at all are those whose first digits are low
-    out = [one for one in seen.values() if int(one.key[-4:], 16) < bound]
-    if len(out) < _LEAST_HELD:
-        out = sorted(seen.values(), key=lambda one: one.key)[:_LEAST_HELD]
-    keys = {one.key for one in out}
-    learnt = [one for one in seen.values() if one.key not in keys]
+    held_out = [prompt for prompt in candidates.values() if int(prompt.key[-4:], 16) < bound]
+    if len(held_out) < _LEAST_HELD:
+        held_out = sorted(candidates.values(), key=lambda prompt: prompt.key)[:_LEAST_HELD]
+    keys = {prompt.key for prompt in held_out}
+    learnt = [prompt for prompt in candidates.values() if prompt.key not in keys]
     if not learnt:
         raise UnsupportedError(
-            f"{len(seen)} prompts leave nothing to learn from once some are held out: give more."
+            f"{len(candidates)} prompts leave nothing to learn from once some are held out: give more."
         )
     for kind in UNTRAINED:
-        own = sorted((one for one in unlearnt if one.kind == kind), key=lambda one: one.key)
-        out += [one for one in own[:_MOST_UNTRAINED] if one.key not in {**seen, **never}]
-    out += never.values()
-    return Selection(_mixed(learnt), _mixed(out))
+        of_kind = sorted(
+            (prompt for prompt in forgetting_tests if prompt.kind == kind),
+            key=lambda prompt: prompt.key,
+        )
+        held_out += [
+            prompt
+            for prompt in of_kind[:_MOST_UNTRAINED]
+            if prompt.key not in {**candidates, **measured_only}
+        ]
+    held_out += measured_only.values()
+    return Selection(_mixed(learnt), _mixed(held_out))
 
 
 def _spread(
-    prompts: Sequence[DistillPrompt], most: int, never: Container[str]
+    prompts: Sequence[DistillPrompt], most: int, excluded: Container[str]
 ) -> list[DistillPrompt]:
     """Take ``most`` of the prompts, the kinds in turn, each in the order of its hashes.
 
     Each only once, however often it is given, and none whose key is among ``never``.
     """
-    once: dict[str, DistillPrompt] = {}
-    for one in prompts:
-        if one.key not in never:
-            once.setdefault(one.key, one)
+    unique: dict[str, DistillPrompt] = {}
+    for prompt in prompts:
+        if prompt.key not in excluded:
+            unique.setdefault(prompt.key, prompt)
     kinds: dict[str, list[DistillPrompt]] = {}
-    for one in sorted(once.values(), key=lambda one: one.key):
-        kinds.setdefault(one.kind, []).append(one)
-    deep = max(map(len, kinds.values()), default=0)
-    turns = (own[at] for at in range(deep) for own in kinds.values() if at < len(own))
-    return [one for one, _ in zip(turns, range(most), strict=False)]
+    for prompt in sorted(unique.values(), key=lambda prompt: prompt.key):
+        kinds.setdefault(prompt.kind, []).append(prompt)
+    largest = max(map(len, kinds.values()), default=0)
+    turns = (
+        of_kind[at] for at in range(largest) for of_kind in kinds.values() if at < len(of_kind)
+    )
+    return [prompt for prompt, _ in zip(turns, range(most), strict=False)]
 
 
 def _mixed(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
     """Order them by hash, so that the first answers are of all kinds."""
-    return sorted(prompts, key=lambda one: one.key)
+    return sorted(prompts, key=lambda prompt: prompt.key)
 
 
 # Reading
@@ -135,9 +150,9 @@ def _prompting(path: Path, line: PromptLine) -> DistillPrompt:
 def built_in() -> list[DistillPrompt]:
     """Return the built-in prompts: short ones, of ten kinds."""
     folder = files("pilotfish.distill") / "prompts"
-    found = []
+    prompts = []
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         kind = file.name.removesuffix(".txt")
         lines = file.read_text(encoding="utf-8").splitlines()
-        found += [DistillPrompt(kind, line) for line in lines if line]
-    return found
+        prompts += [DistillPrompt(kind, line) for line in lines if line]
+    return prompts

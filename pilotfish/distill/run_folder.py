@@ -73,7 +73,7 @@ class RunFolder:
             try:
                 return msgspec.json.decode(read_content(self._facts_file), type=dict[str, _Facts])
             except FileNotFoundError:
-                others = [one.name for one in self.path.iterdir() if one.name != _LOCK]
+                others = [entry.name for entry in self.path.iterdir() if entry.name != _LOCK]
                 if others:
                     raise RunFileError(
                         f"{self.path} holds {sorted(others)[0]}, but no run.json: name another "
@@ -86,36 +86,36 @@ class RunFolder:
         """Whether anything is there that took long to make."""
         return self.before.exists() or self.answers.exists()
 
-    def expect(self, now: Mapping[str, Any], what: str, *, binding: bool = True) -> None:
+    def expect(self, current: Mapping[str, Any], section: str, *, binding: bool = True) -> None:
         """Check that the run was begun with this, or note it if nothing of the kind is known yet.
 
         Raises `RunFileError` that says what differs. what: how it is called, such as "settings".
         binding: whether anything was made by it; if not, it may be another now.
         """
-        told = msgspec.to_builtins(dict(now))
-        before = self.facts.get(what)
-        if before is None or not binding:
-            self.facts = {**self.facts, what: told}
+        values = msgspec.to_builtins(dict(current))
+        recorded = self.facts.get(section)
+        if recorded is None or not binding:
+            self.facts = {**self.facts, section: values}
             content = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
             write_whole(self._facts_file, content, PRIVATE)
             return
-        for name in sorted(told.keys() & before.keys()):
-            if told[name] != before[name]:
+        for name in sorted(values.keys() & recorded.keys()):
+            if values[name] != recorded[name]:
                 raise RunFileError(
-                    f"{self.path} was begun with {_said(name, before[name], told[name], what)}: "
-                    f"give the same again, {_OTHERWISE.get(what, '')}or name another --run-folder."
+                    f"{self.path} was begun with {_said(name, recorded[name], values[name], section)}: "
+                    f"give the same again, {_OTHERWISE.get(section, '')}or name another --run-folder."
                 )
 
     def share(self, shared: SharedTokens | None) -> None:
         """Keep the drafter's ids that the target has too; None: all of them."""
-        own = np.empty(0, np.int64) if shared is None else np.sort(shared.draft_ids)
-        write_whole(self._shared_file, own.astype("<i8").tobytes(), PRIVATE)
+        ids = np.empty(0, np.int64) if shared is None else np.sort(shared.draft_ids)
+        write_whole(self._shared_file, ids.astype("<i8").tobytes(), PRIVATE)
 
     def shared(self) -> NDArray[np.int64] | None:
         """Return these ids, ascending; None: all."""
         with reading_file(partial(_damaged, self._shared_file)):  # ValueError: it was cut
-            own = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
-        return own if len(own) else None
+            ids = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
+        return ids if len(ids) else None
 
     def add_to_curve(self, line: Mapping[str, Any]) -> None:
         """Append a line to the learning curve."""
@@ -131,23 +131,23 @@ class RunFolder:
             return []
         with reading_file(partial(_damaged, self.learning)):
             data = read_content(self.learning)
-            whole = data[: data.rfind(b"\n") + 1]
-            lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(whole)
+            complete = data[: data.rfind(b"\n") + 1]
+            lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(complete)
             steps = msgspec.convert([line.get("step") for line in lines], list[int])
-        kept = [line for line, step in zip(lines, steps, strict=True) if step <= until]
-        wanted = b"".join(msgspec.json.encode(line) + b"\n" for line in kept)
-        if wanted != data:
-            write_whole(self.learning, wanted, PRIVATE)
-        return kept
+        valid = [line for line, step in zip(lines, steps, strict=True) if step <= until]
+        content = b"".join(msgspec.json.encode(line) + b"\n" for line in valid)
+        if content != data:
+            write_whole(self.learning, content, PRIVATE)
+        return valid
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """List the checkpoints, the newest first, with their steps."""
-        found = []
+        checkpoints = []
         for path in self.path.glob("checkpoint-*.safetensors"):
             number = path.stem.rpartition("-")[2]
             if number.isdecimal():
-                found.append((int(number), path))
-        return sorted(found, reverse=True)
+                checkpoints.append((int(number), path))
+        return sorted(checkpoints, reverse=True)
 
     def checkpoint(self, step: int) -> Path:
         """Name the checkpoint of a step."""

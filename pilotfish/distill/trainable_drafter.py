@@ -58,9 +58,9 @@ class TrainableDrafter:
             else:
                 self.model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         except (ValueError, OSError, KeyError, NotImplementedError, RuntimeError) as error:
-            told = str(error).strip().splitlines() or [type(error).__name__]
+            problem = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedError(
-                f"{source} cannot be trained, for transformers does not load it: {told[0]}"
+                f"{source} cannot be trained, for transformers does not load it: {problem[0]}"
             ) from error
 
     def _fill(self, progress: Progress) -> None:
@@ -73,12 +73,12 @@ class TrainableDrafter:
             progress("weights", number, len(names))
         if self.source.config.tied:
             state[_TIED] = state["model.embed_tokens.weight"]
-        found = self.model.load_state_dict(state, strict=False)
-        odd = [*found.missing_keys, *found.unexpected_keys]
-        if odd:
+        loaded = self.model.load_state_dict(state, strict=False)
+        mismatched = [*loaded.missing_keys, *loaded.unexpected_keys]
+        if mismatched:
             raise UnsupportedError(
                 f"{self.source.config.name} cannot be trained: transformers' model of it has "
-                f"other weights ({odd[0]}). Give its Hugging Face folder."
+                f"other weights ({mismatched[0]}). Give its Hugging Face folder."
             )
         self.model.tie_weights()
 
@@ -112,9 +112,9 @@ def _shape(file: Path) -> PretrainedConfig:
 
     config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
     # without what GGUF says besides, which no config.json has, and which may tell of this machine
-    known = type(config)().to_dict()
-    said = {name: value for name, value in config.to_dict().items() if name in known}
-    return type(config).from_dict(said)
+    known_keys = type(config)().to_dict()
+    shape_values = {name: value for name, value in config.to_dict().items() if name in known_keys}
+    return type(config).from_dict(shape_values)
 
 
 def _is_model(folder: Path) -> bool:

@@ -66,13 +66,17 @@ class Trainer:
     ) -> None:
         self._objective, self._model = objective, objective.model
         self._folder, self._choices, self._seed = folder, choices, seed
-        self._learnt = [one for one in answers if not one.held and len(one.row.learnable)]
-        held = [one for one in answers if one.held]
-        kinds = {one.kind for one in self._learnt}
-        self._looked = ([one for one in held if one.kind in kinds] or held)[:_MOST_LOOKED]
+        self._learnt = [
+            example for example in answers if not example.held and len(example.row.learnable)
+        ]
+        held = [example for example in answers if example.held]
+        kinds = {example.kind for example in self._learnt}
+        self._looked = ([example for example in held if example.kind in kinds] or held)[
+            :_MOST_LOOKED
+        ]
         if not self._learnt or not held:
             raise UnsupportedError("There is nothing to learn from: give more prompts.")
-        self._lessons = [one.row for one in self._learnt]
+        self._lessons = [example.row for example in self._learnt]
         self._optimizer = self._adamw()
         self._step, self._total = 0, self._most_steps
         self._best = Best(0, -1.0)
@@ -172,21 +176,21 @@ class Trainer:
 
     # Held-out prompts
 
-    def _look(self, told: StageReport) -> None:
+    def _look(self, report: StageReport) -> None:
         """Measure on the held-out prompts, and keep the weights if they are the best so far."""
-        told("looking at answers kept out", 0, len(self._looked), None)
-        found = self._objective.choices([one.row for one in self._looked])
+        report("looking at answers kept out", 0, len(self._looked), None)
+        all_choices = self._objective.choices([example.row for example in self._looked])
         agreed = {}
-        for number, (one, choices) in enumerate(zip(self._looked, found, strict=True), 1):
-            agreed[one.key] = one.row.agreed(choices)
-            told("looking at answers kept out", number, len(self._looked), None)
+        for number, (example, choices) in enumerate(zip(self._looked, all_choices, strict=True), 1):
+            agreed[example.key] = example.row.agreed(choices)
+            report("looking at answers kept out", number, len(self._looked), None)
         kinds = by_kind(self._looked, agreed)
         alpha = kinds[ALL].alpha
         self._folder.add_to_curve(
             {
                 "step": self._step,
                 "alpha": alpha,
-                "kinds": {kind: one.alpha for kind, one in kinds.items()},
+                "kinds": {kind: example.alpha for kind, example in kinds.items()},
             }
         )
         self._behind += 1
@@ -203,7 +207,9 @@ class Trainer:
     # Checkpoints
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        return {f"weight.{name}": one.detach() for name, one in self._model.named_parameters()}
+        return {
+            f"weight.{name}": weight.detach() for name, weight in self._model.named_parameters()
+        }
 
     def _set_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -231,17 +237,17 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
-        there = self._folder.checkpoints()
-        self._folder.curve(there[0][0] if there else -1)
-        if not there:
+        checkpoints = self._folder.checkpoints()
+        self._folder.curve(checkpoints[0][0] if checkpoints else -1)
+        if not checkpoints:
             return
-        tensors, facts = restore(there[0][1])
+        tensors, facts = restore(checkpoints[0][1])
         try:
             self._set_weights(tensors)
             self._set_moments(tensors)
         except (KeyError, RuntimeError) as error:
             raise RunFileError(
-                f"{there[0][1]} does not fit this drafter: name another --run-folder."
+                f"{checkpoints[0][1]} does not fit this drafter: name another --run-folder."
             ) from error
         self._step, self._total = int(facts["step"]), int(facts["total"])
         self._best = Best(int(facts["best"]), float(facts["alpha"]))
@@ -257,5 +263,5 @@ class Trainer:
             if kind == "moment":
                 number, _, what = rest.partition(".")
                 state.setdefault(int(number), {})[what] = value
-        own = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({**own, "state": state})
+        current = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({**current, "state": state})

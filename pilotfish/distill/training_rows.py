@@ -54,8 +54,8 @@ class TrainingRow(msgspec.Struct, frozen=True):
 
     def agreed(self, choices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Find which of a drafter's choices [n] are the target's, bool [n]; NOWHERE never is."""
-        said: NDArray[np.bool_] = choices == np.array(self.labels, np.int64)
-        return (choices >= 0) & said
+        matches: NDArray[np.bool_] = choices == np.array(self.labels, np.int64)
+        return (choices >= 0) & matches
 
 
 class OwnTokens:
@@ -76,28 +76,32 @@ def row_of(
     logprobs: Sequence[TokenLogprob | None],
 ) -> TrainingRow:
     """Make the row. told: of each token of the answer, what the target found likely."""
-    own, bridge = OwnTokens(pair), pair.bridge()
+    draft_id, bridge = OwnTokens(pair), pair.bridge()
     bridge.start(prompt)
     ids = np.array([*prompt.ids.tolist(), *answer], dtype=np.uint32)
-    whole = np.array(bridge.context(ids))
+    full_context = np.array(bridge.context(ids))
     bridge.start(prompt)  # from here on it grows token by token, which costs what is new
-    start, at = len(prompt.ids), []
-    for behind in range(len(answer)):
-        context = bridge.context(ids[: start + behind])
+    start, positions = len(prompt.ids), []
+    for count in range(len(answer)):
+        context = bridge.context(ids[: start + count])
         length = len(context)
-        reads = length <= len(whole) and np.array_equal(whole[:length], context)
-        at.append(length - 1 if reads else NOWHERE)
+        is_prefix = length <= len(full_context) and np.array_equal(full_context[:length], context)
+        positions.append(length - 1 if is_prefix else NOWHERE)
     likely, weights = [], []
-    for one in logprobs:
-        tops = [] if one is None else [(own(id), value) for id, value in one.top]
-        kept = [(id, value) for id, value in tops if id >= 0 and np.isfinite(value)]
-        likely.append([id for id, _ in kept])
-        weights.append([round(float(value), 4) for _, value in kept])
+    for position_logprobs in logprobs:
+        tops = (
+            []
+            if position_logprobs is None
+            else [(draft_id(id), value) for id, value in position_logprobs.top]
+        )
+        usable = [(id, value) for id, value in tops if id >= 0 and np.isfinite(value)]
+        likely.append([id for id, _ in usable])
+        weights.append([round(float(value), 4) for _, value in usable])
     return TrainingRow(
-        ids=[int(id) for id in whole],
+        ids=[int(id) for id in full_context],
         prompt=len(prompt.draft_ids),
-        at=at,
-        labels=[own(token) for token in answer],
+        at=positions,
+        labels=[draft_id(token) for token in answer],
         likely=likely,
         weights=weights,
     )
@@ -121,12 +125,12 @@ DEPTHS = 8
 
 def agreement(agreed: Sequence[NDArray[np.bool_]]) -> Agreement:
     """Count over answers. agreed: bool [n] each: did the drafter say the target's token there?"""
-    positions, hits = sum(map(len, agreed)), sum(int(one.sum()) for one in agreed)
+    positions, hits = sum(map(len, agreed)), sum(int(answer.sum()) for answer in agreed)
     reached, right = np.zeros(DEPTHS), np.zeros(DEPTHS)
-    for one in agreed:
+    for answer in agreed:
         # one depth more, which takes all that are deeper
-        there, good = by_depth(one, DEPTHS + 1)
-        reached += there[:DEPTHS]
-        right += good[:DEPTHS]
+        reached_here, right_here = by_depth(answer, DEPTHS + 1)
+        reached += reached_here[:DEPTHS]
+        right += right_here[:DEPTHS]
     alphas = np.divide(right, reached, out=np.zeros(DEPTHS), where=reached > 0)
     return Agreement(positions, hits / max(1, positions), np.cumprod(alphas).tolist())

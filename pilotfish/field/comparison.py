@@ -66,13 +66,16 @@ def target_passes(
     """
     if pass_ms is not None:
         return [pass_ms * 1e-3] * (WINDOWS + 1)
-    seen = [one.pass_s for one in answers if one.pass_s > 0.0]
-    told = {one.tokens: one.ns * 1e-9 for one in sorted(welcome.passes, key=lambda one: one.tokens)}
-    if not told:
-        told = {1: median(seen) if seen else 0.05}
-        return [told[1]] * (WINDOWS + 1)
-    factor = median(seen) / pass_s(told, 1) if seen else 1.0
-    return [factor * pass_s(told, 1 + drafts) for drafts in range(WINDOWS + 1)]
+    observed_s = [answer.pass_s for answer in answers if answer.pass_s > 0.0]
+    pass_s_by_tokens = {
+        timed.tokens: timed.ns * 1e-9
+        for timed in sorted(welcome.passes, key=lambda timed: timed.tokens)
+    }
+    if not pass_s_by_tokens:
+        pass_s_by_tokens = {1: median(observed_s) if observed_s else 0.05}
+        return [pass_s_by_tokens[1]] * (WINDOWS + 1)
+    factor = median(observed_s) / pass_s(pass_s_by_tokens, 1) if observed_s else 1.0
+    return [factor * pass_s(pass_s_by_tokens, 1 + drafts) for drafts in range(WINDOWS + 1)]
 
 
 def compare(
@@ -91,32 +94,38 @@ def compare(
     in_rounds: the protocol that goes round by round.
     """
     weights = resampled(prompts)
-    ordered = sorted(entries, key=lambda one: one.size_bytes)
+    ordered = sorted(entries, key=lambda entry: entry.size_bytes)
     tallies = [
-        DrafterTally(one, prompts, min(longest, len(target_s) - 1), in_rounds) for one in ordered
+        DrafterTally(entry, prompts, min(longest, len(target_s) - 1), in_rounds)
+        for entry in ordered
     ]
     rates: list[dict[str, Rates]] = []  # [RTTs], of all drafters by name
     for rtt_s in rtts_s:
         progress("expecting speeds", len(rates), len(rtts_s))
         rates.append(
-            {one.entry.name: one.rates(weights[: 1 + SPEEDS], rtt_s, target_s) for one in tallies}
+            {
+                counts.entry.name: counts.rates(weights[: 1 + SPEEDS], rtt_s, target_s)
+                for counts in tallies
+            }
         )
     return DrafterComparison(
         prompts=prompts,
         pass_s=list(target_s),
         streamed_per_s=1.0 / target_s[0],
         drafters=[
-            one.figures(weights, [found[one.entry.name] for found in rates], target_s)
-            for one in tallies
+            counts.figures(
+                weights, [rates_at_rtt[counts.entry.name] for rates_at_rtt in rates], target_s
+            )
+            for counts in tallies
         ],
-        ship=[_shipped(found, target_s) for found in rates],
+        ship=[_shipped(rates_at_rtt, target_s) for rates_at_rtt in rates],
     )
 
 
 def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recommendation:
     """Choose at an RTT, of those that gain enough; rates: of drafters, the smallest first."""
-    fast = {name: float(one.best[0]) for name, one in rates.items()}
-    worth = {name: rate for name, rate in fast.items() if rate * target_s[0] >= GAIN}
+    tokens_per_s = {name: float(rate.best[0]) for name, rate in rates.items()}
+    worth = {name: rate for name, rate in tokens_per_s.items() if rate * target_s[0] >= GAIN}
     if not worth:
         return Recommendation(
             rtt_s=next(iter(rates.values())).rtt_s,
@@ -128,21 +137,21 @@ def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recommend
             alike=[],
         )
     name = pick_drafter(worth)
-    won = rates[name]
+    best = rates[name]
     return Recommendation(
-        rtt_s=won.rtt_s,
+        rtt_s=best.rtt_s,
         drafter=name,
-        protocol=won.protocol,
-        window=won.window,
+        protocol=best.protocol,
+        window=best.window,
         tokens_per_s=worth[name],
         gain=worth[name] * target_s[0],
-        alike=[other for other, one in rates.items() if other != name and _alike(one, won)],
+        alike=[other for other, rate in rates.items() if other != name and _alike(rate, best)],
     )
 
 
-def _alike(one: Rates, won: Rates) -> bool:
+def _alike(rates: Rates, best: Rates) -> bool:
     """Whether a drafter cannot be told from the one that is taken: by times, or by prompts."""
-    ratio = estimate(one.best / won.best)
+    ratio = estimate(rates.best / best.best)
     assert ratio.value is not None
     if ratio.value >= ALIKE:
         return True

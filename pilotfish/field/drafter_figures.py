@@ -120,12 +120,12 @@ class DrafterTally:
             [
                 1.0
                 / hinted_token_s(
-                    smoothed(seen, true, _HOPE),
+                    smoothed(count, right_count, _HOPE),
                     rtt_s=rtt_s,
                     draft_s=draft_s,
                     pass_s=target_s[: MOST_DRAFTS + 1],
                 )
-                for seen, true in zip(reached, right, strict=True)
+                for count, right_count in zip(reached, right, strict=True)
             ]
         )
         # a prompt's answer may be drawn never: then nothing is known, and none is drafted
@@ -147,14 +147,14 @@ class DrafterTally:
         )
 
     def figures(
-        self, weights: Floats, found: Sequence[Rates], target_s: Sequence[float]
+        self, weights: Floats, rates_by_rtt: Sequence[Rates], target_s: Sequence[float]
     ) -> DrafterFigures:
         """Compute all figures."""
         entry = self.entry
         reached, right = weights @ self._reached, weights @ self._right
         with np.errstate(invalid="ignore", divide="ignore"):
             hazards = right / reached  # [resamples, depths], NaN where nothing was seen
-            whole = right.sum(axis=1) / reached.sum(axis=1)
+            overall = right.sum(axis=1) / reached.sum(axis=1)
             grouped = [
                 right[:, first:end].sum(axis=1) / reached[:, first:end].sum(axis=1)
                 for first, end in GROUPS
@@ -169,7 +169,7 @@ class DrafterTally:
             prompts=len(entry.agreed),
             left_out=len(self._tokens) - len(entry.agreed),
             tokens=int(self._tokens.sum()),
-            acceptance=estimate(whole),
+            acceptance=estimate(overall),
             by_depth=[
                 DepthFigures(first, end, int(self._reached[:, first:end].sum()), estimate(values))
                 for (first, end), values in zip(GROUPS, grouped, strict=True)
@@ -177,14 +177,14 @@ class DrafterTally:
             survival={length: estimate(runs[:, length]) for length in RUNS},
             expected=[
                 ExpectedSpeed(
-                    one.rtt_s,
-                    one.protocol,
-                    one.window,
-                    estimate(one.best),
-                    float(one.best[0]) * target_s[0],
-                    one.ahead_per_s,
-                    one.rounds_per_s,
+                    rates.rtt_s,
+                    rates.protocol,
+                    rates.window,
+                    estimate(rates.best),
+                    float(rates.best[0]) * target_s[0],
+                    rates.ahead_per_s,
+                    rates.rounds_per_s,
                 )
-                for one in found
+                for rates in rates_by_rtt
             ],
         )

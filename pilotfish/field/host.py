@@ -30,7 +30,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
     groups grant), memory_bytes, power_mode, governor, gpu, python, pilotfish, and packages: names
     and versions.
     """
-    found = {
+    values = {
         "board": _board(root),
         "l4t": _first_line(root / "etc/nv_tegra_release"),
         "kernel": platform.release(),
@@ -46,7 +46,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
         "pilotfish": wire.SOFTWARE.removeprefix("pilotfish "),
         "packages": _packages(),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _text(path: Path) -> str | None:
@@ -82,8 +82,8 @@ def _cpu(root: Path) -> str | None:
 
 
 def _memory_bytes(root: Path) -> int | None:
-    found = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo") or "", re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 def _power_mode(root: Path) -> str | None:
@@ -106,9 +106,9 @@ def _governor(root: Path) -> str | None:
 def _gpu(root: Path) -> str | None:
     """Return what NVIDIA's kernel driver says of the first GPU."""
     for card in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
-        if found:
-            return found[1].strip()
+        match = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
+        if match:
+            return match[1].strip()
     return None
 
 

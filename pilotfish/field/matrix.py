@@ -21,12 +21,12 @@ _WINDOWLESS = (STREAM, LOCAL, AUTO)  # the last picks its window itself
 
 def configurations(settings: MatrixSettings) -> list[Configuration]:
     """List protocols × windows; protocols without a window, or that choose it, once."""
-    found = [
+    listed = [
         Configuration(protocol, window)
         for protocol in settings.protocols
         for window in ((None,) if protocol in _WINDOWLESS else settings.windows)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(listed))
 
 
 def cells(settings: MatrixSettings) -> Iterator[Cell]:
@@ -85,8 +85,8 @@ def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
             )
         if window is None or window == AUTO:
             continue
-        asked = plan(protocol=protocol, window=window, temperature=settings.temperature)
-        nodes = nodes_at_most(asked.expansion)
+        request = plan(protocol=protocol, window=window, temperature=settings.temperature)
+        nodes = nodes_at_most(request.expansion)
         if nodes > edge.limits.window:
             raise TooLargeError(
                 f"A window {window} of {protocol} has {nodes} draft tokens, and this edge takes "
@@ -103,12 +103,12 @@ def check_prompts(prompts: Sequence[str], count: Callable[[str], int], context: 
         try:
             tokens = count(prompt)
         except PromptTooLongError:
-            found = f"more than {context - 1}"
+            size = f"more than {context - 1}"
         else:
             if tokens < context:
                 continue
-            found = str(tokens)
+            size = str(tokens)
         raise PromptTooLongError(
-            f"Prompt {number} has {found} tokens, and drafter and target together take at "
+            f"Prompt {number} has {size} tokens, and drafter and target together take at "
             f"most {context - 1}: shorten it."
         )

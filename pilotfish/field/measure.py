@@ -182,8 +182,8 @@ class Measurement:
     def _answer(self, cell: Cell, warm_up: bool) -> Answer:
         (protocol, window), prompt, repeat = cell
         settings, recorder, log = self._settings, self._recorder, self._log
-        asked = self._prompts[prompt]
-        self._forget(asked)
+        question = self._prompts[prompt]
+        self._forget(question)
         answer = Answer(
             id=0,
             protocol=protocol,
@@ -196,17 +196,17 @@ class Measurement:
             started_unix_s=time.time(),
             finished=False,
         )
-        number = recorder.begin(answer)
+        answer_id = recorder.begin(answer)
         try:
-            with Meter(self._rails) as meter, log.assign(recorder, number):
-                generation = self._device.generate(asked, **_options(settings, answer))
+            with Meter(self._rails) as meter, log.assign(recorder, answer_id):
+                generation = self._device.generate(question, **_options(settings, answer))
         except BaseException as error:
             with suppress(OSError):  # the disk may be what failed
-                recorder.end(number, error=str(error) or type(error).__name__)
+                recorder.end(answer_id, error=str(error) or type(error).__name__)
             raise
         columns = _columns(generation, log) | {"energy_j": meter.joules}
-        recorder.end(number, finished=True, **columns)
-        return Answer(**{**vars(answer), **columns, "id": number, "finished": True})
+        recorder.end(answer_id, finished=True, **columns)
+        return Answer(**{**vars(answer), **columns, "id": answer_id, "finished": True})
 
     def _forget(self, prompt: Prompt) -> None:
         """Make both ends drop earlier answers, by one token after another prompt."""
@@ -229,10 +229,10 @@ def _options(settings: MatrixSettings, answer: Answer) -> Options:
 
 def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:
     """Return what the generation and the log say about the answer, as fields of it."""
-    used = [round_.window for round_ in generation.rounds]
+    windows = [round_.window for round_ in generation.rounds]
     return {
         "protocol_used": generation.protocol,
-        "window_used": max(used, default=0) or None,
+        "window_used": max(windows, default=0) or None,
         "prompt_tokens": generation.prompt_tokens,
         "tokens": len(generation.tokens),
         "finish_reason": generation.finish_reason,

@@ -51,20 +51,20 @@ class Contender:
             return 0
         return sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
 
-    def prompt(self, asking: AnswerRequest, prompt: int) -> Prompt:
+    def prompt(self, request: AnswerRequest, prompt: int) -> Prompt:
         """Make a prompt in this pair's tokens."""
-        return self.pair.prompt(asking.prompts[prompt])
+        return self.pair.prompt(request.prompts[prompt])
 
 
 def open_contenders(
     names: Sequence[str], target: Vocabulary, engine: EngineSettings
 ) -> list[Contender]:
     """Open drafters, the smallest first; all are in memory at once, so that they can take turns."""
-    found = [
+    contenders = [
         _opened(name, source, target, engine)
         for name, source in zip(_short(names), sources(names), strict=True)
     ]
-    return sorted(found, key=lambda one: one.size_bytes)
+    return sorted(contenders, key=lambda contender: contender.size_bytes)
 
 
 def _opened(
@@ -91,33 +91,33 @@ def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
 def _short(names: Sequence[str]) -> list[str]:
     """Shorten paths that differ, each to its last parts."""
     parts = [Path(name).resolve().parts for name in names]
-    for kept in range(1, max(map(len, parts))):
-        short = ["/".join(one[-kept:]) for one in parts]
+    for count in range(1, max(map(len, parts))):
+        short = ["/".join(part[-count:]) for part in parts]
         if len({*short}) == len(short):
             return short
     return list(names)
 
 
 def read_answers(
-    contenders: Sequence[Contender], asking: AnswerRequest, answers: Sequence[TargetAnswer]
+    contenders: Sequence[Contender], request: AnswerRequest, answers: Sequence[TargetAnswer]
 ) -> Iterator[None]:
     """Read each answer with each drafter, and yield after each; fills in ``agreed``.
 
     A drafter without room for prompt and answer is left out of that prompt.
     """
     for answer in answers:
-        for one in contenders:
-            prompt = one.prompt(asking, answer.prompt)
+        for contender in contenders:
+            prompt = contender.prompt(request, answer.prompt)
             try:
-                found = agreement(
-                    one.drafter, prompt, answer.tokens, asking.sampling(answer.prompt)
+                agreed = agreement(
+                    contender.drafter, prompt, answer.tokens, request.sampling(answer.prompt)
                 )
             except PromptTooLongError:
                 pass
             else:
-                one.agreed[answer.prompt] = found
+                contender.agreed[answer.prompt] = agreed
             yield
-    if not any(one.agreed for one in contenders):
+    if not any(contender.agreed for contender in contenders):
         raise UnsupportedError(
             "No drafter has room for any prompt and its answer: ask for less by --max-tokens."
         )
@@ -125,7 +125,7 @@ def read_answers(
 
 def drafting_s(
     contenders: Sequence[Contender],
-    asking: AnswerRequest,
+    request: AnswerRequest,
     answers: Sequence[TargetAnswer],
     progress: Progress = lambda label, done, total: None,
 ) -> list[float]:
@@ -134,17 +134,23 @@ def drafting_s(
     The answer is the one of median length among those that all have room for, or each one's own;
     one that has room for none is timed behind a token.
     """
-    told = {one.prompt: one.tokens for one in answers}
-    common = set.intersection(*(set(one.agreed) for one in contenders))
+    tokens_by_prompt = {answer.prompt: answer.tokens for answer in answers}
+    common = set.intersection(*(set(contender.agreed) for contender in contenders))
     timers = []
-    for one in contenders:
-        within = sorted(common or one.agreed, key=lambda prompt: len(told[prompt]))
-        if within:
-            middle = within[len(within) // 2]
-            timers.append(_timer(one.drafter, one.prompt(asking, middle), told[middle]))
+    for contender in contenders:
+        readable = sorted(
+            common or contender.agreed, key=lambda prompt: len(tokens_by_prompt[prompt])
+        )
+        if readable:
+            middle = readable[len(readable) // 2]
+            timers.append(
+                _timer(
+                    contender.drafter, contender.prompt(request, middle), tokens_by_prompt[middle]
+                )
+            )
         else:
-            first = one.prompt(asking, answers[0].prompt).ids[:1]
-            timers.append(_timer(one.drafter, one.pair.prompt(first.tolist()), []))
+            first = contender.prompt(request, answers[0].prompt).ids[:1]
+            timers.append(_timer(contender.drafter, contender.pair.prompt(first.tolist()), []))
     return time_interleaved(timers, progress)
 
 
@@ -154,18 +160,18 @@ def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[
     They take the place of the answer's last tokens, for which there is room.
     """
     drafter.start(prompt)
-    run = min(_RUN, max(1, len(answer)))
-    most = len(prompt.ids) + max(0, len(answer) - run)
-    committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:most]
+    count = min(_RUN, max(1, len(answer)))
+    length = len(prompt.ids) + max(0, len(answer) - count)
+    committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:length]
     drafter.prefill(committed)
     drafts: list[int] = []
 
     def timed() -> float:
-        if len(drafts) == run:
+        if len(drafts) == count:
             drafts.clear()
-        known: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
+        draft_ids: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
         begun_s = time.perf_counter()
-        level = drafter.predict_next(committed, known)
+        level = drafter.predict_next(committed, draft_ids)
         token = (
             0 if level is None else draft_with_margin(level.logits[0], GREEDY, len(committed))[0]
         )

@@ -81,15 +81,15 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return entry
 
 
-def text_of(path: Path, line: PromptLine, named: Sequence[str] = _KEYS) -> str:
+def text_of(path: Path, line: PromptLine, expected_keys: Sequence[str] = _KEYS) -> str:
     """Return the text of a JSON line. named: the keys that the error tells of."""
     assert isinstance(line.content, dict)
-    found = next((line.content[key] for key in _KEYS if key in line.content), None)
-    if not isinstance(found, str) or not found.strip():
-        told = " or ".join(map(repr, named))
-        raise UnsupportedError(f"{path}, line {line.number} has no text under {told}.")
-    _expect_encodable(path, line.number, found)
-    return found
+    text = next((line.content[key] for key in _KEYS if key in line.content), None)
+    if not isinstance(text, str) or not text.strip():
+        keys = " or ".join(map(repr, expected_keys))
+        raise UnsupportedError(f"{path}, line {line.number} has no text under {keys}.")
+    _expect_encodable(path, line.number, text)
+    return text
 
 
 def question_of(path: Path, line: PromptLine) -> Question:
@@ -100,21 +100,25 @@ def question_of(path: Path, line: PromptLine) -> Question:
         return text_of(path, line, (*_KEYS, _MESSAGES))
     messages = line.content[_MESSAGES]
     texts = [
-        isinstance(one, dict)
-        and isinstance(one.get("role"), str)
-        and isinstance(one.get("content"), str)
-        for one in (messages if isinstance(messages, list) else [False])
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in (messages if isinstance(messages, list) else [False])
     ]
-    asked = [at for at, one in enumerate(messages) if one["role"] == "user"] if all(texts) else []
-    if not asked:
+    user_turns = (
+        [index for index, message in enumerate(messages) if message["role"] == "user"]
+        if all(texts)
+        else []
+    )
+    if not user_turns:
         raise UnsupportedError(
             f"{path}, line {line.number} has no messages, each with a role and a text as its "
             "content, of which one is a user's."
         )
-    talk = [{"role": one["role"], "content": one["content"]} for one in messages]
-    for one in talk:
-        _expect_encodable(path, line.number, one["role"] + one["content"])
-    return talk[: asked[-1] + 1]
+    chat = [{"role": message["role"], "content": message["content"]} for message in messages]
+    for message in chat:
+        _expect_encodable(path, line.number, message["role"] + message["content"])
+    return chat[: user_turns[-1] + 1]
 
 
 def _expect_encodable(path: Path, number: int, text: str) -> None:

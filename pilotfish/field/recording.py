@@ -227,16 +227,16 @@ def _lock(path: Path, file: int) -> None:
 
 def _noted(round_: Round) -> Iterator[Any]:
     """The values of the columns that formats after the first have, in their order."""
-    known = counters()
-    others = {
+    known_counters = counters()
+    other_notes = {
         name: value
         for name, value in round_.notes.items()
-        if name not in known or known[name].column_since is None
+        if name not in known_counters or known_counters[name].column_since is None
     }
-    values = {INQUIRED: round_.inquired, NOTES: _json(others)}
+    later_values = {INQUIRED: round_.inquired, NOTES: _json(other_notes)}
     for since in range(2, FORMAT + 1):
         for column in later_columns(since):
-            yield values[column] if column in values else round_.notes.get(column, 0)
+            yield later_values[column] if column in later_values else round_.notes.get(column, 0)
 
 
 def _encoded(facts: Facts) -> dict[str, str]:

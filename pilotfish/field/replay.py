@@ -134,8 +134,10 @@ def replayable(answer: Answer) -> bool:
 
 def best(replays: Sequence[Replay], link: int) -> Replay:
     """Return the fastest over the link of this index; a lossy one only if all are lossy."""
-    own = [found for found in replays if lossless(found.configuration.protocol)]
-    return min(own or replays, key=lambda found: found.modelled_s[link])
+    lossless_replays = [
+        candidate for candidate in replays if lossless(candidate.configuration.protocol)
+    ]
+    return min(lossless_replays or replays, key=lambda candidate: candidate.modelled_s[link])
 
 
 def _carried_out(answer: Answer) -> Configuration:

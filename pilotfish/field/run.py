@@ -270,28 +270,28 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
         facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
         if isinstance(settings := facts.get("settings"), dict):
             _gather_options(settings)
-        found = msgspec.convert(facts, Facts)
-        if not found.starts:
+        parsed = msgspec.convert(facts, Facts)
+        if not parsed.starts:
             raise msgspec.ValidationError("it was never started")
-        return found
+        return parsed
 
 
 def _gather_options(settings: dict[str, Any]) -> None:
     """Before format 4 the protocols' own options stood among the other settings."""
-    own = [name for kind in option_types() for name in kind.__struct_fields__]
-    before = {name: settings.pop(name) for name in own if name in settings}
-    given = {name: value for name, value in before.items() if value is not None}
-    settings.setdefault("options", given)
+    option_names = [name for kind in option_types() for name in kind.__struct_fields__]
+    old_options = {name: settings.pop(name) for name in option_names if name in settings}
+    set_options = {name: value for name, value in old_options.items() if value is not None}
+    settings.setdefault("options", set_options)
 
 
 def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
     """at_s and the record, from `_ROUND_COLUMNS` and the columns of later formats."""
     at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
-    stages, noted = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
-    inquired = noted.pop(INQUIRED, 0)
-    others = msgspec.json.decode(noted.pop(NOTES, "{}"), type=dict[str, int | float])
-    own = {counter.name for counter in counters_of(protocol)}
-    notes = {name: value for name, value in noted.items() if value or name in own}
+    stages, counts = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
+    inquired = counts.pop(INQUIRED, 0)
+    other_notes = msgspec.json.decode(counts.pop(NOTES, "{}"), type=dict[str, int | float])
+    counter_names = {counter.name for counter in counters_of(protocol)}
+    notes = {name: value for name, value in counts.items() if value or name in counter_names}
     record = {
         "protocol": protocol,
         "start": start,
@@ -302,7 +302,7 @@ def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
         "uplink_bytes": up,
         "downlink_bytes": down,
         "timings": dict(zip(STAGES, stages, strict=True)),
-        "notes": {**notes, **others},
+        "notes": {**notes, **other_notes},
         "inquired": inquired,
     }
     return msgspec.convert(at_s, float), msgspec.convert(record, Round)

@@ -32,7 +32,7 @@ INQUIRED, NOTES = "inquired", "notes"
 
 def counter_columns(since: int) -> list[RoundCounter]:
     """The counters that have a column from this format on."""
-    return [one for one in counters().values() if one.column_since == since]
+    return [counter for counter in counters().values() if counter.column_since == since]
 
 
 def later_columns(since: int) -> dict[str, str]:
@@ -41,14 +41,15 @@ def later_columns(since: int) -> dict[str, str]:
     Counters without a column of their own stand in ``notes``, a JSON object.
     """
     kinds = {True: "INTEGER", False: "REAL"}
-    found = {
-        one.name: f"{kinds[one.counts_tokens]} NOT NULL DEFAULT 0" for one in counter_columns(since)
+    columns = {
+        counter.name: f"{kinds[counter.counts_tokens]} NOT NULL DEFAULT 0"
+        for counter in counter_columns(since)
     }
     if since == 2:
-        found[INQUIRED] = "INTEGER NOT NULL DEFAULT 0"
+        columns[INQUIRED] = "INTEGER NOT NULL DEFAULT 0"
     if since == 4:
-        found[NOTES] = "TEXT NOT NULL DEFAULT '{}'"
-    return found
+        columns[NOTES] = "TEXT NOT NULL DEFAULT '{}'"
+    return columns
 
 
 def creation() -> str:
@@ -138,19 +139,19 @@ def _check_schema(path: Path, database: sqlite3.Connection) -> None:
     """Raise `RunFileError` unless the schema is exactly `field measure`'s."""
     version = format_of(database)
     rows = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 100")
-    found = {(str(kind), str(name)): _spaceless(sql) for kind, name, sql in rows}
-    wanted = {
+    actual = {(str(kind), str(name)): _spaceless(sql) for kind, name, sql in rows}
+    expected = {
         ("index" if "INDEX" in sql else "table", name): _spaceless(sql)
         for name, sql in _schema(version).items()
     }
-    for kind, name in sorted(found.keys() | wanted.keys()):
-        one = (kind, name)
-        if found.get(one) == wanted.get(one):
+    for kind, name in sorted(actual.keys() | expected.keys()):
+        key = (kind, name)
+        if actual.get(key) == expected.get(key):
             continue
         fault = f"its {kind} {name[:40]!r} is not that of a run file of format {version}"
-        if one not in found:
+        if key not in actual:
             fault = f"it lacks the {kind} {name}"
-        elif one not in wanted:
+        elif key not in expected:
             fault = f"it has a {kind[:10]!r} {name[:40]!r}, which no run file has"
         raise RunFileError(
             f"{path} cannot be read: {fault}. Restore a copy of it, or measure again."

@@ -73,8 +73,8 @@ def _hinted(source: str) -> tuple[str, Callable[[Figures], str]]:
     """The row of a source of hints; "" where there were none of it."""
 
     def cell(figures: Figures) -> str:
-        told = figures["hints"].get(source)
-        return f"{told['accepted']} of {told['drafted']}" if told else ""
+        counts = figures["hints"].get(source)
+        return f"{counts['accepted']} of {counts['drafted']}" if counts else ""
 
     return f"hints of {source} that came true", cell
 

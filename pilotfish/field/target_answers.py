@@ -63,27 +63,29 @@ class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_all(
-    device: Device, asking: AnswerRequest, done: dict[int, TargetAnswer]
+    device: Device, request: AnswerRequest, done: dict[int, TargetAnswer]
 ) -> Iterator[TargetAnswer]:
     """Yield the answers that are not done yet; raises what `Device.generate` does."""
-    for prompt, asked in enumerate(asking.prompts):
+    for prompt, question in enumerate(request.prompts):
         if prompt not in done:
-            yield _answer(device, asking, prompt, asked)
+            yield _answer(device, request, prompt, question)
 
 
-def _answer(device: Device, asking: AnswerRequest, prompt: int, asked: Any) -> TargetAnswer:
-    law = asking.sampling(prompt)
+def _answer(device: Device, request: AnswerRequest, prompt: int, question: Any) -> TargetAnswer:
+    params = request.sampling(prompt)
     try:
         generation = device.generate(
-            asked,
+            question,
             protocol=STREAM,
-            max_tokens=asking.max_tokens,
-            temperature=law.sampling.temperature,
-            seed=law.seed,
+            max_tokens=request.max_tokens,
+            temperature=params.sampling.temperature,
+            seed=params.seed,
         )
     except PromptTooLongError as error:
         return TargetAnswer(prompt=prompt, left_out=str(error))
-    later = [one.pass_s for one in generation.rounds[1:] if one.pass_s > 0.0]  # not the prompt's
+    later = [
+        round_.pass_s for round_ in generation.rounds[1:] if round_.pass_s > 0.0
+    ]  # not the prompt's
     return TargetAnswer(
         prompt=prompt, tokens=generation.tokens, pass_s=median(later) if later else 0.0
     )
@@ -98,7 +100,9 @@ class AnswerFile:
     was begun with something else; and while another process writes it.
     """
 
-    def __init__(self, path: Path, asking: AnswerRequest, vocab_size: int, *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, request: AnswerRequest, vocab_size: int, *, resume: bool
+    ) -> None:
         if path.exists() and not resume:
             raise RunFileError(
                 f"{path} is there: go on with it by --resume, or name another place."
@@ -110,8 +114,8 @@ class AnswerFile:
         self._file = os.fdopen(descriptor, "r+b", buffering=0)  # a full disk is heard of at once
         try:
             self._lock(path)
-            if self._read(path, asking, vocab_size):
-                self._write(asking)
+            if self._read(path, request, vocab_size):
+                self._write(request)
                 sync(path.parent)
         except BaseException:
             self._file.close()
@@ -123,22 +127,24 @@ class AnswerFile:
         except BlockingIOError:
             raise RunFileError(f"Another process writes {path}: wait for it.") from None
 
-    def _read(self, path: Path, asking: AnswerRequest, vocab_size: int) -> bool:
+    def _read(self, path: Path, request: AnswerRequest, vocab_size: int) -> bool:
         """Read what is there, and cut off a line that was broken off; returns whether it is new."""
         if path.stat().st_size > _MOST_BYTES:
             raise RunFileError(f"{path} is larger than a file of answers can be.")
-        whole, _, _ = self._file.read().rpartition(b"\n")
-        lines = whole.split(b"\n") if whole else []
-        self._file.truncate(len(whole) + 1 if lines else 0)
-        what = f"{path} is no file of answers, or is damaged"
-        with reading_file(lambda problem: RunFileError(f"{what}: {problem}.")):
-            begun = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
-            found = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
-        for before in begun:
-            _expect_same(path, before, asking)
-        if any(token >= vocab_size for one in found for token in one.tokens):
-            raise RunFileError(f"{path} is damaged: it has tokens that {asking.target} lacks.")
-        self.answers = {one.prompt: one for one in found if one.prompt < len(asking.prompts)}
+        complete, _, _ = self._file.read().rpartition(b"\n")
+        lines = complete.split(b"\n") if complete else []
+        self._file.truncate(len(complete) + 1 if lines else 0)
+        fault = f"{path} is no file of answers, or is damaged"
+        with reading_file(lambda problem: RunFileError(f"{fault}: {problem}.")):
+            headers = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
+            answers = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
+        for header in headers:
+            _expect_same(path, header, request)
+        if any(token >= vocab_size for answer in answers for token in answer.tokens):
+            raise RunFileError(f"{path} is damaged: it has tokens that {request.target} lacks.")
+        self.answers = {
+            answer.prompt: answer for answer in answers if answer.prompt < len(request.prompts)
+        }
         return not lines
 
     def add(self, answer: TargetAnswer) -> None:
@@ -164,15 +170,15 @@ class AnswerFile:
         self._file.close()
 
 
-def _expect_same(path: Path, before: AnswerRequest, now: AnswerRequest) -> None:
+def _expect_same(path: Path, header: AnswerRequest, request: AnswerRequest) -> None:
     for name in AnswerRequest.__struct_fields__:
-        was, told = getattr(before, name), getattr(now, name)
-        if was != told:
-            said, instead = "other prompts", ""
+        original, value = getattr(header, name), getattr(request, name)
+        if original != value:
+            difference, current = "other prompts", ""
             if name != "prompts":
-                said = f"{name.replace('_', ' ')} {_said(was)}"
-                instead = f", and this is {_said(told)}"
-            raise RunFileError(f"{path} was begun with {said}{instead}: name another place.")
+                difference = f"{name.replace('_', ' ')} {_said(original)}"
+                current = f", and this is {_said(value)}"
+            raise RunFileError(f"{path} was begun with {difference}{current}: name another place.")
 
 
 def _said(value: str | float) -> str:

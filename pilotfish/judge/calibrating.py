@@ -97,16 +97,16 @@ class Position(NamedTuple):
     gain: Values
 
     @classmethod
-    def from_comparison(cls, seen: DistributionComparison, tau: float) -> Position:
+    def from_comparison(cls, comparison: DistributionComparison, tau: float) -> Position:
         """Keep of a comparison what the rule goes by."""
-        strict = seen.strict()
+        strict = comparison.strict()
         return cls(
-            seen.entropy_ratio,
-            seen.norm_match,
+            comparison.entropy_ratio,
+            comparison.norm_match,
             float(strict.sum()),
-            seen.drafter,
-            seen.gap,
-            seen.softened(tau) - strict,
+            comparison.drafter,
+            comparison.gap,
+            comparison.softened(tau) - strict,
         )
 
 
@@ -130,14 +130,14 @@ class ObservedPositions:
     @classmethod
     def from_answers(cls, answers: Sequence[Sequence[Position]]) -> ObservedPositions:
         """Join the positions of answers, of at least one position together."""
-        every = [position for answer in answers for position in answer]
-        ratios, matches, strict, drawn, gaps, gains = zip(*every, strict=True)
+        positions = [position for answer in answers for position in answer]
+        ratios, matches, strict, drawn, gaps, gains = zip(*positions, strict=True)
         return cls(
             answer=np.repeat(np.arange(len(answers)), [len(answer) for answer in answers]),
             entropy_ratio=np.array(ratios),
             norm_match=np.array(matches),
             strict=np.array(strict),
-            at=np.repeat(np.arange(len(every)), [len(one) for one in gaps]),
+            at=np.repeat(np.arange(len(positions)), [len(values) for values in gaps]),
             drawn=np.concatenate(drawn),
             gap=np.concatenate(gaps),
             gain=np.concatenate(gains),
@@ -148,14 +148,16 @@ class ObservedPositions:
 
     def key(self, relaxation: Relaxation) -> NDArray[np.bool_]:
         """Say which of the tokens are key, bool [m]."""
-        everywhere = ~self.loose(relaxation.lambda1, relaxation.lambda3)
-        found: NDArray[np.bool_] = everywhere[self.at] | (self.gap > relaxation.lambda2)
-        return found
+        all_key = ~self.loose(relaxation.lambda1, relaxation.lambda3)
+        key_tokens: NDArray[np.bool_] = all_key[self.at] | (self.gap > relaxation.lambda2)
+        return key_tokens
 
     def loose(self, lambda1: float, lambda3: float) -> NDArray[np.bool_]:
         """Say at which positions λ₁ and λ₃ leave a token that is not key, bool [n]."""
-        found: NDArray[np.bool_] = (self.entropy_ratio <= lambda1) & (self.norm_match >= lambda3)
-        return found
+        loose_positions: NDArray[np.bool_] = (self.entropy_ratio <= lambda1) & (
+            self.norm_match >= lambda3
+        )
+        return loose_positions
 
     def deviation(self, relaxation: Relaxation) -> Values:
         """Compute the deviation of each position, f64 [n]."""
@@ -209,10 +211,10 @@ def choose_relaxation(
         for lambda3 in np.linspace(1.0, 0.0, TENTHS + 1).tolist():
             spared = order[observed.loose(lambda1, lambda3)[observed.at[order]]]
             lambda2 = _widest(observed.gap[spared], observed.gain[spared], budget * len(observed))
-            found = Relaxation(tau=tau, lambda1=lambda1, lambda2=lambda2, lambda3=lambda3)
-            tokens = observed.tokens(observed.strict + observed.deviation(found), window)
+            candidate = Relaxation(tau=tau, lambda1=lambda1, lambda2=lambda2, lambda3=lambda3)
+            tokens = observed.tokens(observed.strict + observed.deviation(candidate), window)
             if tokens > most:
-                best, most = found, tokens
+                best, most = candidate, tokens
     return best
 
 
@@ -244,21 +246,23 @@ def observe(
 
     def begin(number: int, question: Question) -> Procedure[list[Position]]:
         """Sample the target's answer, and compare both ends at each of its tokens."""
-        speaker = QuestionReader(question, pair, settings.max_tokens)
+        reader = QuestionReader(question, pair, settings.max_tokens)
         answer: list[int] = []
-        found: list[Position] = []
-        drafts, start = speaker.window(answer), 0
-        while len(answer) < settings.max_tokens and not speaker.ended(answer):
-            seen = yield drafts.read(answer[start:])
-            row = truncate(drafts.logits(seen)[0], drafter, ROW_TOKENS).row(0)
-            logits = yield from speaker.logits(answer)
+        positions: list[Position] = []
+        drafts, start = reader.window(answer), 0
+        while len(answer) < settings.max_tokens and not reader.ended(answer):
+            reading = yield drafts.read(answer[start:])
+            row = truncate(drafts.logits(reading)[0], drafter, ROW_TOKENS).row(0)
+            logits = yield from reader.logits(answer)
             p = probabilities(logits[None], target)[0]
-            found.append(Position.from_comparison(DistributionComparison(p, row), settings.tau))
+            positions.append(Position.from_comparison(DistributionComparison(p, row), settings.tau))
             words = noise(len(p), settings.seed + number, Purpose.TARGET, len(answer))
             answer.append(sample(p, words))
-            if len(answer) - start == settings.window or not speaker.can_draft(answer[-1]):
-                drafts, start = speaker.window(answer), len(answer)
+            if len(answer) - start == settings.window or not reader.can_draft(answer[-1]):
+                drafts, start = reader.window(answer), len(answer)
             on_position()
-        return found
+        return positions
 
-    return readers.run([(one.key, partial(begin, n, one)) for n, one in enumerate(questions)])
+    return readers.run(
+        [(question.key, partial(begin, n, question)) for n, question in enumerate(questions)]
+    )

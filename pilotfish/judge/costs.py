@@ -50,14 +50,16 @@ class ModelPace:
     def verified_s(self, width: int) -> float:
         """Interpolate a pass over so many tokens between the widths that were measured."""
         widths = sorted(self.verify_s)
-        return float(np.interp(width, widths, [self.verify_s[one] for one in widths]))
+        return float(
+            np.interp(width, widths, [self.verify_s[measured_width] for measured_width in widths])
+        )
 
 
 def measure_pace(
     draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings
 ) -> ModelPace:
     """Measure how fast the two are on this machine, with an empty context."""
-    widths = sorted({1, *(width for one in windows for width in (one // 2 + 1, one + 1))})
+    widths = sorted({1, *(width for window in windows for width in (window // 2 + 1, window + 1))})
     drafted = _pass_times(draft, [1], engine, drafts=True)[1]
     return ModelPace(drafted, _pass_times(target, widths, engine))
 
@@ -73,7 +75,7 @@ def _pass_times(
         drafts=drafts,
     )
     sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
-    return {width: min(one[width] for one in sweeps) for width in widths}
+    return {width: min(times[width] for times in sweeps) for width in widths}
 
 
 class Cost(NamedTuple):
@@ -90,13 +92,13 @@ def missed_share(tallies: Iterable[QuestionTally]) -> float:
 
     As far as windows were read to their ends; where none was, as often as before the rejections.
     """
-    looked = missed = decided = verified = 0
-    for one in tallies:
-        looked += one.looked
-        missed += one.missed
-        decided += one.decided
-        verified += one.accepted + one.decided - one.forgiven
-    return missed / looked if looked else decided / max(verified, 1)
+    read_positions = missed = decided = verified = 0
+    for counts in tallies:
+        read_positions += counts.looked
+        missed += counts.missed
+        decided += counts.decided
+        verified += counts.accepted + counts.decided - counts.forgiven
+    return missed / read_positions if read_positions else decided / max(verified, 1)
 
 
 def cost(
@@ -125,17 +127,17 @@ def cost(
         seconds += count * (computing_s + communication_s(sent.up, sent.down, link))
         up, down, exchanges = up + count * sent.up, down + count * sent.down, exchanges + count
     if protocol == SELECTIVE:
-        asked = sum(one.asked for one in tallies)
-        states = sum(one.decided + missed * one.behind for one in tallies)
-        again_up = asked * WINDOW_BYTES + states * hidden_bytes(sizes.hidden, form)
-        again_down = asked * STATES_REQUEST_BYTES + states
-        seconds += communication_s(again_up, again_down, link, asked)
-        up, down, exchanges = up + again_up, down + again_down, exchanges + asked
+        requests = sum(counts.asked for counts in tallies)
+        states = sum(counts.decided + missed * counts.behind for counts in tallies)
+        again_up = requests * WINDOW_BYTES + states * hidden_bytes(sizes.hidden, form)
+        again_down = requests * STATES_REQUEST_BYTES + states
+        seconds += communication_s(again_up, again_down, link, requests)
+        up, down, exchanges = up + again_up, down + again_down, exchanges + requests
     return Cost(seconds, up, down, exchanges)
 
 
 def _windows(tallies: Iterable[QuestionTally]) -> Mapping[int, int]:
-    found = Counter[int]()
-    for one in tallies:
-        found.update(one.drafted)
-    return found
+    counts = Counter[int]()
+    for question_counts in tallies:
+        counts.update(question_counts.drafted)
+    return counts

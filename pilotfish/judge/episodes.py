@@ -71,15 +71,15 @@ class Episode:
         right: bool,
     ) -> Episode:
         """Stack single mismatches."""
-        mismatches = [one.mismatch for one in labelled]
+        mismatches = [entry.mismatch for entry in labelled]
         return cls(
             key=key,
-            at=np.array([one.at for one in mismatches], dtype=np.int64),
+            at=np.array([entry.at for entry in mismatches], dtype=np.int64),
             tokens=np.array([(m.drafted, m.wanted) for m in mismatches], np.int64).reshape(-1, 2),
-            drafter=_stacked([one.drafter for one in mismatches]),
-            target=_stacked([one.target for one in mismatches]),
-            critical=np.array([one.critical for one in labelled], dtype=np.bool_),
-            stalling=np.array([one.stalling for one in labelled], dtype=np.bool_),
+            drafter=_stacked([entry.drafter for entry in mismatches]),
+            target=_stacked([entry.target for entry in mismatches]),
+            critical=np.array([entry.critical for entry in labelled], dtype=np.bool_),
+            stalling=np.array([entry.stalling for entry in labelled], dtype=np.bool_),
             answer=answer,
             outcome=outcome,
             right=right,
@@ -89,9 +89,11 @@ class Episode:
         """Write its file, which is there whole when this returns."""
         from safetensors.numpy import save
 
-        arrays = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
-        told = {name: one for name, one in vars(self).items() if name not in arrays}
-        data = save(arrays, {_META: json.dumps(told)})
+        arrays = {
+            name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        metadata = {name: value for name, value in vars(self).items() if name not in arrays}
+        data = save(arrays, {_META: json.dumps(metadata)})
         replace_file(folder / f"{self.key}{_SUFFIX}", data, mode=PRIVATE)
 
     @classmethod
@@ -99,17 +101,17 @@ class Episode:
         """Read one file; `UnsupportedError` if it does not hold episodes."""
         from safetensors import SafetensorError, safe_open
 
-        def none(problem: object) -> UnsupportedError:
+        def unreadable(problem: object) -> UnsupportedError:
             return UnsupportedError(f"{path} is no episode: {problem}. Remove it.")
 
-        with reading_file(none):
+        with reading_file(unreadable):
             try:
                 with safe_open(path, framework="numpy") as file:
-                    told: dict[str, Any] = json.loads(file.metadata()[_META])
+                    metadata: dict[str, Any] = json.loads(file.metadata()[_META])
                     arrays = {name: file.get_tensor(name) for name in list(file.keys())}
-                    return cls(**told, **arrays)
+                    return cls(**metadata, **arrays)
             except (SafetensorError, KeyError, TypeError) as error:
-                raise none(error) from error
+                raise unreadable(error) from error
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,12 @@ class MiningRecord:
     def read(cls, folder: Path) -> MiningRecord:
         """Read how this folder was mined; `UnsupportedError` if it was not."""
 
-        def none(problem: str) -> UnsupportedError:
+        def unreadable(problem: str) -> UnsupportedError:
             return UnsupportedError(
                 f"{folder} holds no mined episodes ({problem}): pilotfish judge mine makes them."
             )
 
-        with reading_file(none):
+        with reading_file(unreadable):
             return msgspec.json.decode(read_content(folder / SETTINGS), type=cls)
 
 

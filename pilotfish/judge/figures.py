@@ -62,43 +62,45 @@ def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> li
     """
     # [questions, settings] each
     right, tokens, rounds, forgiven, decided = (
-        np.array([[getattr(one, name) for one in line] for line in tallies], dtype=np.float64)
+        np.array([[getattr(one, name) for one in row] for row in tallies], dtype=np.float64)
         for name in ("right", "tokens", "rounds", "forgiven", "decided")
     )
     n = len(right)
     # [resamples, questions]: how often each question was drawn
-    drawn = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
-    base = {one.window: at for at, one in enumerate(plan.settings) if one.head is None}
-    against = [base[one.window] for one in plan.settings]
+    samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
+    base = {one.window: column for column, one in enumerate(plan.settings) if one.head is None}
+    baselines = [base[one.window] for one in plan.settings]
 
     def differences(weights: Doubles) -> Doubles:
         """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings]."""
-        rightly, said, went = weights @ right / n, weights @ tokens, weights @ rounds
-        aal = said / went
-        gained = rightly - rightly[:, against]
-        return np.stack([gained, aal / aal[:, against] - 1.0, 1.0 - went / went[:, against]])
+        accuracy, token_sums, round_sums = weights @ right / n, weights @ tokens, weights @ rounds
+        aal = token_sums / round_sums
+        gained = accuracy - accuracy[:, baselines]
+        return np.stack(
+            [gained, aal / aal[:, baselines] - 1.0, 1.0 - round_sums / round_sums[:, baselines]]
+        )
 
     # [3, settings] and [3, settings, 2]
-    found = differences(np.ones((1, n)))[:, 0].tolist()
-    within = np.percentile(differences(drawn), [_TAIL, 100.0 - _TAIL], axis=1)
+    observed = differences(np.ones((1, n)))[:, 0].tolist()
+    within = np.percentile(differences(samples), [_TAIL, 100.0 - _TAIL], axis=1)
     bounds = np.moveaxis(within, 0, -1).tolist()
     return [
         Figure(
             setting=setting,
             n=n,
-            right=int(right[:, at].sum()),
-            gained=found[0][at],
-            gained_within=tuple(bounds[0][at]),
-            aal=float(tokens[:, at].sum() / rounds[:, at].sum()),
-            aal_gained=found[1][at],
-            aal_within=tuple(bounds[1][at]),
-            rounds=float(rounds[:, at].mean()),
-            rounds_saved=found[2][at],
-            saved_within=tuple(bounds[2][at]),
-            tokens=float(tokens[:, at].mean()),
-            forgiven=float(forgiven[:, at].sum() / max(decided[:, at].sum(), 1.0)),
+            right=int(right[:, column].sum()),
+            gained=observed[0][column],
+            gained_within=tuple(bounds[0][column]),
+            aal=float(tokens[:, column].sum() / rounds[:, column].sum()),
+            aal_gained=observed[1][column],
+            aal_within=tuple(bounds[1][column]),
+            rounds=float(rounds[:, column].mean()),
+            rounds_saved=observed[2][column],
+            saved_within=tuple(bounds[2][column]),
+            tokens=float(tokens[:, column].mean()),
+            forgiven=float(forgiven[:, column].sum() / max(decided[:, column].sum(), 1.0)),
         )
-        for at, setting in enumerate(plan.settings)
+        for column, setting in enumerate(plan.settings)
     ]
 
 
@@ -110,32 +112,39 @@ def costs(
     The rounds of `greedy` are also `dsd`'s, whose acceptance at temperature 0 is the same.
     """
     sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
-    missed = missed_share(one for line in tallies for one in line)
-    found = {}
-    for at, setting in enumerate(plan.settings):
-        own = [line[at] for line in tallies]
+    missed = missed_share(one for row in tallies for one in row)
+    results = {}
+    for index, setting in enumerate(plan.settings):
+        setting_tallies = [row[index] for row in tallies]
         form = plan.heads[setting.head]["form"] if setting.head else "int8"
-        spent = partial(cost, own, pace=pace, sizes=sizes, form=form, missed=missed)
+        answer_cost = partial(
+            cost, setting_tallies, pace=pace, sizes=sizes, form=form, missed=missed
+        )
         for profile in [setting.profile] if setting.profile else plan.profiles:
-            found[at, profile] = {
-                name: Cost(*(total / len(own) for total in spent(protocol=name, link=profile.link)))
+            results[index, profile] = {
+                name: Cost(
+                    *(
+                        total / len(setting_tallies)
+                        for total in answer_cost(protocol=name, link=profile.link)
+                    )
+                )
                 for name in (JUDGED if setting.head else (GREEDY, DSD))
             }
-    return found
+    return results
 
 
 def curve(
-    plan: SweepHeader, found: Sequence[Figure], head: str, window: int
+    plan: SweepHeader, figures: Sequence[Figure], head: str, window: int
 ) -> Mapping[float, Figure]:
     """Find by threshold what the head does at this window over the worst link of the sweep.
 
     The worst is that of the least quality, where heads forgive most.
     """
-    poorest = min(plan.profiles, key=lambda one: one.channel.quality())
+    poorest = min(plan.profiles, key=lambda figure: figure.channel.quality())
     return {
-        one.setting.threshold: one
-        for one in found
-        if one.setting.threshold is not None
-        and (one.setting.head, one.setting.window) == (head, window)
-        and one.setting.profile == poorest
+        figure.setting.threshold: figure
+        for figure in figures
+        if figure.setting.threshold is not None
+        and (figure.setting.head, figure.setting.window) == (head, window)
+        and figure.setting.profile == poorest
     }

@@ -140,13 +140,17 @@ class Instances:
 
     def subset(self, keys: Collection[str]) -> Instances:
         """Take those of these questions alone."""
-        chosen = [index for index, key in enumerate(self.keys) if key in keys]
-        kept = np.isin(self.question, chosen)
-        rows = {name: one[kept] for name, one in vars(self).items() if isinstance(one, np.ndarray)}
-        rows["question"] = np.searchsorted(np.array(chosen, np.int64), rows["question"])
+        indices = [index for index, key in enumerate(self.keys) if key in keys]
+        selected = np.isin(self.question, indices)
+        rows = {
+            name: array[selected]
+            for name, array in vars(self).items()
+            if isinstance(array, np.ndarray)
+        }
+        rows["question"] = np.searchsorted(np.array(indices, np.int64), rows["question"])
         return Instances(
-            keys=[self.keys[index] for index in chosen],
-            channels=[self.channels[index] for index in chosen],
+            keys=[self.keys[index] for index in indices],
+            channels=[self.channels[index] for index in indices],
             **rows,
         )
 
@@ -159,25 +163,27 @@ def instances(
     Raises `UnsupportedError` if there is no mismatch at all, or for states of another width than
     ``mined`` tells.
     """
-    found = [one for one in episodes if len(one)]
-    if not found:
+    usable = [episode for episode in episodes if len(episode)]
+    if not usable:
         raise UnsupportedError("There is no mismatch to learn from: mine more questions.")
     widths = mined.drafter["hidden"], mined.target["hidden"]
-    for one in found:
-        if (one.drafter.shape[1], one.target.shape[1]) != widths:
+    for episode in usable:
+        if (episode.drafter.shape[1], episode.target.shape[1]) != widths:
             raise UnsupportedError(
-                f"The states of {one.key} are {one.drafter.shape[1]} and {one.target.shape[1]} "
+                f"The states of {episode.key} are {episode.drafter.shape[1]} and {episode.target.shape[1]} "
                 f"wide, not {widths[0]} and {widths[1]}: it is of another pair. Remove it."
             )
-    channels = [sample_channels(sampling.channels, sampling.seed, one.key) for one in found]
-    relabelled = map(partial(_relabelled, sampling), found, channels)
+    channels = [
+        sample_channels(sampling.channels, sampling.seed, episode.key) for episode in usable
+    ]
+    relabelled = map(partial(_relabelled, sampling), usable, channels)
     rows = {
-        name: np.concatenate([getattr(one, name) for one in found])
+        name: np.concatenate([getattr(episode, name) for episode in usable])
         for name in ("drafter", "target", "tokens", "at", "critical", "stalling")
     }
     return Instances(
-        keys=[one.key for one in found],
-        question=np.repeat(np.arange(len(found)), [len(one) for one in found]),
+        keys=[episode.key for episode in usable],
+        question=np.repeat(np.arange(len(usable)), [len(episode) for episode in usable]),
         channels=channels,
         # no channel makes it worth while to gain nothing
         rejected=rows["stalling"][:, None] | np.concatenate([*relabelled]),
@@ -241,15 +247,15 @@ def kept_by_quality(instances: Instances, parts: int = 5) -> list[KeptLabels]:
     """Count what relabelling did, for ``parts`` equal ranges of quality from poor to good."""
     # [q, K] and [n, K]
     part = np.minimum((instances.qualities * parts).astype(np.int64), parts - 1)
-    of_mismatch = part[instances.question]
-    critical = np.broadcast_to(instances.critical[:, None], of_mismatch.shape)
+    part_of_mismatch = part[instances.question]
+    critical = np.broadcast_to(instances.critical[:, None], part_of_mismatch.shape)
     return [
         KeptLabels(
             low=index / parts,
             high=(index + 1) / parts,
             channels=int((part == index).sum()),
-            critical=int((critical & (of_mismatch == index)).sum()),
-            kept=int((critical & instances.rejected & (of_mismatch == index)).sum()),
+            critical=int((critical & (part_of_mismatch == index)).sum()),
+            kept=int((critical & instances.rejected & (part_of_mismatch == index)).sum()),
         )
         for index in range(parts)
     ]
@@ -264,9 +270,9 @@ def expected_share(
     parameters = structs.asdict(relabelling)
     total = sum(
         repair_probabilities(
-            instances.critical[own], instances.at[own], channel.quality(), **parameters
+            instances.critical[rows], instances.at[rows], channel.quality(), **parameters
         ).sum()
-        for own in (instances.question == index for index in range(len(instances.keys)))
+        for rows in (instances.question == index for index in range(len(instances.keys)))
     )
     return float(total / instances.critical.sum())
 
@@ -280,10 +286,10 @@ def _relabelled(
     parameters = structs.asdict(sampling.relabelling)
     # Draws of its own for each channel: with the same ones for all, a label would be relaxed
     # under most of them or none, and the head would learn that by heart.
-    draws = _uniforms(len(channels) * len(episode), sampling.seed, "label", episode.key)
+    uniform_rows = _uniforms(len(channels) * len(episode), sampling.seed, "label", episode.key)
     relaxed = [
         relabel(episode.critical, episode.at, channel.quality(), uniforms, **parameters)
-        for channel, uniforms in zip(channels, draws.reshape(len(channels), -1), strict=True)
+        for channel, uniforms in zip(channels, uniform_rows.reshape(len(channels), -1), strict=True)
     ]
     return np.stack(relaxed, axis=1)
 
@@ -292,8 +298,8 @@ def _uniforms(count: int, seed: int, purpose: str, key: str) -> NDArray[np.float
     """Draw from [0, 1), f64 [count]: a function of what the draws are for."""
     if not 0 <= seed <= _MOST_SEED:
         raise UnsupportedError(f"A seed is a number from 0 to {_MOST_SEED}, not {seed}.")
-    named = sha256(f"{seed} {purpose} {key}".encode()).digest()
-    words = np.random.Philox(key=np.frombuffer(named, "<u8", 2)).random_raw(count)
+    digest = sha256(f"{seed} {purpose} {key}".encode()).digest()
+    words = np.random.Philox(key=np.frombuffer(digest, "<u8", 2)).random_raw(count)
     drawn: NDArray[np.float64] = (words >> np.uint64(11)) * 2.0**-53
     return drawn
 

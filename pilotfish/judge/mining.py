@@ -93,8 +93,8 @@ def mine(
     """Yield the episodes of these questions, each as soon as it is done."""
 
     def begin(question: Question) -> Procedure[Episode]:
-        speaker = QuestionReader(question, pair, mined.most)
-        return episode(speaker, task, mined.slack, right_only=mined.right_only)
+        reader = QuestionReader(question, pair, mined.most)
+        return episode(reader, task, mined.slack, right_only=mined.right_only)
 
     for _, found in readers.run([(one.key, partial(begin, one)) for one in questions]):
         yield found
@@ -111,53 +111,53 @@ def episode(
     """
     question = reader.question
     answer = yield from reader.finish([])
-    first = list(answer)
+    original = list(answer)
     outcome = task.outcome(question, reader.text(answer))
     right = task.right(question, outcome)
     labelled: list[LabelledMismatch] = []
-    if right_only and not (right and reader.ended(first)):
+    if right_only and not (right and reader.ended(original)):
         return Episode.from_mismatches(
-            question.key, labelled, answer=first, outcome=outcome, right=right
+            question.key, labelled, answer=original, outcome=outcome, right=right
         )
     at = 0
-    while (found := (yield from _next_mismatch(reader, answer, at))) is not None:
-        at = found.mismatch.at + 1
-        critical, stalling = False, found.stalls_plainly and slack is not None
+    while (mismatch := (yield from _next_mismatch(reader, answer, at))) is not None:
+        at = mismatch.mismatch.at + 1
+        critical, stalling = False, mismatch.stalls_plainly and slack is not None
         if not stalling:
-            other = yield from reader.finish(found.prefix)
-            critical = task.outcome(question, reader.text(other)) != outcome
-            endless = reader.ended(answer) and not reader.ended(other)
-            longer = slack is not None and (endless or len(other) > len(answer) + slack)
+            alternative = yield from reader.finish(mismatch.prefix)
+            critical = task.outcome(question, reader.text(alternative)) != outcome
+            endless = reader.ended(answer) and not reader.ended(alternative)
+            longer = slack is not None and (endless or len(alternative) > len(answer) + slack)
             stalling = longer and not critical
             if not critical and not stalling:
-                answer = other
-        labelled.append(LabelledMismatch(found.mismatch, critical, stalling))
+                answer = alternative
+        labelled.append(LabelledMismatch(mismatch.mismatch, critical, stalling))
     return Episode.from_mismatches(
-        question.key, labelled, answer=first, outcome=outcome, right=right
+        question.key, labelled, answer=original, outcome=outcome, right=right
     )
 
 
 def _next_mismatch(
-    speaker: QuestionReader, answer: Sequence[int], start: int
+    reader: QuestionReader, answer: Sequence[int], start: int
 ) -> Procedure[_Found | None]:
     """Find the first mismatch from ``start`` on."""
-    window = speaker.window(answer[:start])
+    window = reader.window(answer[:start])
     at = start
     while at < len(answer):
-        ahead = list(takewhile(speaker.can_draft, answer[at : at + _AHEAD]))
-        seen = yield window.read(answer[start : at + len(ahead)], len(ahead) + 1)
-        for offset, choice in enumerate(window.choices(seen).tolist()[: len(answer) - at]):
+        ahead = list(takewhile(reader.can_draft, answer[at : at + _AHEAD]))
+        reading = yield window.read(answer[start : at + len(ahead)], len(ahead) + 1)
+        for offset, choice in enumerate(window.choices(reading).tolist()[: len(answer) - at]):
             if choice != answer[at + offset]:
                 at += offset
-                seen = yield window.read([*answer[start:at], choice])
-                again, state = int(window.choices(seen)[0]), seen.hidden[0].copy()
+                reading = yield window.read([*answer[start:at], choice])
+                again, state = int(window.choices(reading)[0]), reading.hidden[0].copy()
                 wanted, replaced = answer[at], [*answer[:at], choice]
-                wants, hidden = yield from speaker.target(replaced)
-                put_off = choice not in speaker.ends and wants[0] == wanted != again
+                wants, hidden = yield from reader.target(replaced)
+                put_off = choice not in reader.ends and wants[0] == wanted != again
                 return _Found(
                     Mismatch(at, choice, wanted, state, hidden[0]),
                     replaced,
-                    stalls_plainly=put_off or wanted in speaker.ends,
+                    stalls_plainly=put_off or wanted in reader.ends,
                 )
         at += len(ahead)
     return None

@@ -67,10 +67,10 @@ class Reader:
         self._held: list[Ids] = [np.empty(0, np.int64)] * slots
         self.tokens = 0  # read so far
 
-    def read(self, looks: Mapping[int, ReadRequest]) -> dict[int, ReadResult]:
+    def read(self, requests: Mapping[int, ReadRequest]) -> dict[int, ReadResult]:
         """Make one pass for these looks, by slot; leave out those that it does not finish."""
         passes = []
-        for slot, (_, ids, rows) in looks.items():
+        for slot, (_, ids, rows) in requests.items():
             end = len(ids)
             base = min(_agreeing(self._held[slot], ids), end - rows)
             if end - base > max(CHUNK, rows):
@@ -81,9 +81,9 @@ class Reader:
             self.tokens += end - base
         outputs = self._decoder.forward(passes)
         return {
-            one.slot: ReadResult(output.logits, output.hidden)
-            for one, output in zip(passes, outputs, strict=True)
-            if one.rows
+            pass_.slot: ReadResult(output.logits, output.hidden)
+            for pass_, output in zip(passes, outputs, strict=True)
+            if pass_.rows
         }
 
 
@@ -108,31 +108,33 @@ class Readers:
         """Yield what each procedure returns, by its key, in the order in which they end."""
         waiting, free = deque(procedures), [*range(self.slots)]
         running: dict[int, tuple[str, Procedure[R]]] = {}  # by slot
-        looks: dict[int, ReadRequest] = {}  # what each waits for
+        requests: dict[int, ReadRequest] = {}  # what each waits for
         while waiting or running:
             while waiting and free:
                 key, begin = waiting.popleft()
                 steps = begin()
                 try:
-                    looks[free[0]] = next(steps)
+                    requests[free[0]] = next(steps)
                 except StopIteration as end:  # there was nothing to read
                     yield key, end.value
                     continue
                 running[free.pop(0)] = key, steps
             # the drafter's looks first: what follows from them goes into one pass of the target
-            drafting = {slot: look for slot, look in looks.items() if look.model == DRAFTER}
+            drafting = {
+                slot: request for slot, request in requests.items() if request.model == DRAFTER
+            }
             reader = self.drafter if drafting else self.target
-            for slot, seen in (reader.read(drafting or looks) if looks else {}).items():
+            for slot, result in (reader.read(drafting or requests) if requests else {}).items():
                 key, steps = running[slot]
                 try:
-                    looks[slot] = steps.send(seen)
+                    requests[slot] = steps.send(result)
                 except StopIteration as end:
                     free.append(slot)
-                    del running[slot], looks[slot]
+                    del running[slot], requests[slot]
                     yield key, end.value
 
 
-def _agreeing(held: Ids, wanted: Ids) -> int:
-    shorter = min(len(held), len(wanted))
-    differing = np.flatnonzero(held[:shorter] != wanted[:shorter])
+def _agreeing(cached: Ids, wanted: Ids) -> int:
+    shorter = min(len(cached), len(wanted))
+    differing = np.flatnonzero(cached[:shorter] != wanted[:shorter])
     return int(differing[0]) if len(differing) else shorter

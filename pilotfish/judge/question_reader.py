@@ -54,11 +54,13 @@ class OpenPair:
     def __init__(self, draft: Path, target: Path) -> None:
         self._paths = draft, target
         artifacts = [Artifact.open(path) for path in self._paths]
-        self.drafter, self.target = (one.manifest for one in artifacts)
+        self.drafter, self.target = (artifact.manifest for artifact in artifacts)
         check_head(artifacts[1])
-        own, their = (Vocabulary.from_artifact(one) for one in artifacts)
-        self.vocabularies = Pair(own, their, artifacts[0].kept)
-        self.context = min(one.manifest.dimensions.context for one in artifacts)
+        draft_vocabulary, target_vocabulary = (
+            Vocabulary.from_artifact(artifact) for artifact in artifacts
+        )
+        self.vocabularies = Pair(draft_vocabulary, target_vocabulary, artifacts[0].kept)
+        self.context = min(artifact.manifest.dimensions.context for artifact in artifacts)
 
     def require_hidden_states(self) -> None:
         """Raise `UnsupportedError` if a model gives no hidden states, by which heads judge."""
@@ -71,7 +73,11 @@ class OpenPair:
 
     def fitting(self, questions: Sequence[Question], most: int, context: int) -> list[Question]:
         """Return the questions that fit into the context with an answer of ``most`` tokens."""
-        return [one for one in questions if length(one, self.vocabularies, most) <= context]
+        return [
+            question
+            for question in questions
+            if length(question, self.vocabularies, most) <= context
+        ]
 
     def readers(self, count: int, context: int, engine: EngineSettings) -> Readers:
         """Load both models; they read ``count`` texts at once."""
@@ -91,8 +97,8 @@ def model_card(manifest: Manifest) -> ModelIdentity:
 def length(question: Question, pair: Pair, most: int) -> int:
     """Count the tokens of a question and an answer of ``most``, in the larger vocabulary's."""
     prompt = pair.prompt(question.asked)
-    own = most if pair.trivial else _OWN_TOKENS * most
-    return max(len(prompt.ids) + most, len(prompt.draft_ids) + own)
+    draft_tokens = most if pair.trivial else _OWN_TOKENS * most
+    return max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
 
 
 class QuestionReader:
@@ -113,8 +119,8 @@ class QuestionReader:
 
     def text(self, answer: Sequence[int]) -> str:
         """Decode the answer, without its end token."""
-        said = answer[:-1] if self.ended(answer) else answer
-        return self._tokenizer.decode(list(said))
+        tokens = answer[:-1] if self.ended(answer) else answer
+        return self._tokenizer.decode(list(tokens))
 
     def ended(self, answer: Sequence[int]) -> bool:
         """Say whether it ends with an end token."""
@@ -125,15 +131,15 @@ class QuestionReader:
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
         """Find its argmax [rows] after the last ``rows`` tokens, and its states f32 [rows, d]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
-        seen = yield ReadRequest(TARGET, ids, rows)
-        return seen.logits.argmax(1), seen.hidden.copy()
+        result = yield ReadRequest(TARGET, ids, rows)
+        return result.logits.argmax(1), result.hidden.copy()
 
     def logits(self, answer: Sequence[int]) -> Procedure[Floats]:
         """Compute the target's after the answer, f32 [V]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
-        seen = yield ReadRequest(TARGET, ids)
-        found: Floats = seen.logits[0].copy()
-        return found
+        result = yield ReadRequest(TARGET, ids)
+        logits: Floats = result.logits[0].copy()
+        return logits
 
     def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
         """Let the target alone go on with the answer to its end."""
@@ -147,8 +153,8 @@ class QuestionReader:
 
     def window(self, committed: Sequence[int]) -> DrafterWindow:
         """Begin a window after these tokens of the answer."""
-        told = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
-        return DrafterWindow(self._bridge, self._bridge.context(told).astype(np.int64))
+        tokens = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
+        return DrafterWindow(self._bridge, self._bridge.context(tokens).astype(np.int64))
 
     def can_draft(self, token: int) -> bool:
         """Say whether the drafter has this token."""
@@ -166,14 +172,14 @@ class DrafterWindow:
         """Look at the last ``rows`` of context and drafted tokens."""
         ids = self._context
         if drafted:
-            own = self._bridge.to_draft_ids(np.array(drafted, dtype=np.uint32))
-            ids = np.concatenate([ids, own.astype(np.int64)])
+            draft_ids = self._bridge.to_draft_ids(np.array(drafted, dtype=np.uint32))
+            ids = np.concatenate([ids, draft_ids.astype(np.int64)])
         return ReadRequest(DRAFTER, ids, rows)
 
     def choices(self, result: ReadResult) -> Ids:
         """Find the drafter's argmax, in the target's ids, after each token that was looked at."""
-        found: Ids = self.logits(result).argmax(1)
-        return found
+        ids: Ids = self.logits(result).argmax(1)
+        return ids
 
     def logits(self, result: ReadResult) -> NDArray[np.floating]:
         """Project the drafter's onto the target's ids; f32 [rows, V], until the next call."""

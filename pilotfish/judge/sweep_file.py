@@ -113,12 +113,12 @@ class SweepHeader:
     @property
     def profiles(self) -> list[LinkProfile]:
         """The links, in their order."""
-        return list(dict.fromkeys(one.profile for one in self.settings if one.profile))
+        return list(dict.fromkeys(setting.profile for setting in self.settings if setting.profile))
 
     @property
     def windows(self) -> list[int]:
         """The windows, in their order."""
-        return list(dict.fromkeys(one.window for one in self.settings))
+        return list(dict.fromkeys(setting.window for setting in self.settings))
 
 
 class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -157,8 +157,8 @@ class SweepFile:
             self.plan = plan
             self._append(_Line(sweep=plan))
         elif self.plan != plan:
-            there = vars(self.plan)
-            names = [name for name, value in vars(plan).items() if value != there[name]]
+            existing = vars(self.plan)
+            names = [name for name, value in vars(plan).items() if value != existing[name]]
             raise UnsupportedError(
                 f"{self.path} was made otherwise ({', '.join(names)}): choose another --out, or "
                 "give the same options."
@@ -181,12 +181,12 @@ class SweepFile:
     def _read(self) -> None:
         with reading_file(lambda problem: UnsupportedError(f"{self.path} is no sweep: {problem}.")):
             data = read_content(self.path)
-            whole = data.rfind(b"\n") + 1
-            for line in msgspec.json.Decoder(_Line).decode_lines(data[:whole]):
+            complete = data.rfind(b"\n") + 1
+            for line in msgspec.json.Decoder(_Line).decode_lines(data[:complete]):
                 self.plan = line.sweep or self.plan
                 self.pace = line.pace or self.pace
                 if line.question:
                     self.tallies[line.question] = line.tallies
-        if whole and self.plan is None:
+        if complete and self.plan is None:
             raise UnsupportedError(f"{self.path} is no sweep: it does not begin with a plan.")
-        self._whole, self._torn = whole, whole < len(data)
+        self._whole, self._torn = complete, complete < len(data)

@@ -33,10 +33,10 @@ _WHOLE = 12  # windows of one question
 
 def thresholds(text: str) -> tuple[float, ...]:
     """Read ``0,0.5,1``; ``quantiles``, those of each head's curve, are ()."""
-    found = () if text == QUANTILES else tuple(sorted({float(part) for part in text.split(",")}))
-    if not all(0 <= one <= 1 for one in found):
+    values = () if text == QUANTILES else tuple(sorted({float(part) for part in text.split(",")}))
+    if not all(0 <= value <= 1 for value in values):
         raise ValueError(f"{text} is not between 0 and 1")
-    return found
+    return values
 
 
 def links(text: str) -> tuple[LinkProfile, ...]:
@@ -46,23 +46,23 @@ def links(text: str) -> tuple[LinkProfile, ...]:
 
 def passes(text: str) -> dict[int, float]:
     """Read ``1:80,11:95``, tokens and milliseconds."""
-    found = dict(_pairs(text, "passes", "1:80,11:95"))
-    if not all(width.is_integer() for width in found):
+    pass_ms = dict(_pairs(text, "passes", "1:80,11:95"))
+    if not all(width.is_integer() for width in pass_ms):
         raise ValueError(f"{text!r} is no list of passes; write 1:80,11:95")
-    return {int(width): ms for width, ms in found.items()}
+    return {int(width): ms for width, ms in pass_ms.items()}
 
 
 def _pairs(text: str, what: str, example: str) -> list[tuple[float, float]]:
     try:
-        found = [
+        pairs = [
             (float(left), float(right))
             for left, right in (part.split(":") for part in text.split(","))
         ]
     except ValueError:
-        found = []
-    if not found or not all(0 < one < math.inf for pair in found for one in pair):
+        pairs = []
+    if not pairs or not all(0 < number < math.inf for pair in pairs for number in pair):
         raise ValueError(f"{text!r} is no list of {what}; write {example}")
-    return found
+    return pairs
 
 
 class SweepSettings(EngineSettings, frozen=True, kw_only=True):
@@ -152,9 +152,9 @@ def settings_of(
     """List `greedy` and every head at its thresholds, under all windows and links."""
     judged = [
         SweepSetting(window, head, threshold, profile)
-        for head, some in thresholds.items()
+        for head, values in thresholds.items()
         for profile in profiles
-        for threshold in some
+        for threshold in values
         for window in windows
     ]
     return [*(SweepSetting(window) for window in windows), *judged]
@@ -176,35 +176,40 @@ def sweep(
     courses = _courses(plan.settings, heads)
 
     def begin(question: Question) -> Procedure[list[QuestionTally]]:
-        speaker = QuestionReader(question, pair, plan.most)
-        found = yield from walks(speaker, courses, whole=_WHOLE * (question.key in whole))
-        return _judged(found, speaker, task)
+        reader = QuestionReader(question, pair, plan.most)
+        trajectories = yield from walks(reader, courses, whole=_WHOLE * (question.key in whole))
+        return _judged(trajectories, reader, task)
 
-    return readers.run([(one.key, partial(begin, one)) for one in questions])
+    return readers.run([(question.key, partial(begin, question)) for question in questions])
 
 
 def _judged(
-    found: Sequence[Trajectory], speaker: QuestionReader, task: Task
+    trajectories: Sequence[Trajectory], reader: QuestionReader, task: Task
 ) -> list[QuestionTally]:
     """Look at every text once: many settings come to the same, and a checker may be slow."""
-    known: dict[tuple[int, ...], bool] = {}
-    for walk in found:
-        if tuple(walk.tokens) not in known:
-            outcome = task.outcome(speaker.question, speaker.text(walk.tokens))
-            known[tuple(walk.tokens)] = task.right(speaker.question, outcome)
-    return [QuestionTally.from_walk(walk, known[tuple(walk.tokens)]) for walk in found]
+    right_by_text: dict[tuple[int, ...], bool] = {}
+    for trajectory in trajectories:
+        if tuple(trajectory.tokens) not in right_by_text:
+            outcome = task.outcome(reader.question, reader.text(trajectory.tokens))
+            right_by_text[tuple(trajectory.tokens)] = task.right(reader.question, outcome)
+    return [
+        QuestionTally.from_walk(trajectory, right_by_text[tuple(trajectory.tokens)])
+        for trajectory in trajectories
+    ]
 
 
 def _courses(
     settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]
 ) -> list[WalkSettings]:
     scores: dict[tuple[str, LinkProfile], Score] = {}  # thresholds share them
-    found = []
-    for one in settings:
-        if one.head is None or one.profile is None:
-            found.append(WalkSettings(one.window))
+    courses = []
+    for sweep_setting in settings:
+        if sweep_setting.head is None or sweep_setting.profile is None:
+            courses.append(WalkSettings(sweep_setting.window))
             continue
-        judge = heads[one.head].judge(one.profile.channel, one.threshold)
-        score = scores.setdefault((one.head, one.profile), judge.score)
-        found.append(WalkSettings(one.window, replace(judge, score=score)))
-    return found
+        judge = heads[sweep_setting.head].judge(
+            sweep_setting.profile.channel, sweep_setting.threshold
+        )
+        score = scores.setdefault((sweep_setting.head, sweep_setting.profile), judge.score)
+        courses.append(WalkSettings(sweep_setting.window, replace(judge, score=score)))
+    return courses

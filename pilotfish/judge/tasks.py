@@ -62,8 +62,8 @@ class Gsm8k(Task):
     def outcome(self, question: Question, text: str) -> str:
         """Find the number after the last "####" or in the last box, or else the last one."""
         marked = re.findall(rf"(?:####|boxed{{)\D{{0,3}}?({_NUMBER})", text)
-        found = marked or re.findall(_NUMBER, text)
-        return _number(found[-1]) if found else ""
+        numbers = marked or re.findall(_NUMBER, text)
+        return _number(numbers[-1]) if numbers else ""
 
 
 class Exact(Task):
@@ -93,11 +93,11 @@ class Command(Task):
 
     def outcome(self, question: Question, text: str) -> str:
         """Have the program print it."""
-        asked = {"question": question.asked, "answer": question.answer, "text": text}
+        request = {"question": question.asked, "answer": question.answer, "text": text}
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 self._command,
-                input=json.dumps(asked, ensure_ascii=False) + "\n",
+                input=json.dumps(request, ensure_ascii=False) + "\n",
                 capture_output=True,
                 text=True,
                 timeout=_COMMAND_S,
@@ -105,13 +105,13 @@ class Command(Task):
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UnsupportedError(f"The checker {self._command[0]} failed: {error}.") from error
-        if done.returncode not in (0, 1):
+        if process.returncode not in (0, 1):
             raise UnsupportedError(
-                f"The checker {self._command[0]} ended with {done.returncode}, and only 0 (right) "
-                f"and 1 (wrong) mean something: {done.stderr.strip()[:200]}"
+                f"The checker {self._command[0]} ended with {process.returncode}, and only 0 (right) "
+                f"and 1 (wrong) mean something: {process.stderr.strip()[:200]}"
             )
-        outcome = done.stdout.strip()
-        self._right[question.key, outcome] = done.returncode == 0
+        outcome = process.stdout.strip()
+        self._right[question.key, outcome] = process.returncode == 0
         return outcome
 
     def right(self, question: Question, outcome: str) -> bool:
@@ -129,35 +129,35 @@ def task_named(name: str, checker: Sequence[str] = ()) -> Task:
     return Command(checker) if name == Command.name else TASKS[name]()
 
 
-def _line_error(wanted: str, problem: str) -> UnsupportedError:
-    return UnsupportedError(f"{wanted}: {problem}.")
+def _line_error(fault: str, problem: str) -> UnsupportedError:
+    return UnsupportedError(f"{fault}: {problem}.")
 
 
 def questions(path: Path, task: Task) -> list[Question]:
     """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
-    found = []
+    parsed = []
     with reading_file(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):
         lines = read_text(path).split("\n")  # JSON strings may hold Unicode's other ends
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        wanted = f'{path}, line {number} is no JSON object with "question" and "answer"'
-        with reading_file(partial(_line_error, wanted)):
-            said = json.loads(line)
-            if not isinstance(said, dict) or not said.keys() >= {"question", "answer"}:
-                raise UnsupportedError(f"{wanted}.")
-            asked, answer = str(said["question"]), str(said["answer"])
-            (asked + answer).encode()  # half of a surrogate pair is no text
-        found.append(Question(f"{path.stem}-{number}", task.ask(asked), answer))
-    if not found:
+        fault = f'{path}, line {number} is no JSON object with "question" and "answer"'
+        with reading_file(partial(_line_error, fault)):
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or not entry.keys() >= {"question", "answer"}:
+                raise UnsupportedError(f"{fault}.")
+            question, answer = str(entry["question"]), str(entry["answer"])
+            (question + answer).encode()  # half of a surrogate pair is no text
+        parsed.append(Question(f"{path.stem}-{number}", task.ask(question), answer))
+    if not parsed:
         raise UnsupportedError(f"{path} holds no question.")
-    return found
+    return parsed
 
 
 def _number(text: str) -> str:
     """Write 1,234.50 as 1234.5."""
-    bare = re.sub(r"[\s$,]", "", text).replace("−", "-")
+    digits = re.sub(r"[\s$,]", "", text).replace("−", "-")
     try:
-        return format(Decimal(bare).normalize(), "f")
+        return format(Decimal(digits).normalize(), "f")
     except InvalidOperation:
         return ""

@@ -48,8 +48,8 @@ def recommended(
 
     harmful: their logits under a good channel, [m]. None: reject all, for each forgives more.
     """
-    allowed = [one for one in points if share(harmful <= (one.logit or 0.0)) <= risk]
-    return max(allowed, key=lambda one: one.threshold, default=None)
+    allowed = [point for point in points if share(harmful <= (point.logit or 0.0)) <= risk]
+    return max(allowed, key=lambda point: point.threshold, default=None)
 
 
 def share(mask: NDArray[np.bool_]) -> float:

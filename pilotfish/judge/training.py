@@ -87,7 +87,7 @@ class TrainSettings(MinedSettings, frozen=True, kw_only=True):
 def train(
     name: str,
     mined: MiningRecord,
-    whole: Instances,
+    all_instances: Instances,
     sampling: InstanceOptions,
     options: TrainingOptions,
     progress: Progress = lambda done, most: None,
@@ -97,83 +97,88 @@ def train(
     sampling: how the instances were made, for the record. Raises `UnsupportedError` if there is too
     little to learn from, and `EngineError` where torch is not installed.
     """
-    learning, kept_out = split(whole.keys, options.validation, options.seed)
-    learnt, held = whole.subset(learning), whole.subset(kept_out)
+    training_keys, validation_keys = split(all_instances.keys, options.validation, options.seed)
+    training_set, validation_set = (
+        all_instances.subset(training_keys),
+        all_instances.subset(validation_keys),
+    )
     card = HeadCard(
         name=name,
         drafter=ModelIdentity(**mined.drafter),
         target=ModelIdentity(**mined.target),
         features="tokens" if options.tokens else "states",
-        link=_link_scale(learnt) if options.link else None,
+        link=_link_scale(training_set) if options.link else None,
         hidden=sampling.form,
         threshold=0.0,
         training=Training(
-            questions=len(whole.keys),
-            examples=whole.rejected.size,
+            questions=len(all_instances.keys),
+            examples=all_instances.rejected.size,
             task=mined.task,
             seed=options.seed,
         ),
     )
-    tensors, epochs = _fit(card, learnt, held, options, progress)
-    told: dict[str, Value] = {
+    tensors, epochs = _fit(card, training_set, validation_set, options, progress)
+    record: dict[str, Value] = {
         "slack": mined.slack,
         "right_only": mined.right_only,
         "epochs": epochs,
-        "kept_out": len(kept_out),
+        "kept_out": len(validation_keys),
     }
-    return _described(DecisionHead(card, tensors), held, sampling, options, told)
+    return _described(DecisionHead(card, tensors), validation_set, sampling, options, record)
 
 
 def _described(
     head: DecisionHead,
-    held: Instances,
+    validation_set: Instances,
     sampling: InstanceOptions,
     options: TrainingOptions,
-    known: dict[str, Value],
+    record_so_far: dict[str, Value],
 ) -> DecisionHead:
     """Give the head its curve, its threshold and its record, of which some is known already."""
     # [n, K] and [n]
-    logits = np.stack([_logits(head, held, k) for k in range(held.rejected.shape[1])], axis=1)
-    good = head.logits(held.drafter, held.target, held.tokens, GOOD)
-    poor = head.logits(held.drafter, held.target, held.tokens, POOR)
+    logits = np.stack(
+        [_logits(head, validation_set, k) for k in range(validation_set.rejected.shape[1])], axis=1
+    )
+    good = head.logits(validation_set.drafter, validation_set.target, validation_set.tokens, GOOD)
+    poor = head.logits(validation_set.drafter, validation_set.target, validation_set.tokens, POOR)
     points = curve(logits)
-    chosen = recommended(points, good[held.harmful], options.risk)
+    chosen = recommended(points, good[validation_set.harmful], options.risk)
     bound = -math.inf if chosen is None else chosen.logit or 0.0
-    told: dict[str, Value] = {
+    record: dict[str, Value] = {
         **msgspec.structs.asdict(options),
         "channels": sampling.channels,
         "sampling_seed": sampling.seed,
         "relabelled": sampling.relabelling is not None,
         **(msgspec.structs.asdict(sampling.relabelling) if sampling.relabelling else {}),
-        **known,
+        **record_so_far,
         "forgiven_good": share(good <= bound),
         "forgiven_poor": share(poor <= bound),
-        "harmful_forgiven_good": share(good[held.harmful] <= bound),
+        "harmful_forgiven_good": share(good[validation_set.harmful] <= bound),
     }
     card = msgspec.structs.replace(
         head.card,
         threshold=0.0 if chosen is None else chosen.threshold,
         curve=points,
         training=msgspec.structs.replace(
-            head.card.training, auc=auc(good, held.harmful), options=told
+            head.card.training, auc=auc(good, validation_set.harmful), options=record
         ),
     )
     return DecisionHead(card, head.tensors)
 
 
-def _logits(head: DecisionHead, given: Instances, k: int) -> NDArray[np.float32]:
+def _logits(head: DecisionHead, mismatches: Instances, k: int) -> NDArray[np.float32]:
     """Compute z [n] under the k-th channel of each question."""
-    found = np.empty(len(given), np.float32)
-    for index, channels in enumerate(given.channels):
-        own = given.question == index
-        found[own] = head.logits(
-            given.drafter[own], given.target[own], given.tokens[own], channels[k]
+    logits = np.empty(len(mismatches), np.float32)
+    for index, channels in enumerate(mismatches.channels):
+        rows = mismatches.question == index
+        logits[rows] = head.logits(
+            mismatches.drafter[rows], mismatches.target[rows], mismatches.tokens[rows], channels[k]
         )
-    return found
+    return logits
 
 
-def _link_scale(learnt: Instances) -> LinkScale:
-    links = learnt.links.reshape(-1, len(FEATURES))
+def _link_scale(training_set: Instances) -> LinkScale:
+    links = training_set.links.reshape(-1, len(FEATURES))
     return LinkScale(mean=links.mean(0).tolist(), std=links.std(0).tolist(), clip=CLIP)
 
 
@@ -227,16 +232,16 @@ class _Layers:
         """Compute z of these mismatches by channel, [b, K]; [b, 1] if the link is not read."""
         from torch.nn import functional
 
-        picked = data.inputs[rows]
+        inputs = data.inputs[rows]
         # [b, h], [b, K, h]
-        own = (
-            picked @ self.w1
-            if picked.is_floating_point()
-            else functional.embedding_bag(picked, self.w1, mode="sum")
+        state_part = (
+            inputs @ self.w1
+            if inputs.is_floating_point()
+            else functional.embedding_bag(inputs, self.w1, mode="sum")
         )
-        inner = (own + self.b1)[:, None] + data.links[data.question[rows]] @ self.link
-        found: torch.Tensor = functional.dropout(inner.relu(), dropout) @ self.w2 + self.b2
-        return found
+        inner = (state_part + self.b1)[:, None] + data.links[data.question[rows]] @ self.link
+        logits: torch.Tensor = functional.dropout(inner.relu(), dropout) @ self.w2 + self.b2
+        return logits
 
     def groups(self, options: TrainingOptions) -> list[dict[str, Any]]:
         """Group the weights for AdamW: the link is not decayed, and learns faster than the states.
@@ -255,11 +260,15 @@ class _Layers:
 
     def copy(self) -> _Layers:
         """Copy them as they are now."""
-        return _Layers(*(one.detach().clone() for one in vars(self).values()))
+        return _Layers(*(tensor.detach().clone() for tensor in vars(self).values()))
 
 
 def _fit(
-    card: HeadCard, learnt: Instances, held: Instances, options: TrainingOptions, progress: Progress
+    card: HeadCard,
+    training_set: Instances,
+    validation_set: Instances,
+    options: TrainingOptions,
+    progress: Progress,
 ) -> tuple[Tensors, int]:
     """Return the tensors with the least validation loss, and after how many epochs they were."""
     try:
@@ -268,32 +277,34 @@ def _fit(
         raise EngineError(
             f"Training needs torch, which is not installed: {installing('judge')}."
         ) from error
-    scale = _state_scale(learnt) if card.features == "states" else None
+    scale = _state_scale(training_set) if card.features == "states" else None
     with _repeatably(options.seed):
-        data, validation = (_data(card, one, scale, options) for one in (learnt, held))
+        data, validation = (
+            _data(card, part, scale, options) for part in (training_set, validation_set)
+        )
         positive = _balance(data)
         inputs = data.inputs.shape[1] if scale else 2 * options.buckets
         layers = _Layers.drawn(inputs, card.link_width, options.width)
         optimizer = torch.optim.AdamW(layers.groups(options))
-        best, least, at = layers.copy(), math.inf, 0
+        best, least, best_epoch = layers.copy(), math.inf, 0
         for epoch in range(1, options.epochs + 1):
-            for rows in torch.split(torch.randperm(len(learnt)), options.batch):
+            for rows in torch.split(torch.randperm(len(training_set)), options.batch):
                 optimizer.zero_grad()
                 torch.autograd.backward(_loss(layers, data, rows, positive, options.dropout))
                 optimizer.step()
             with torch.no_grad():
-                everything = torch.arange(len(held))
-                loss = float(_loss(layers, validation, everything, positive, 0.0))
+                all_rows = torch.arange(len(validation_set))
+                loss = float(_loss(layers, validation, all_rows, positive, 0.0))
             progress(epoch, options.epochs)
             if loss < least:
-                best, least, at = layers.copy(), loss, epoch
-            if epoch - at >= options.patience:
+                best, least, best_epoch = layers.copy(), loss, epoch
+            if epoch - best_epoch >= options.patience:
                 break
     tensors = {
         "w1": torch.cat([best.w1, best.link]).T.numpy(),
         **{name: getattr(best, name).numpy() for name in ("b1", "w2", "b2")},
     }
-    return (tensors | {"mean": scale[0], "std": scale[1]} if scale else tensors), at
+    return (tensors | {"mean": scale[0], "std": scale[1]} if scale else tensors), best_epoch
 
 
 def _loss(
@@ -302,12 +313,12 @@ def _loss(
     """Compute (26), with labels of 1 weighted so that both classes count alike."""
     from torch.nn import functional
 
-    wanted = data.rejected[rows]
-    logits = layers.logits(data, rows, dropout).expand_as(wanted)
-    found: torch.Tensor = functional.binary_cross_entropy_with_logits(
-        logits, wanted, pos_weight=positive
+    labels = data.rejected[rows]
+    logits = layers.logits(data, rows, dropout).expand_as(labels)
+    loss: torch.Tensor = functional.binary_cross_entropy_with_logits(
+        logits, labels, pos_weight=positive
     )
-    return found
+    return loss
 
 
 def _balance(data: _Data) -> torch.Tensor:
@@ -323,32 +334,37 @@ def _balance(data: _Data) -> torch.Tensor:
 
 
 def _data(
-    card: HeadCard, given: Instances, scale: tuple[Floats, Floats] | None, options: TrainingOptions
+    card: HeadCard,
+    mismatches: Instances,
+    scale: tuple[Floats, Floats] | None,
+    options: TrainingOptions,
 ) -> _Data:
     import torch
 
     inputs: NDArray[Any]
     if scale is None:
-        inputs = token_buckets(given.tokens, options.buckets)
+        inputs = token_buckets(mismatches.tokens, options.buckets)
         inputs[:, 1] += options.buckets
     else:
-        inputs = (np.concatenate([given.drafter, given.target], axis=1) - scale[0]) / scale[1]
+        inputs = (
+            np.concatenate([mismatches.drafter, mismatches.target], axis=1) - scale[0]
+        ) / scale[1]
     links = (
-        np.empty((len(given.keys), 1, 0))
+        np.empty((len(mismatches.keys), 1, 0))
         if card.link is None
-        else card.link.standardised(given.links)
+        else card.link.standardised(mismatches.links)
     )
     return _Data(
         inputs=torch.from_numpy(inputs),
-        question=torch.from_numpy(given.question),
+        question=torch.from_numpy(mismatches.question),
         links=torch.from_numpy(links.astype(np.float32)),
-        rejected=torch.from_numpy(given.rejected.astype(np.float32)),
+        rejected=torch.from_numpy(mismatches.rejected.astype(np.float32)),
     )
 
 
-def _state_scale(learnt: Instances) -> tuple[Floats, Floats]:
+def _state_scale(training_set: Instances) -> tuple[Floats, Floats]:
     """Compute mean and deviation of the states, f32 [d_D + d_T] each."""
-    pair = (learnt.drafter, learnt.target)
+    pair = (training_set.drafter, training_set.target)
     mean = np.concatenate([states.mean(0, dtype=np.float64) for states in pair])
     std = np.concatenate([states.std(0, dtype=np.float64) for states in pair])
     # what hardly moved in training would otherwise decide alone where it does move

@@ -76,8 +76,8 @@ def walks(
     whole: so many windows are also read to their ends, for `CourseRound.mismatched`; each costs γ
     tokens.
     """
-    found = yield from _Tree(reader, whole).walked(courses)
-    return found
+    trajectories = yield from _Tree(reader, whole).walked(courses)
+    return trajectories
 
 
 @dataclass(eq=False)
@@ -140,10 +140,10 @@ class _Mismatch:
         if judge is None or course.strict:
             return True
         if judge.score not in self._scored:  # by the state that the edge has
-            seen = as_decoded(self._drafter, judge.form), self._target, self._tokens
-            self._scored[judge.score] = judge.score(*seen)
-        known = replace(judge, score=lambda *_: self._scored[judge.score])
-        return bool(known(self._drafter, self._target, self._tokens)[0])
+            inputs = as_decoded(self._drafter, judge.form), self._target, self._tokens
+            self._scored[judge.score] = judge.score(*inputs)
+        scored_judge = replace(judge, score=lambda *_: self._scored[judge.score])
+        return bool(scored_judge(self._drafter, self._target, self._tokens)[0])
 
 
 class _ModelChoice(NamedTuple):
@@ -183,23 +183,25 @@ class _Tree:
 
     def _step(self, branch: _Branch) -> Procedure[list[_Branch]]:
         """Return the branches with one token more."""
-        answer, walkers, said = branch
-        wanted = (said or (yield from self._target(answer))).choice
-        yield from self._open(answer, [one for one in walkers if one.window is None])
+        answer, walkers, known_choice = branch
+        target_token = (known_choice or (yield from self._target(answer))).choice
+        yield from self._open(answer, [walker for walker in walkers if walker.window is None])
         # in the order of reading, so that the slot holds what is gone on with
-        following: dict[int, list[_Walker]] = {wanted: []}
-        read: dict[int, _ModelChoice] = {}
+        walkers_by_token: dict[int, list[_Walker]] = {target_token: []}
+        choices_by_token: dict[int, _ModelChoice] = {}
         for window, drafting in _by_window(walkers).items():
-            for one in drafting:
-                if one.full:  # the target's token is the bonus
-                    one.close()
-                    following[wanted].append(one)
-            rest = [one for one in drafting if one.window is not None]
+            for walker in drafting:
+                if walker.full:  # the target's token is the bonus
+                    walker.close()
+                    walkers_by_token[target_token].append(walker)
+            rest = [walker for walker in drafting if walker.window is not None]
             if rest:
-                yield from self._verify(answer, window, rest, wanted, following, read)
+                yield from self._verify(
+                    answer, window, rest, target_token, walkers_by_token, choices_by_token
+                )
         return [
-            _Branch([*answer, token], group, read.get(token))
-            for token, group in following.items()
+            _Branch([*answer, token], group, choices_by_token.get(token))
+            for token, group in walkers_by_token.items()
             if group
         ]
 
@@ -208,9 +210,9 @@ class _Tree:
         answer: list[int],
         window: DrafterWindow,
         walkers: Sequence[_Walker],
-        wanted: int,
-        following: dict[int, list[_Walker]],
-        read: dict[int, _ModelChoice],
+        target_token: int,
+        walkers_by_token: dict[int, list[_Walker]],
+        choices_by_token: dict[int, _ModelChoice],
     ) -> Procedure[None]:
         """Send the walkers of one window on to its next token or to the target's.
 
@@ -218,17 +220,19 @@ class _Tree:
         """
         drafted = answer[walkers[0].start :]
         draft = (yield from self._draft(window, drafted)).choice
-        judged = draft != wanted and not all(one.course.strict for one in walkers)
+        judged = draft != target_token and not all(walker.course.strict for walker in walkers)
         if judged:
-            own = (yield from self._draft(window, [*drafted, draft])).state
-            if draft not in read:
-                read[draft] = yield from self._target([*answer, draft])
-            mismatch = _Mismatch(draft, wanted, own, read[draft].state)
-        for one in walkers:
-            forgiven = judged and not mismatch.rejected(one.course)
-            one.decide(accepted=draft == wanted or forgiven, mismatch=draft != wanted)
-            token = wanted if one.window is None else draft
-            following.setdefault(token, []).append(one)
+            draft_state = (yield from self._draft(window, [*drafted, draft])).state
+            if draft not in choices_by_token:
+                choices_by_token[draft] = yield from self._target([*answer, draft])
+            mismatch = _Mismatch(draft, target_token, draft_state, choices_by_token[draft].state)
+        for walker in walkers:
+            forgiven = judged and not mismatch.rejected(walker.course)
+            walker.decide(
+                accepted=draft == target_token or forgiven, mismatch=draft != target_token
+            )
+            token = target_token if walker.window is None else draft
+            walkers_by_token.setdefault(token, []).append(walker)
 
     def _open(self, answer: list[int], walkers: Sequence[_Walker]) -> Procedure[None]:
         """Begin a round here; what may still come bounds its window, as on a device."""
@@ -236,16 +240,18 @@ class _Tree:
             return
         window, start = self._speaker.window(answer), len(answer)
         room = self._speaker.most - start - 1
-        rooms = [min(one.course.window, room) for one in walkers]
-        missed: list[bool] | None = None
+        rooms = [min(walker.course.window, room) for walker in walkers]
+        mismatches: list[bool] | None = None
         if self._whole > 0:
             self._whole -= 1
-            missed = yield from self._read_whole(window, answer, max(rooms))
-        for one, drafted in zip(walkers, rooms, strict=True):
-            if missed is None:
-                one.begin(window, start, drafted, None)
+            mismatches = yield from self._read_whole(window, answer, max(rooms))
+        for walker, drafted in zip(walkers, rooms, strict=True):
+            if mismatches is None:
+                walker.begin(window, start, drafted, None)
             else:
-                one.begin(window, start, min(drafted, len(missed)), sum(missed[:drafted]))
+                walker.begin(
+                    window, start, min(drafted, len(mismatches)), sum(mismatches[:drafted])
+                )
 
     def _read_whole(
         self, window: DrafterWindow, answer: list[int], room: int
@@ -255,7 +261,7 @@ class _Tree:
         while len(drafted) < room and not self._speaker.ended(drafted):
             drafted.append((yield from self._draft(window, drafted)).choice)
         choices, _ = yield from self._speaker.target([*answer, *drafted], len(drafted) + 1)
-        return [one != choice for one, choice in zip(drafted, choices.tolist(), strict=False)]
+        return [token != choice for token, choice in zip(drafted, choices.tolist(), strict=False)]
 
     def _target(self, answer: Sequence[int]) -> Procedure[_ModelChoice]:
         choices, states = yield from self._speaker.target(answer)
@@ -263,17 +269,19 @@ class _Tree:
 
     def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_ModelChoice]:
         """Ask the drafter what it says there; other windows often read the same ids."""
-        look = window.read(drafted)
-        key = look.ids.tobytes()
+        request = window.read(drafted)
+        key = request.ids.tobytes()
         if key not in self._drafts:
-            seen = yield look
-            self._drafts[key] = _ModelChoice(int(window.choices(seen)[0]), seen.hidden[0].copy())
+            result = yield request
+            self._drafts[key] = _ModelChoice(
+                int(window.choices(result)[0]), result.hidden[0].copy()
+            )
         return self._drafts[key]
 
 
 def _by_window(walkers: Sequence[_Walker]) -> dict[DrafterWindow, list[_Walker]]:
-    found: dict[DrafterWindow, list[_Walker]] = {}
-    for one in walkers:
-        assert one.window is not None
-        found.setdefault(one.window, []).append(one)
-    return found
+    groups: dict[DrafterWindow, list[_Walker]] = {}
+    for walker in walkers:
+        assert walker.window is not None
+        groups.setdefault(walker.window, []).append(walker)
+    return groups

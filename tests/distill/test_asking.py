@@ -83,21 +83,21 @@ prompts = st.lists(st.integers(0, 500), min_size=16, max_size=60, unique=True).m
 def test_a_prompt_is_learnt_or_held_out_and_more_prompts_change_no_choice(
     given_: list[DistillPrompt], fewer: int, held: float
 ) -> None:
-    whole = asking.select(given_, [], most=1000, mixed=0, held=held)
+    whole = asking.select(given_, [], most_from_files=1000, most_built_in=0, held=held)
     keys = {one.key for one in given_}
     learnt, out = ({one.key for one in ones} for ones in (whole.learnt, whole.held))
     assert learnt | out == keys
     assert not learnt & out
     assert out
     some = given_[:fewer]
-    part = asking.select(some, [], most=1000, mixed=0, held=held)
+    part = asking.select(some, [], most_from_files=1000, most_built_in=0, held=held)
     if len(part.held) > 1:  # a single one may be there because one has to be
         assert {one.key for one in part.held} <= out
 
 
 def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
-    chosen = asking.select(mine, asking.built_in(), most=20, mixed=40, held=0.2)
+    chosen = asking.select(mine, asking.built_in(), most_from_files=20, most_built_in=40, held=0.2)
     assert not chosen.kinds & set(UNTRAINED)
     assert set(UNTRAINED) <= {one.kind for one in chosen.held}
     assert sum(one.kind == "mine" for one in [*chosen.learnt, *chosen.held]) == 20
@@ -106,13 +106,13 @@ def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
 
 def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="nothing to learn"):
-        asking.select([DistillPrompt("a", "one")], [], most=10, mixed=0, held=0.2)
+        asking.select([DistillPrompt("a", "one")], [], most_from_files=10, most_built_in=0, held=0.2)
 
 
 def test_what_is_to_measure_by_is_never_learnt() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
     apart = [DistillPrompt("exam", one.asked) for one in mine[:10]]
-    chosen = asking.select(mine, [], most=30, mixed=0, held=0.2, apart=apart)
+    chosen = asking.select(mine, [], most_from_files=30, most_built_in=0, held=0.2, measure_only=apart)
     assert {one.key for one in apart} <= {one.key for one in chosen.held}
     assert not {one.key for one in apart} & {one.key for one in chosen.learnt}
 
@@ -120,6 +120,6 @@ def test_what_is_to_measure_by_is_never_learnt() -> None:
 def test_a_prompt_that_is_given_twice_counts_once() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
     exam = [DistillPrompt("exam", f"question {number}") for number in range(10)]
-    chosen = asking.select([*mine, *mine, *exam], [], most=30, mixed=0, held=0.2, apart=exam)
+    chosen = asking.select([*mine, *mine, *exam], [], most_from_files=30, most_built_in=0, held=0.2, measure_only=exam)
     keys = [one.key for one in [*chosen.learnt, *chosen.held]]
     assert sorted(keys) == sorted(one.key for one in [*mine, *exam])

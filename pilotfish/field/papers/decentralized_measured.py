@@ -23,18 +23,18 @@ def compared(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
     ``fixed_ms``, what a round takes besides at t₁ = 0, and ``off_fixed``, with that; ``eq4_ms``, of
     k tokens; ``gain``, tokens a second over those of γ = 0, and ``eq9`` for it. t₀ is Σ c of γ = 0.
     """
-    found = []
+    results = []
     for row in rows:
         nodes, t1_ms, k = int(number(row, "nodes")), number(row, "t1_ms"), number(row, "tokens")
         window, round_ms = int(number(row, "window")), number(row, "measured_ms")
         computed_ms = number(row, "draft_ms") + number(row, "compute_ms")
-        near = _like(rows, row, t1_over_c=0)
-        fixed_ms = number(near, "measured_ms") - number(near, "draft_ms")
-        fixed_ms -= number(near, "compute_ms")
-        alone = _like(rows, row, window=0)
-        t0_ms = number(alone, "compute_ms")
+        without_hops = _like(rows, row, t1_over_c=0)
+        fixed_ms = number(without_hops, "measured_ms") - number(without_hops, "draft_ms")
+        fixed_ms -= number(without_hops, "compute_ms")
+        token_by_token = _like(rows, row, window=0)
+        t0_ms = number(token_by_token, "compute_ms")
         model_ms = computed_ms + hops(nodes) * t1_ms
-        found.append(
+        results.append(
             {
                 **row,
                 "hops_ms": hops(nodes) * t1_ms,
@@ -43,19 +43,24 @@ def compared(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
                 "fixed_ms": fixed_ms,
                 "off_fixed": (model_ms + fixed_ms) / round_ms - 1.0,
                 "eq4_ms": eq_4_speculative_s(k, nodes, t0_ms, t1_ms),
-                "gain": k / round_ms * number(alone, "measured_ms") / number(alone, "tokens"),
+                "gain": k
+                / round_ms
+                * number(token_by_token, "measured_ms")
+                / number(token_by_token, "tokens"),
                 "eq9": eq_9_speed_up(k, window, nodes, t0_ms, t1_ms),
             }
         )
-    return found
+    return results
 
 
 def _like(
-    rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **other: Value
+    rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **changes: Value
 ) -> Mapping[str, Value]:
     """The row for the same case, but for what is ``other``."""
-    wanted = {key: row[key] for key in CASE} | other
-    return next(one for one in rows if all(one[key] == wanted[key] for key in wanted))
+    values = {key: row[key] for key in CASE} | changes
+    return next(
+        candidate for candidate in rows if all(candidate[key] == values[key] for key in values)
+    )
 
 
 def measured() -> Sheet:

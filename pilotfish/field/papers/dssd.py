@@ -70,4 +70,4 @@ def dssd_speed_up(
 
 def best_window(speed_up: Callable[[int], float], longest: int) -> tuple[int, float]:
     """The γ of 1…longest with the greatest speed-up, and that; of equal ones the shortest."""
-    return max(((g, speed_up(g)) for g in range(1, longest + 1)), key=lambda found: found[1])
+    return max(((g, speed_up(g)) for g in range(1, longest + 1)), key=lambda choice: choice[1])

@@ -26,13 +26,13 @@ from pilotfish.speculation.ensemble import (
 from pilotfish.speculation.theory import Values
 
 
-def upload_bits(positions: int, kept: int, vocabulary: int, probability_bits: int) -> float:
+def upload_bits(positions: int, top_k: int, vocabulary: int, probability_bits: int) -> float:
     """What a worker uploads a window: K probabilities and their ids for each position (§III).
 
     There are L + 1 positions: the bonus position is averaged too. All |V| need no ids.
     """
-    index_bits = math.ceil(math.log2(vocabulary)) if kept < vocabulary else 0
-    return float(positions * kept * (probability_bits + index_bits))
+    index_bits = math.ceil(math.log2(vocabulary)) if top_k < vocabulary else 0
+    return float(positions * top_k * (probability_bits + index_bits))
 
 
 def eq_1_aggregate(weights: Values, p: Values) -> Values:
@@ -41,23 +41,23 @@ def eq_1_aggregate(weights: Values, p: Values) -> Values:
     return aggregate
 
 
-def eq_4_retained(p: Values, kept: NDArray[np.integer]) -> float:
+def eq_4_retained(p: Values, top_ids: NDArray[np.integer]) -> float:
     """ρ, the mass on the kept ids (4); the residual mass is 1 − ρ."""
-    return float(p[kept].sum())
+    return float(p[top_ids].sum())
 
 
-def eq_5_renormalised(p: Values, kept: NDArray[np.integer]) -> Values:
+def eq_5_renormalised(p: Values, top_ids: NDArray[np.integer]) -> Values:
     """p/ρ on the kept ids, 0 elsewhere (5)."""
-    return _rebuilt(p, kept, "renormalise")
+    return _rebuilt(p, top_ids, "renormalise")
 
 
-def eq_6_spread(p: Values, kept: NDArray[np.integer]) -> Values:
+def eq_6_spread(p: Values, top_ids: NDArray[np.integer]) -> Values:
     """p on the kept ids, 1 − ρ spread evenly over the others (6)."""
-    return _rebuilt(p, kept, "spread")
+    return _rebuilt(p, top_ids, "spread")
 
 
-def _rebuilt(p: Values, kept: NDArray[np.integer], scheme: Scheme) -> Values:
-    rows = TopRows(kept[None].astype(np.uint32), p[None, kept])
+def _rebuilt(p: Values, top_ids: NDArray[np.integer], scheme: Scheme) -> Values:
+    rows = TopRows(top_ids[None].astype(np.uint32), p[None, top_ids])
     rebuilt: Values = rebuild(rows, len(p), scheme)[0].astype(np.float64, copy=False)
     return rebuilt
 

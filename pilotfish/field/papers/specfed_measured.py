@@ -61,7 +61,7 @@ def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
         with plot(path, f"{title}, measured\n{rows[0]['who']}", "kept tokens K", label) as axes:
             for temperature, colour, marker in zip(temperatures, PALETTE, MARKERS, strict=False):
                 chosen = [row for row in rows if row["T"] == temperature]
-                kept = [number(row, "K") for row in chosen]
+                top_k = [number(row, "K") for row in chosen]
                 n = chosen[0]["positions"]
                 axes.plot(
                     [], [], color=colour, marker=marker, label=f"T = {temperature:g}, n = {n}"
@@ -70,7 +70,7 @@ def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
                     # a logarithmic axis has no 0
                     values = [value if (value := number(row, key)) > 0.0 else nan for row in chosen]
                     mark = marker if style == "-" else ""
-                    axes.plot(kept, values, linestyle=style, marker=mark, color=colour)
+                    axes.plot(top_k, values, linestyle=style, marker=mark, color=colour)
             axes.set(xscale="log", yscale="log")
             axes.set_xticks([32, 320, 3200, 32000], ["32", "320", "3200", "32000"])
             axes.set_ylim(_LEAST, _MOST)

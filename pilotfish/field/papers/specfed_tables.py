@@ -82,10 +82,10 @@ def payloads() -> Sheet:
     """Bytes a worker and window, and how long they take, against K."""
     full = upload_bits(LENGTH + 1, VOCABULARY, VOCABULARY, PROBABILITY_BITS) / 8.0
     rows: list[dict[str, Value]] = []
-    for kept in KEPT:
-        size = upload_bits(LENGTH + 1, kept, VOCABULARY, PROBABILITY_BITS) / 8.0
+    for top_k in KEPT:
+        size = upload_bits(LENGTH + 1, top_k, VOCABULARY, PROBABILITY_BITS) / 8.0
         times = {f"uplink_{m}mbps_ms": transfer_s(size, m * 1e6) * 1e3 for m in RATES_MBPS}
-        rows.append({"kept": kept, "upload_bytes": size, "share": size / full, **times})
+        rows.append({"kept": top_k, "upload_bytes": size, "share": size / full, **times})
     columns: dict[str, tuple[str, int | None]] = {
         "kept": ("K", 0),
         "upload_bytes": ("bytes", 0),
@@ -95,26 +95,26 @@ def payloads() -> Sheet:
     return Sheet("payloads", "What a worker uploads a window", columns, rows)
 
 
-def _rebuilt(p: Values, kept: list[NDArray[np.integer]], scheme: str) -> Values:
+def _rebuilt(p: Values, top_ids: list[NDArray[np.integer]], scheme: str) -> Values:
     rebuild = eq_5_renormalised if scheme == "renormalised" else eq_6_spread
-    return np.stack([rebuild(*worker) for worker in zip(p, kept, strict=True)])
+    return np.stack([rebuild(*worker) for worker in zip(p, top_ids, strict=True)])
 
 
-def distortion(count: int) -> dict[str, Value]:
+def distortion(top_k: int) -> dict[str, Value]:
     """Errors of both reconstructions with K = count, and their bounds."""
     p, q = workers(), drafter()
-    kept = [largest(worker, count) for worker in p]
-    retained = np.array([eq_4_retained(*worker) for worker in zip(p, kept, strict=True)])
+    top_ids = [largest(worker, top_k) for worker in p]
+    retained = np.array([eq_4_retained(*worker) for worker in zip(p, top_ids, strict=True)])
     aggregate = eq_1_aggregate(WEIGHTS, p)
-    row: dict[str, Value] = {"kept": count, "retained_1": retained[0], "retained_2": retained[1]}
+    row: dict[str, Value] = {"kept": top_k, "retained_1": retained[0], "retained_2": retained[1]}
     for scheme in ("renormalised", "spread"):
-        rebuilt = _rebuilt(p, kept, scheme)
+        rebuilt = _rebuilt(p, top_ids, scheme)
         merged = eq_1_aggregate(WEIGHTS, rebuilt)
         row[f"local_error_1_{scheme}"] = eq_8_error(rebuilt[0], p[0])
         row[f"bias_{scheme}"] = eq_8_error(merged, aggregate)
         row[f"acceptance_{scheme}"] = float(beta(merged, q))
         row[f"acceptance_variation_{scheme}"] = eq_10_acceptance_variation(merged, aggregate, q)
-    others = VOCABULARY - count
+    others = VOCABULARY - top_k
     row["local_error_1_spread_bound"] = eq_12_spread_error_bound(float(retained[0]), others)
     row["acceptance_full"] = float(beta(aggregate, q))
     row["bias_bound"] = eq_17_bias_bound(WEIGHTS, retained)
@@ -136,7 +136,7 @@ def distortions() -> Sheet:
         "acceptance_bound": ("bound (19)", 4),
     }
     title = "Two Zipf workers (ours): bias in L1 and change of acceptance"
-    return Sheet("distortions", title, columns, [distortion(kept) for kept in KEPT])
+    return Sheet("distortions", title, columns, [distortion(top_k) for top_k in KEPT])
 
 
 def bounds() -> Sheet:

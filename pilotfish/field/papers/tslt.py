@@ -22,13 +22,13 @@ def eq_2_upload_bits(distributions: int, distribution_bits: float) -> float:
     return distributions * distribution_bits
 
 
-def eq_3_distribution_bits(kept: int, vocabulary: int, probability_bits: int) -> float:
+def eq_3_distribution_bits(top_k: int, vocabulary: int, probability_bits: int) -> float:
     """D_V for K kept tokens: probability and index of each, K·(b_prob + ⌈log₂|V|⌉) (3).
 
     Of a full vocabulary no index need travel; the paper's own D_V = 0.5 Mbit has none either.
     """
-    index_bits = math.ceil(math.log2(vocabulary)) if kept < vocabulary else 0
-    return float(kept * (probability_bits + index_bits))
+    index_bits = math.ceil(math.log2(vocabulary)) if top_k < vocabulary else 0
+    return float(top_k * (probability_bits + index_bits))
 
 
 def eq_4_communication_s(distributions: int, distribution_bits: float, rate_bps: float) -> float:

@@ -153,10 +153,10 @@ def communication_s(method: str, window: int, mbps: int, rtt_ms: float) -> float
         return eq_6_exchange_s(ids + full, feedback, link)
     if method == "fh":
         return eq_6_exchange_s(eq_5_full_upload_bits(window, SIZES), feedback, link)
-    positions, any_at_all = mismatches(window, mbps)
-    without = eq_10_selective_s(window, 0, SIZES, link)
-    asked = eq_10_selective_s(window, positions / any_at_all, SIZES, link)
-    return any_at_all * asked + (1.0 - any_at_all) * without
+    positions, any_mismatch = mismatches(window, mbps)
+    without_request = eq_10_selective_s(window, 0, SIZES, link)
+    with_request = eq_10_selective_s(window, positions / any_mismatch, SIZES, link)
+    return any_mismatch * with_request + (1.0 - any_mismatch) * without_request
 
 
 def round_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:

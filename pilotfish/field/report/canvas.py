@@ -58,10 +58,10 @@ def title(run: str, finding: str, n: str) -> str:
 
 def format_counts(counts: Iterable[int], what: str) -> str:
     """Format ``n = 12 answers each``, or a range; ``what`` begins with a plural."""
-    found = sorted(set(counts))
-    if found[-1] == 1:
+    sizes = sorted(set(counts))
+    if sizes[-1] == 1:
         what = re.sub(r"s\b", "", what, count=1)
-    span = f"{found[0]}" if len(found) == 1 else f"{found[0]}–{found[-1]}"
+    span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
     return f"n = {span} {what}"
 
 
@@ -72,8 +72,8 @@ def legend_below(axes: Axes, columns: int = 3) -> None:
     figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.0)
 
 
-def whiskers(found: Spread) -> list[list[float]] | None:
+def whiskers(spread: Spread) -> list[list[float]] | None:
     """Return the interval for matplotlib: below and above the median; None without one."""
-    if found.low is None or found.high is None:
+    if spread.low is None or spread.high is None:
         return None
-    return [[found.median - found.low], [found.high - found.median]]
+    return [[spread.median - spread.low], [spread.high - spread.median]]

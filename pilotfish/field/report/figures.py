@@ -112,7 +112,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         first_token_ms=_over(answers, lambda a: a.first_token_s * 1e3),
         joules_per_token=_over(answers, _joules_per_token),
         acceptance=acceptance(drafted) if drafted else None,
-        notes={name: _noted(one, drafted) for name, one in counters().items()},
+        notes={name: _noted(counter, drafted) for name, counter in counters().items()},
         asked=_share(sum(r.inquired > 0 for r in inquiring), len(inquiring)),
         tokens_per_round=tokens / len(rounds) if rounds else None,
         up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
@@ -125,7 +125,9 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
 def noted_counters(all_figures: Sequence[Figures]) -> list[RoundCounter]:
     """The counters of which any of these figures have something to say."""
     known = counters().values()
-    return [one for one in known if any(f.notes[one.name] is not None for f in all_figures)]
+    return [
+        counter for counter in known if any(f.notes[counter.name] is not None for f in all_figures)
+    ]
 
 
 def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
@@ -146,12 +148,12 @@ def _joules_per_token(answer: Answer) -> float | None:
 
 def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) -> Spread | None:
     """Compute the spread over the answers that have this value."""
-    return spread([found for found in map(value, answers) if found is not None])
+    return spread([number for number in map(value, answers) if number is not None])
 
 
 def _noted(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
     """The counter's share in the rounds whose protocol has it."""
-    return counter.share([one for one in rounds if counter in counters_of(one.protocol)])
+    return counter.share([round_ for round_ in rounds if counter in counters_of(round_.protocol)])
 
 
 def _inquires(protocol: str) -> bool:
@@ -166,8 +168,8 @@ def _tokens(rounds: Sequence[Round]) -> int:
     return sum(len(round_.tokens) for round_ in rounds)
 
 
-def flat(found: dict[str, Any]) -> dict[str, Any]:
+def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Figures as a dictionary has them, with keys of their own for configuration and notes."""
-    protocol, window = found.pop("configuration")
-    notes = found.pop("notes", {})
-    return {"protocol": protocol, "window": window, **found, **notes}
+    protocol, window = values.pop("configuration")
+    notes = values.pop("notes", {})
+    return {"protocol": protocol, "window": window, **values, **notes}

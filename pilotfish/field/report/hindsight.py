@@ -69,19 +69,19 @@ class Hindsight:
 
 def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
     """Compute it of the finished answers of a run; None where none was under ``auto``."""
-    under_auto = [answer for answer in answers if answer.protocol == AUTO]
-    if not under_auto:
+    auto_answers = [answer for answer in answers if answer.protocol == AUTO]
+    if not auto_answers:
         return None
     fixed = _milliseconds([answer for answer in answers if answer.protocol != AUTO])
     chosen: dict[Configuration, list[Answer]] = {}
     forecasts: dict[Configuration, list[float]] = {}
-    for answer in under_auto:
+    for answer in auto_answers:
         if answer.choice is not None:
             chosen.setdefault(_named(answer.choice.protocol, answer.choice.window), []).append(
                 answer
             )
-            for named, predicted_ms in _forecast_ms(answer.choice).items():
-                forecasts.setdefault(named, []).append(predicted_ms)
+            for configuration, predicted_ms in _forecast_ms(answer.choice).items():
+                forecasts.setdefault(configuration, []).append(predicted_ms)
     alternatives = [
         Alternative(
             configuration=each,
@@ -94,11 +94,11 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
         )
         for each in sorted({*chosen, *fixed, *forecasts}, key=order)
     ]
-    choices = [(a.choice, steady_token_ms(a)) for a in under_auto if a.choice is not None]
+    choices = [(a.choice, steady_token_ms(a)) for a in auto_answers if a.choice is not None]
     return Hindsight(
         policies=list(dict.fromkeys(choice.policy for choice, _ in choices)),
-        n=len(under_auto),
-        auto=spread([ms for answer in under_auto if (ms := steady_token_ms(answer))]),
+        n=len(auto_answers),
+        auto=spread([ms for answer in auto_answers if (ms := steady_token_ms(answer))]),
         alternatives=alternatives,
         predicted=[(c.token_s * 1e3, ms) for c, ms in choices if c.token_s is not None and ms],
     )
@@ -111,11 +111,11 @@ def _named(protocol: str, window: int) -> Configuration:
 
 def _forecast_ms(choice: Choice) -> dict[Configuration, float]:
     """Return the ms a token that were predicted: of several alike, by whose hints, the least."""
-    found: dict[Configuration, float] = {}
-    for one in choice.forecasts:
-        each, ms = _named(one.protocol, one.window), one.token_s * 1e3
-        found[each] = min(ms, found.get(each, ms))
-    return found
+    least_ms: dict[Configuration, float] = {}
+    for forecast in choice.forecasts:
+        configuration, ms = _named(forecast.protocol, forecast.window), forecast.token_s * 1e3
+        least_ms[configuration] = min(ms, least_ms.get(configuration, ms))
+    return least_ms
 
 
 def _last_reason(answers: Sequence[Answer]) -> str:
@@ -125,8 +125,8 @@ def _last_reason(answers: Sequence[Answer]) -> str:
 
 def _milliseconds(answers: Sequence[Answer]) -> dict[Configuration, list[float]]:
     """Collect steady milliseconds per token of every configuration's answers."""
-    found: dict[Configuration, list[float]] = {}
+    token_ms: dict[Configuration, list[float]] = {}
     for answer in answers:
         if ms := steady_token_ms(answer):
-            found.setdefault(answer.configuration, []).append(ms)
-    return found
+            token_ms.setdefault(answer.configuration, []).append(ms)
+    return token_ms

@@ -38,7 +38,7 @@ class MeasuredRun:
             "answers": len(self.answers),
             "left_out": {"warm_up": self.warm_up, "unfinished": self.unfinished},
             "not_measured": unmeasured_names(self.answers),
-            "figures": [flat(asdict(found)) for found in self.figures],
+            "figures": [flat(asdict(figures)) for figures in self.figures],
             "auto": None if self.hindsight is None else _auto(self.hindsight),
             "interval": {"level": LEVEL, "bootstrap_resamples": RESAMPLES},
         }
@@ -71,19 +71,19 @@ def read(path: str | Path) -> MeasuredRun:
 
 def with_unique_names(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """Number the runs that share a name with another one."""
-    apart: dict[str, MeasuredRun] = {}
+    renamed: dict[str, MeasuredRun] = {}
     for run in runs:
         name, number = run.name, 1
-        while name in apart:
+        while name in renamed:
             number += 1
             name = f"{run.name} ({number})"
-        apart[name] = replace(run, name=name)
-    return list(apart.values())
+        renamed[name] = replace(run, name=name)
+    return list(renamed.values())
 
 
-def _auto(seen: Hindsight) -> dict[str, Any]:
-    found = asdict(seen)
-    found["alternatives"] = [flat(each) for each in found["alternatives"]]
-    best = seen.best.configuration if seen.best is not None else None
-    found["best_fixed"] = None if best is None else best._asdict()
-    return {**found, "behind_best_fixed": seen.excess, "median_error": seen.error}
+def _auto(hindsight: Hindsight) -> dict[str, Any]:
+    values = asdict(hindsight)
+    values["alternatives"] = [flat(each) for each in values["alternatives"]]
+    best = hindsight.best.configuration if hindsight.best is not None else None
+    values["best_fixed"] = None if best is None else best._asdict()
+    return {**values, "behind_best_fixed": hindsight.excess, "median_error": hindsight.error}

@@ -57,9 +57,14 @@ def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
 def _of_round(round_: Round) -> Iterator[tuple[str, float, float, float]]:
     yield "window of a round", round_.window, 0, 1e4
     yield "accepted tokens of a round", round_.accepted, 0, round_.window
-    for name, one in counters().items():
-        most = one.upper_bound(round_.window, round_.accepted)
-        yield f"{one.metric.replace('_', ' ')} of a round", round_.notes.get(name, 0), 0, most
+    for name, counter in counters().items():
+        upper_bound = counter.upper_bound(round_.window, round_.accepted)
+        yield (
+            f"{counter.metric.replace('_', ' ')} of a round",
+            round_.notes.get(name, 0),
+            0,
+            upper_bound,
+        )
     yield "hidden states of a round", round_.inquired, 0, round_.window
     yield "bytes up of a round", round_.uplink_bytes, 0, _LARGEST
     yield "bytes down of a round", round_.downlink_bytes, 0, _LARGEST

@@ -83,12 +83,12 @@ def _run_summary(run: MeasuredRun) -> str:
     best = lowest(run.figures)
     if best is None or best.token_ms is None:
         return "No fixed choice with a target has answers with steady rounds."
-    found = best.token_ms
-    low_high = tables.interval(found)
-    sure = "" if low_high == tables.NONE else f", 95 % interval {low_high}"
+    spread = best.token_ms
+    bounds = tables.interval(spread)
+    interval = "" if bounds == tables.NONE else f", 95 % interval {bounds}"
     text = (
-        f"Of the fixed choices {best.configuration} took least: {found.median:.1f} ms per "
-        f"committed token (median, n = {found.n}{sure})."
+        f"Of the fixed choices {best.configuration} took least: {spread.median:.1f} ms per "
+        f"committed token (median, n = {spread.n}{interval})."
     )
     if run.hindsight is not None and run.hindsight.auto is not None:
         auto = run.hindsight.auto
@@ -98,23 +98,27 @@ def _run_summary(run: MeasuredRun) -> str:
 
 def _auto_summary(run: MeasuredRun) -> str:
     """Summarise `auto`'s choices in a sentence or two."""
-    seen = run.hindsight
-    if seen is None or seen.auto is None:
+    hindsight = run.hindsight
+    if hindsight is None or hindsight.auto is None:
         return "auto has no answer with steady rounds."
-    text = f"auto took {seen.auto.median:.1f} ms per committed token (median, n = {seen.auto.n})"
-    if seen.best is not None and seen.best.fixed is not None and seen.excess is not None:
+    text = f"auto took {hindsight.auto.median:.1f} ms per committed token (median, n = {hindsight.auto.n})"
+    if (
+        hindsight.best is not None
+        and hindsight.best.fixed is not None
+        and hindsight.excess is not None
+    ):
         text += (
-            f", {_compared(seen.excess)} the best fixed choice of the same run, "
-            f"{seen.best.configuration} at {seen.best.fixed.median:.1f} ms"
+            f", {_compared(hindsight.excess)} the best fixed choice of the same run, "
+            f"{hindsight.best.configuration} at {hindsight.best.fixed.median:.1f} ms"
         )
     else:
         text += "; no fixed choice of the same run to hold it against"
-    if seen.error is not None:
-        text += f". Its predictions were off by {seen.error * 100:.0f} % in the median"
+    if hindsight.error is not None:
+        text += f". Its predictions were off by {hindsight.error * 100:.0f} % in the median"
     return text + "."
 
 
-def _compared(behind: float) -> str:
-    if abs(behind) < 0.005:
+def _compared(excess: float) -> str:
+    if abs(excess) < 0.005:
         return "as much as"
-    return f"{abs(behind) * 100:.0f} % {'more' if behind > 0 else 'less'} than"
+    return f"{abs(excess) * 100:.0f} % {'more' if excess > 0 else 'less'} than"

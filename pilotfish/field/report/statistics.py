@@ -37,12 +37,12 @@ def spread(values: Sequence[float], *, independent: bool = True) -> Spread | Non
     """
     if not values:
         return None
-    found = np.asarray(values, dtype=np.float64)
+    array = np.asarray(values, dtype=np.float64)
     low, high = median_interval(values) if independent and len(values) > 2 else (None, None)
     return Spread(
-        n=len(found),
-        median=float(np.median(found)),
-        p95=float(np.percentile(found, 95)),
+        n=len(array),
+        median=float(np.median(array)),
+        p95=float(np.percentile(array, 95)),
         low=low,
         high=high,
     )

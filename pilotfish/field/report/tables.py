@@ -36,25 +36,25 @@ def _percent(share: float | None) -> str:
     return NONE if share is None else number(100 * share)
 
 
-def interval(found: Spread | None, digits: int = 1) -> str:
+def interval(spread: Spread | None, digits: int = 1) -> str:
     """Format low and high end."""
-    if found is None or found.low is None:
+    if spread is None or spread.low is None:
         return NONE
-    return f"{number(found.low, digits)}–{number(found.high, digits)}"
+    return f"{number(spread.low, digits)}–{number(spread.high, digits)}"
 
 
 def _median(pick: Callable[[Figures], Spread | None], digits: int = 1) -> Callable[[Figures], str]:
     def cell(figures: Figures) -> str:
-        found = pick(figures)
-        return NONE if found is None else number(found.median, digits)
+        spread = pick(figures)
+        return NONE if spread is None else number(spread.median, digits)
 
     return cell
 
 
 def _p95(pick: Callable[[Figures], Spread | None], digits: int = 1) -> Callable[[Figures], str]:
     def cell(figures: Figures) -> str:
-        found = pick(figures)
-        return NONE if found is None else number(found.p95, digits)
+        spread = pick(figures)
+        return NONE if spread is None else number(spread.p95, digits)
 
     return cell
 
@@ -127,11 +127,11 @@ def positions(run: MeasuredRun) -> Table:
     )
 
 
-def choices(seen: Hindsight) -> Table:
+def choices(hindsight: Hindsight) -> Table:
     """Tabulate every choice open to ``auto``: how often it was taken, and what it costs."""
 
-    def median(found: Spread | None) -> str:
-        return NONE if found is None else number(found.median)
+    def median(spread: Spread | None) -> str:
+        return NONE if spread is None else number(spread.median)
 
     return Table(
         headings=[
@@ -153,7 +153,7 @@ def choices(seen: Hindsight) -> Table:
                 interval(each.fixed),
                 each.reason or NONE,
             ]
-            for each in seen.alternatives
+            for each in hindsight.alternatives
         ],
     )
 

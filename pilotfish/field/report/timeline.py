@@ -17,12 +17,12 @@ _PAUSE_S = 600.0  # without an answer for so long, the run was interrupted
 
 def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
     """Draw the plot; None where nothing was measured."""
-    known = measured_quantities(answers)
-    if not known:
+    measured = measured_quantities(answers)
+    if not measured:
         return None
-    labels = list(dict.fromkeys(quantity.panel for quantity in known))
+    labels = list(dict.fromkeys(quantity.panel for quantity in measured))
     n = f"n = {sum(a.link is not None for a in answers)} answers"
-    finding = _finding(known[0], answers)
+    finding = _finding(measured[0], answers)
     elapsed, pauses = _elapsed_s([answer.started_unix_s for answer in answers])
     scale, unit = (60.0, "minutes") if elapsed[-1] > 180.0 else (1.0, "seconds")
     with panels(
@@ -31,13 +31,13 @@ def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
         f"time in the run ({unit}{', pauses cut out' if pauses else ''})",
         labels,
         (WIDTH, 1.5 + 1.25 * len(labels)),
-    ) as found:
-        for axes, label in zip(found, labels, strict=True):
-            lines = [quantity for quantity in known if quantity.panel == label]
+    ) as stacked_axes:
+        for axes, label in zip(stacked_axes, labels, strict=True):
+            lines = [quantity for quantity in measured if quantity.panel == label]
             for line, colour in zip(lines, PALETTE, strict=False):
                 points = line.points(answers)
                 axes.plot(
-                    [elapsed[at] / scale for at, _ in points],
+                    [elapsed[index] / scale for index, _ in points],
                     [value for _, value in points],
                     color=colour,
                     marker=".",
@@ -50,7 +50,7 @@ def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
             _finish(axes, label, len(lines))
     return Picture(
         path=path,
-        alt=f"{run}: against time in {unit}, {', '.join(line.name for line in known)} of the "
+        alt=f"{run}: against time in {unit}, {', '.join(line.name for line in measured)} of the "
         f"link ({', '.join(label.split(chr(10))[-1] for label in labels)}); {finding} ({n}).",
     )
 
