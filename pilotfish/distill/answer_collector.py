@@ -1,4 +1,4 @@
-"""Ask the target, in several sessions at once, and keep each answer as it comes."""
+"""Collect the target's answers in several sessions at once, and store each when it arrives."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pilotfish.device_runtime.link.retry import AWAY
 from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
 from pilotfish.distill.distill_settings import AnswerOptions
 from pilotfish.distill.prompt_selection import DistillPrompt, Selection
-from pilotfish.distill.training_rows import row_of
+from pilotfish.distill.training_rows import make_row
 from pilotfish.wire.protocols import STREAM
 
-_OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
+_OWN_TOKENS = 2  # most drafter's tokens for one target's token, in ordinary text
 
 Progress = Callable[[int, int], None]
 """Called as progress(answers done, answers in all)."""
 
 
 class AnswerCollector:
-    """A device and its lanes, which ask the target."""
+    """Asks the target through a device and its lanes, one for each session."""
 
     def __init__(self, device: Device, options: AnswerOptions, sessions: int) -> None:
         self._device, self._options, self._sessions = device, options, sessions
@@ -32,21 +32,21 @@ class AnswerCollector:
     def collect(
         self, selection: Selection, examples: TrainingExampleFile, progress: Progress
     ) -> tuple[list[TrainingExample], int]:
-        """Answer what has no answer yet; return all answers, and how many prompts had no room.
+        """Collect the missing answers; return all answers, and the number of prompts too long.
 
-        Raises what ended it: an edge that is gone, a disk that is full. What was answered by then
-        is kept.
+        Raises the error that ended it, such as a lost edge or a full disk; the answers collected
+        before it are stored.
         """
         held_keys = {selected.key for selected in selection.held}
         prompts_by_key = {
             selected.key: selected for selected in [*selection.held, *selection.learnt]
         }
-        # in the order of the hashes, so that whatever is there is of all kinds
+        # ordered by hash, so that the first answers cover all kinds
         ordered = [prompts_by_key[key] for key in sorted(prompts_by_key)]
         fitting = [
             (selected, prompt)
             for selected in ordered
-            if (prompt := self._fitting(selected)) is not None
+            if (prompt := self._make_fitting_prompt(selected)) is not None
         ]
         self._expect_any(fitting)
         remaining = [
@@ -59,18 +59,18 @@ class AnswerCollector:
         try:
             with closing(
                 self._answers(remaining, held_keys)
-            ) as answers:  # also if one cannot be kept
+            ) as answers:  # also after a failed write
                 for example in answers:
                     examples.add(example)
                     done += 1
                     progress(done, len(fitting))
         except AWAY as error:
             raise EdgeLostError(
-                f"{error} {done} of {len(fitting)} answers are kept in {examples.path}: give the same "
-                "command again to go on."
+                f"{error} {done} of {len(fitting)} answers are kept in {examples.path}: give the "
+                "same command again to go on."
             ) from error
         collected = [examples.answers[selected.key] for selected, _ in fitting]
-        # some come to more of the drafter's tokens than was expected
+        # some have more of the drafter's tokens than estimated
         readable = [
             example for example in collected if len(example.row.ids) <= self._device.context
         ]
@@ -84,9 +84,9 @@ class AnswerCollector:
                 f"prompt fits into them with an answer of {self._options.tokens}: lower --tokens."
             )
 
-    def _fitting(self, selected: DistillPrompt) -> Prompt | None:
-        """Make the prompt; None if it has no room for its answer."""
-        prompt = self._device.pair.prompt(selected.asked)
+    def _make_fitting_prompt(self, selected: DistillPrompt) -> Prompt | None:
+        """Tokenise the prompt; None if prompt and answer may exceed the context."""
+        prompt = self._device.pair.prompt(selected.content)
         most = self._options.tokens
         draft_tokens = most if self._device.pair.trivial else _OWN_TOKENS * most
         longest = max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
@@ -95,7 +95,7 @@ class AnswerCollector:
     def _answers(
         self, remaining: Sequence[tuple[DistillPrompt, Prompt]], held: set[str]
     ) -> Generator[TrainingExample, None, None]:
-        """Yield the answers as they come; at the first error all lanes stop."""
+        """Yield the answers as they arrive; stop all lanes at the first error."""
         todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]] = queue.SimpleQueue()
         for entry in remaining:
             todo.put(entry)
@@ -104,7 +104,7 @@ class AnswerCollector:
             pool = ThreadPoolExecutor(max(1, len(lanes)))
             running = [pool.submit(self._work, lane, todo, arrived, held) for lane in lanes]
             try:
-                for _ in running:  # each lane tells its end by None
+                for _ in running:  # each lane ends with None
                     while (example := arrived.get()) is not None:
                         yield example
                     _raise_failed(running)
@@ -128,7 +128,7 @@ class AnswerCollector:
         arrived: queue.SimpleQueue[TrainingExample | None],
         held: set[str],
     ) -> None:
-        """Answer one prompt after the other."""
+        """Answer prompts of the queue until it is empty."""
         try:
             while True:
                 try:
@@ -151,12 +151,12 @@ class AnswerCollector:
             seed=(options.seed + int(selected.key[:12], 16)) % 2**63,
             logprobs=options.top,
         )
-        row = row_of(lane.pair, prompt, generation.tokens, generation.logprobs)
+        row = make_row(lane.pair, prompt, generation.tokens, generation.logprobs)
         return TrainingExample(
             key=selected.key,
             prompting=selected,
             held=held,
-            told=prompt.ids.tolist(),
+            prompt_ids=prompt.ids.tolist(),
             answer=list(generation.tokens),
             finish_reason=generation.finish_reason,
             row=row,

@@ -1,4 +1,4 @@
-"""The report of a run: a page of Markdown with three pictures, and the figures as JSON."""
+"""Write the report of a run: a page of Markdown with three plots, and the figures as JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pilotfish.base.files import PRIVATE, write_whole
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.outcome import DEPTH, Distilled
 from pilotfish.field.drawing import MARKERS, PALETTE, plot
-from pilotfish.field.report.canvas import legend_below, plain
+from pilotfish.field.report.canvas import escape_math, legend_below
 
 _HEIGHT = 3.4  # inches
 
 
 def write(folder: Path, outcome: Distilled) -> Path:
-    """Write the report into the folder; returns the page."""
+    """Write the report into the folder; return the page's path."""
     write_whole(folder / "report.json", _json(outcome), PRIVATE)
     _depths(folder / "depths.png", outcome)
     _kinds(folder / "kinds.png", outcome)
@@ -35,28 +35,29 @@ def _page(outcome: Distilled) -> str:
     lines = [
         f"# {outcome.drafter} for {outcome.target}",
         "",
-        f"{outcome.learnt} answers of the target were learnt from, {outcome.held} kept out; "
-        f"{outcome.tokens} tokens in all. {outcome.left_out} prompts had no room. The best weights "
-        f"were those of step {outcome.step} of {outcome.steps}.",
+        f"{outcome.learnt} answers of the target for training, {outcome.held} held out; "
+        f"{outcome.tokens} tokens in all. {outcome.left_out} prompts were too long. The best "
+        f"weights were those of step {outcome.step} of {outcome.steps}.",
         "",
-        f"On what was kept out ({after.positions} places), α went from {before.alpha:.3f} to "
-        f"{after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
-        f"{after.survival[DEPTH - 1]:.3f}, as the artifacts themselves say.",
+        f"On the held-out answers ({after.positions} positions), α went from {before.alpha:.3f} "
+        f"to {after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
+        f"{after.survival[DEPTH - 1]:.3f}, measured with the two artifacts.",
         "",
-        f"| kind | places | α before | α after | change | S({DEPTH}) before | S({DEPTH}) after |",
+        f"| kind | positions | α before | α after | change | S({DEPTH}) before "
+        f"| S({DEPTH}) after |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for kind, places, alpha_before, alpha_after, survival, survival_after in outcome.rows:
         name = f"{kind} (not learnt)" if outcome.unlearnt(kind) else kind
         lines.append(
-            f"| {_cell(name)} | {places} | {alpha_before:.3f} | {alpha_after:.3f} | {alpha_after - alpha_before:+.3f} | "
-            f"{survival:.3f} | {survival_after:.3f} |"
+            f"| {_cell(name)} | {places} | {alpha_before:.3f} | {alpha_after:.3f} | "
+            f"{alpha_after - alpha_before:+.3f} | {survival:.3f} | {survival_after:.3f} |"
         )
     lines += [
         "",
-        "α: the share of places at which the drafter's likeliest token is the target's, at "
-        "temperature 0, given the target's own text. S(k): the share of "
-        "runs that reach k drafts; a run begins behind each token that was not drafted.",
+        "α: the share of positions at which the drafter's likeliest token is the target's, at "
+        "temperature 0, after the target's own text. S(k): the share of runs with k right drafts; "
+        "a run begins with an answer, and after each wrong draft.",
         "",
         "![acceptance by depth](depths.png)",
         "![acceptance by kind](kinds.png)",
@@ -72,7 +73,7 @@ def _cell(text: str) -> str:
 
 def _depths(path: Path, outcome: Distilled) -> None:
     places = outcome.before[ALL].positions
-    title = f"Runs of right drafts (n = {places} places kept out)"
+    title = f"Runs of right drafts (n = {places} held-out positions)"
     with plot(path, title, "k, drafts in a row", "S(k), share of runs") as axes:
         for index, (name, figures) in enumerate(
             (("before", outcome.before[ALL]), ("after", outcome.after[ALL]))
@@ -90,14 +91,14 @@ def _kinds(path: Path, outcome: Distilled) -> None:
     rows = outcome.rows
     inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
     title = "α by kind (○ before, ● after; * not learnt)"
-    with plot(path, title, "α, share of places that agree", "", inches) as axes:
+    with plot(path, title, "α, share of positions that agree", "", inches) as axes:
         for row, (_, _, before, after, *_) in enumerate(reversed(rows)):
             colour = PALETTE[0] if after >= before else PALETTE[1]
             axes.plot([before, after], [row, row], color=colour)
             axes.plot([before], [row], marker="o", color=colour, fillstyle="none")
             axes.plot([after], [row], marker="o", color=colour)
         names = [
-            plain(f"{kind}{'*' * outcome.unlearnt(kind)} (n = {places})")
+            escape_math(f"{kind}{'*' * outcome.unlearnt(kind)} (n = {places})")
             for kind, places, *_ in reversed(rows)
         ]
         axes.set_yticks(range(len(rows)), names)
@@ -107,7 +108,7 @@ def _learning(path: Path, outcome: Distilled) -> None:
     measured_alpha = [(line["step"], line["alpha"]) for line in outcome.curve if "alpha" in line]
     losses = [(line["step"], line["hard"]) for line in outcome.curve if "hard" in line]
     title = f"Learning ({outcome.learnt} answers; best at step {outcome.step})"
-    with plot(path, title, "steps", "α on answers kept out") as axes:
+    with plot(path, title, "steps", "α on held-out answers") as axes:
         axes.plot(*zip(*measured_alpha, strict=True), color=PALETTE[0], marker="o", label="α")
         axes.axvline(outcome.step, color="#999999", linewidth=0.8)
         if losses:

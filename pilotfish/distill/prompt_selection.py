@@ -1,7 +1,7 @@
-"""What the target is asked: the prompts of files and the built-in ones, and which are held out.
+"""Select the prompts of a run, from files and the built-in ones, and hold some out.
 
-Every choice goes by a hash of the prompt, never by its place in a file: a run that is resumed, or
-begun again with more prompts, keeps the same prompts out of training.
+Every choice depends on a hash of the prompt, never on its position in a file: a run that is
+resumed, or begun again with more prompts, holds out the same prompts.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import msgspec
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.field.prompts import PromptLine, numbered_lines, question_of
 
-# built-in kinds that are never trained on: what is forgotten shows there
+# built-in kinds that are never trained on, to show forgetting
 UNTRAINED = ("stories", "translation")
-_MOST_UNTRAINED = 12  # prompts of each such kind: they are read, not learnt from
-_LEAST_HELD = 1  # a run without a held-out prompt could not be stopped, or judged
+_MOST_UNTRAINED = 12  # prompts of each such kind, which only cost measuring
+_LEAST_HELD = 1  # early stopping and the report need a held-out prompt
 
 
 class DistillPrompt(msgspec.Struct, frozen=True):
-    """One prompt. kind: what it is an example of. asked: a text, or messages of a chat."""
+    """One prompt. kind: group for statistics. content: a text, or messages of a chat."""
 
     kind: str
-    asked: str | list[dict[str, Any]]
+    content: str | list[dict[str, Any]] = msgspec.field(name="asked")
 
     @property
     def key(self) -> str:
-        """Its name among all prompts: a hash of what is asked."""
-        return hashlib.sha256(msgspec.json.encode(self.asked)).hexdigest()[:16]
+        """The prompt's identity: a hash of its content."""
+        return hashlib.sha256(msgspec.json.encode(self.content)).hexdigest()[:16]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Prompts to learn from, and those that are kept out to measure by; each in a fixed order."""
+    """The prompts of a run. learnt: for training. held: held out for measuring."""
 
     learnt: list[DistillPrompt]
     held: list[DistillPrompt]
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds that are learnt from."""
+        """The kinds trained on."""
         return frozenset(prompt.kind for prompt in self.learnt)
 
 
@@ -57,14 +57,15 @@ def select(
     held: float,
     measure_only: Sequence[DistillPrompt] = (),
 ) -> Selection:
-    """Choose what is learnt from and what is held out.
+    """Select prompts for training and prompts to hold out.
 
-    most: prompts of ``given`` at most. mixed: of the built-in ones at most, spread over their
-    kinds, `UNTRAINED` not counted. held: the share that is held out. apart: held out besides.
+    most_from_files: most prompts of ``file_prompts``. most_built_in: most built-in prompts, spread
+    over their kinds, `UNTRAINED` not counted. held: share to hold out. measure_only: prompts to
+    hold out besides.
     """
     measured_only = {prompt.key: prompt for prompt in measure_only}
-    from_files = _spread(file_prompts, most_from_files, measured_only)
-    from_built_in = _spread(
+    from_files = _take_by_kind(file_prompts, most_from_files, measured_only)
+    from_built_in = _take_by_kind(
         [prompt for prompt in built_in if prompt.kind not in UNTRAINED],
         most_built_in,
         measured_only,
@@ -76,7 +77,7 @@ def select(
     for prompt in chain(from_files, from_built_in):
         candidates.setdefault(prompt.key, prompt)
     bound = int(held * 0xFFFF)
-    # by the last digits: those that are chosen at all are those whose first digits are low
+    # the hash's last digits: its first digits decided which prompts are candidates
     held_out = [prompt for prompt in candidates.values() if int(prompt.key[-4:], 16) < bound]
     if len(held_out) < _LEAST_HELD:
         held_out = sorted(candidates.values(), key=lambda prompt: prompt.key)[:_LEAST_HELD]
@@ -84,7 +85,7 @@ def select(
     learnt = [prompt for prompt in candidates.values() if prompt.key not in keys]
     if not learnt:
         raise UnsupportedError(
-            f"{len(candidates)} prompts leave nothing to learn from once some are held out: give more."
+            f"{len(candidates)} prompts leave none for training once some are held out: give more."
         )
     for kind in UNTRAINED:
         of_kind = sorted(
@@ -97,15 +98,15 @@ def select(
             if prompt.key not in {**candidates, **measured_only}
         ]
     held_out += measured_only.values()
-    return Selection(_mixed(learnt), _mixed(held_out))
+    return Selection(_order_by_hash(learnt), _order_by_hash(held_out))
 
 
-def _spread(
+def _take_by_kind(
     prompts: Sequence[DistillPrompt], most: int, excluded: Container[str]
 ) -> list[DistillPrompt]:
-    """Take ``most`` of the prompts, the kinds in turn, each in the order of its hashes.
+    """Take ``most`` different prompts, the kinds in turn, each in the order of its hashes.
 
-    Each only once, however often it is given, and none whose key is among ``never``.
+    excluded: keys of prompts not to take.
     """
     unique: dict[str, DistillPrompt] = {}
     for prompt in prompts:
@@ -121,24 +122,24 @@ def _spread(
     return [prompt for prompt, _ in zip(turns, range(most), strict=False)]
 
 
-def _mixed(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
-    """Order them by hash, so that the first answers are of all kinds."""
+def _order_by_hash(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
+    """Order prompts by hash, so that the first answers cover all kinds."""
     return sorted(prompts, key=lambda prompt: prompt.key)
 
 
 # Reading
 
 
-def read(path: Path) -> list[DistillPrompt]:
+def read_prompts(path: Path) -> list[DistillPrompt]:
     """Read a file: a prompt a line, or JSON lines with ``prompt``, ``question`` or ``messages``.
 
-    A JSON line may name its "kind"; else it is the file's name. Raises `UnsupportedError`, which
-    names the line that is at fault.
+    A JSON line may have a "kind"; the default is the file's name. Raises `UnsupportedError`, which
+    names the faulty line.
     """
-    return [_prompting(path, line) for line in numbered_lines(path)]
+    return [_parse_prompt(path, line) for line in numbered_lines(path)]
 
 
-def _prompting(path: Path, line: PromptLine) -> DistillPrompt:
+def _parse_prompt(path: Path, line: PromptLine) -> DistillPrompt:
     kind = path.stem
     if isinstance(line.content, str):
         return DistillPrompt(kind, line.content)
@@ -148,7 +149,7 @@ def _prompting(path: Path, line: PromptLine) -> DistillPrompt:
 
 
 def built_in() -> list[DistillPrompt]:
-    """Return the built-in prompts: short ones, of ten kinds."""
+    """Return the built-in prompts: short ones of several kinds."""
     folder = files("pilotfish.distill") / "prompts"
     prompts = []
     for file in sorted(folder.iterdir(), key=lambda file: file.name):

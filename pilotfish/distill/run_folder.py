@@ -1,12 +1,12 @@
-"""The folder of a run: what it was begun with, and what it has so far. One process at a time.
+"""The folder of a run: its settings and intermediate results. One process at a time.
 
-run.json                  what it was begun with, drafter and target included
-shared.i64                the drafter's tokens that the target has too; empty: all
+run.json                  facts: settings, drafter, target and results so far
+shared.i64                the drafter's ids that the target has too; empty: all
 answers.jsonl             the target's answers, one a line
 checkpoint-*.safetensors  weights, optimiser and step; the newest counts
 best.safetensors          the weights that agreed most with the target on held-out prompts
-learning.jsonl            losses, and acceptance on held-out prompts
-before/                   the drafter's artifact as it was
+learning.jsonl            losses, and agreement on held-out prompts
+before/                   the drafter's artifact before training
 trained/                  the trained weights, as a Hugging Face folder
 report.md, report.json, *.png
 """
@@ -32,12 +32,12 @@ from pilotfish.device_runtime.bridge.shared import SharedTokens
 
 _LOCK = ".lock"
 _Facts = dict[str, Any]
-_FLAGS = ("settings", "training")  # what is told by flags of these names
+_FLAGS = ("settings", "training")  # sections whose names are flags
 _OTHERWISE = {"training": "delete checkpoint-* and trained there to train anew, "}
 
 
 class RunFolder:
-    """A run's folder, locked by `opened`."""
+    """A run's folder, locked by `open`. facts: the sections of run.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,9 +52,9 @@ class RunFolder:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[RunFolder]:
-        """Make the folder if it is not there, and hold it.
+        """Create the folder if needed, and lock it.
 
-        Raises `RunFileError` if another process has it, or it holds something that is no run.
+        Raises `RunFileError` if another process has locked it, or its content is no run.
         """
         private_folder(path)
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
@@ -83,14 +83,14 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything is there that took long to make."""
+        """Whether the folder has an artifact or answers, which take long to make."""
         return self.before.exists() or self.answers.exists()
 
     def expect(self, current: Mapping[str, Any], section: str, *, binding: bool = True) -> None:
-        """Check that the run was begun with this, or note it if nothing of the kind is known yet.
+        """Check that a section of the facts is unchanged, or store it if it is new.
 
-        Raises `RunFileError` that says what differs. what: how it is called, such as "settings".
-        binding: whether anything was made by it; if not, it may be another now.
+        section: its name, such as "settings". binding: whether results depend on it; if not, the
+        new values replace the old ones. Raises `RunFileError`, which names the difference.
         """
         values = msgspec.to_builtins(dict(current))
         recorded = self.facts.get(section)
@@ -101,19 +101,20 @@ class RunFolder:
             return
         for name in sorted(values.keys() & recorded.keys()):
             if values[name] != recorded[name]:
+                difference = _describe_difference(name, recorded[name], values[name], section)
                 raise RunFileError(
-                    f"{self.path} was begun with {_said(name, recorded[name], values[name], section)}: "
-                    f"give the same again, {_OTHERWISE.get(section, '')}or name another --run-folder."
+                    f"{self.path} was begun with {difference}: give the same again, "
+                    f"{_OTHERWISE.get(section, '')}or name another --run-folder."
                 )
 
-    def share(self, shared: SharedTokens | None) -> None:
-        """Keep the drafter's ids that the target has too; None: all of them."""
+    def write_shared_ids(self, shared: SharedTokens | None) -> None:
+        """Store the drafter's ids that the target has too; None: all ids."""
         ids = np.empty(0, np.int64) if shared is None else np.sort(shared.draft_ids)
         write_whole(self._shared_file, ids.astype("<i8").tobytes(), PRIVATE)
 
-    def shared(self) -> NDArray[np.int64] | None:
-        """Return these ids, ascending; None: all."""
-        with reading_file(partial(_damaged, self._shared_file)):  # ValueError: it was cut
+    def read_shared_ids(self) -> NDArray[np.int64] | None:
+        """Read the drafter's ids that the target has too, ascending; None: all ids."""
+        with reading_file(partial(_damaged, self._shared_file)):  # ValueError: a truncated file
             ids = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
         return ids if len(ids) else None
 
@@ -123,9 +124,9 @@ class RunFolder:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def curve(self, until: int) -> list[dict[str, Any]]:
-        """Read the learning curve up to this step; what is behind it, or torn, is dropped.
+        """Read the learning curve up to step ``until``; delete later and incomplete lines.
 
-        A killed run has learnt on behind its last checkpoint, and will do so again.
+        A killed run had trained beyond its last checkpoint, and will repeat those steps.
         """
         if not self.learning.exists():
             return []
@@ -150,7 +151,7 @@ class RunFolder:
         return sorted(checkpoints, reverse=True)
 
     def checkpoint(self, step: int) -> Path:
-        """Name the checkpoint of a step."""
+        """Return the path of a step's checkpoint."""
         return self.path / f"checkpoint-{step:07}.safetensors"
 
 
@@ -160,14 +161,14 @@ def _damaged(path: Path, problem: str) -> RunFileError:
     )
 
 
-def _said(name: str, before: Any, now: Any, what: str) -> str:
+def _describe_difference(name: str, before: Any, now: Any, what: str) -> str:
     if name == "prompts":
         return "other prompts (by --prompts, --count, --built-in, --held or --measure)"
     flag = f"--{name.replace('_', '-')}" if what in _FLAGS else f"the {name.replace('_', ' ')}"
-    return f"{flag} {_shown(before)}, not {_shown(now)}"
+    return f"{flag} {_format_value(before)}, not {_format_value(now)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or value == "":
         return "none"
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

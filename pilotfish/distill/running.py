@@ -1,4 +1,4 @@
-"""From settings to a better drafter: ask, train, export, measure; nothing is made twice."""
+"""Run a distillation: collect answers, train, export, measure; a resumed run skips done stages."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.atomic import expect_replaceable
 from pilotfish.export.model import export_model
 
-# of the places: where torch's model and the artifact must choose the same. Other weights or another
-# forward pass leave next to nothing alike; int4 leaves most
+# Share of positions at which torch's model and the artifact must agree. Other weights or another
+# forward pass agree almost nowhere; int4 agrees mostly.
 _ALIKE = 0.5
-_PROBES = 3  # answers to compare them on
+_PROBES = 3  # answers for this comparison
 
 
 def distill(settings: DistillSettings, progress: StageReport) -> Distilled:
-    """Make the drafter better; what a killed run has made is taken up."""
+    """Distil a drafter; reuse the results of a killed run."""
     _expect_possible(settings)
-    selection, digest = settings.prompting()
+    selection, digest = settings.select_prompts()
     with RunFolder.open(settings.folder) as folder:
-        folder.expect(settings.asked_by(digest), "settings", binding=folder.has_begun)
+        folder.expect(settings.answer_facts(digest), "settings", binding=folder.has_begun)
         if settings.target is not None and "pair" in folder.facts:
             digests = {"target_digest": Artifact.open(settings.target).manifest.digest}
             folder.expect(digests, "pair", binding=folder.answers.exists())
-        before = _exported(settings.draft, folder.before, settings, progress)
-        answers, left_out = _answers(settings, folder, before, selection, progress)
+        before = _export(settings.draft, folder.before, settings, progress)
+        answers, left_out = _collect_answers(settings, folder, before, selection, progress)
         held_examples = [example for example in answers if example.held]
         context = max(len(example.row.ids) for example in answers)
-        shared = folder.shared()
-        measure = partial(_measured, settings, context, shared, held_examples, progress)
+        shared = folder.read_shared_ids()
+        measure = partial(_measure, settings, context, shared, held_examples, progress)
         if "before" not in folder.facts:
             folder.expect(measure(before.path, "acceptance before"), "before")
         agreement_before = msgspec.convert(folder.facts["before"], dict[str, Agreement])
-        training_facts = _trained(settings, folder, before, answers, shared, context, progress)
+        training_facts = _train(settings, folder, before, answers, shared, context, progress)
         trained = _trained_folder(folder, before)
-        after = _exported(str(trained), settings.out, settings, progress, rebuild=True)
+        after = _export(str(trained), settings.out, settings, progress, rebuild=True)
         agreement_after = measure(after.path, "acceptance after")
         return Distilled(
             drafter=before.manifest.model,
@@ -76,7 +76,7 @@ def distill(settings: DistillSettings, progress: StageReport) -> Distilled:
 
 
 def _expect_possible(settings: DistillSettings) -> None:
-    """Raise what would end the run later, while nothing is made yet."""
+    """Raise early the errors that would end the run later."""
     if (settings.edge is None) == (settings.target is None):
         raise UnsupportedError("Name the target: --edge ADDRESS, or --target DIR.")
     if not settings.answering.top and not settings.training.hard:
@@ -88,7 +88,7 @@ def _expect_possible(settings: DistillSettings) -> None:
     expect_torch()
 
 
-def _exported(
+def _export(
     source: str,
     out: Path,
     settings: DistillSettings,
@@ -110,36 +110,36 @@ def _exported(
 # Answers
 
 
-def _answers(
+def _collect_answers(
     settings: DistillSettings,
     folder: RunFolder,
     before: Artifact,
     selection: asking.Selection,
     progress: StageReport,
 ) -> tuple[list[TrainingExample], int]:
-    """Ask what has no answer yet; returns the answers, and how many prompts had no room."""
+    """Collect the missing answers; return all, and the number of prompts too long."""
     examples = TrainingExampleFile(folder.answers)
     record = folder.facts.get("answers")
     if record is None or any(key not in examples.answers for key in record["keys"]):
         progress("opening the target", 0, 1, None)
         with _device(settings, before) as device:
-            folder.expect(_pair(device, before), "pair", binding=bool(examples.answers))
-            folder.share(device.pair.shared)
+            folder.expect(_pair_facts(device, before), "pair", binding=bool(examples.answers))
+            folder.write_shared_ids(device.pair.shared)
             collector = AnswerCollector(device, settings.answering, settings.sessions)
-            report_answer = partial(_at, progress, ANSWERS)
+            report_answer = partial(_report_without_time, progress, ANSWERS)
             collected, left_out = collector.collect(selection, examples, report_answer)
             record = {"keys": [example.key for example in collected], "left_out": left_out}
             folder.expect(record, "answers", binding=False)
     return [examples.answers[key] for key in record["keys"]], record["left_out"]
 
 
-def _at(progress: StageReport, label: str, done: int, total: int) -> None:
+def _report_without_time(progress: StageReport, label: str, done: int, total: int) -> None:
     progress(label, done, total, None)
 
 
 @contextmanager
 def _device(settings: DistillSettings, before: Artifact) -> Iterator[Device]:
-    """Open a device to the edge; an edge of one's own runs as long."""
+    """Open a device to the edge; without --edge, serve the target meanwhile."""
     edge_options: dict[str, Any] = {
         "sessions": settings.sessions,
         "sessions_per_client": settings.sessions,
@@ -151,14 +151,14 @@ def _device(settings: DistillSettings, before: Artifact) -> Iterator[Device]:
     )
     with server as started:
         address = settings.edge if started is None else started.endpoint
-        # the drafter drafts nothing here: a thread is enough
+        # the drafter drafts nothing here: one thread is enough
         with Device(
             before.path, address, settings.keys, lanes=settings.sessions, threads=1
         ) as device:
             yield device
 
 
-def _pair(device: Device, before: Artifact) -> dict[str, str]:
+def _pair_facts(device: Device, before: Artifact) -> dict[str, str]:
     target, welcome = device.pair.target, device.welcome
     assert welcome is not None  # it is open
     return {
@@ -172,7 +172,7 @@ def _pair(device: Device, before: Artifact) -> dict[str, str]:
 # Training and measuring
 
 
-def _measured(
+def _measure(
     settings: DistillSettings,
     context: int,
     shared: Any,
@@ -185,7 +185,7 @@ def _measured(
     return measure_agreement(measurer, held, lambda done: progress(label, done, len(held), None))
 
 
-def _trained(
+def _train(
     settings: DistillSettings,
     folder: RunFolder,
     before: Artifact,
@@ -197,19 +197,21 @@ def _trained(
     """Train, and write the best weights as a Hugging Face folder."""
     record: dict[str, int] | None = folder.facts.get("learnt")
     finished = record is not None and _trained_folder(folder, before).exists()
-    folder.expect(settings.trained_by(), "training", binding=finished or bool(folder.checkpoints()))
+    folder.expect(
+        settings.training_facts(), "training", binding=finished or bool(folder.checkpoints())
+    )
     if record is not None and finished:
         return record
     progress("opening the drafter", 0, 1, None)
     drafter = TrainableDrafter(
         settings.draft, lambda label, finished, total: progress(label, finished, total or 1, None)
     )
-    # torch takes seconds
+    # lazy imports: torch takes seconds
     from pilotfish.distill.objective import Objective
     from pilotfish.distill.training import Trainer
 
     progress("comparing it with its artifact", 0, 1, None)
-    # its head may have rows behind the vocabulary, which an artifact never says
+    # only ids of the vocabulary: the head may have more rows, which no artifact chooses
     draft_ids = np.arange(before.manifest.vocab_size) if shared is None else shared
     objective = Objective(drafter.model, draft_ids, settings.training.hard, settings.threads)
     _expect_alike(
@@ -226,7 +228,7 @@ def _trained(
 
 
 def _trained_folder(folder: RunFolder, before: Artifact) -> Path:
-    """Name the folder of the trained weights, after which the artifact is called."""
+    """Return the folder of the trained weights; the exporter names the artifact after it."""
     return folder.trained / f"{Path(before.manifest.model).name}-distilled"
 
 
@@ -235,9 +237,9 @@ def _expect_alike(
     artifact: Callable[[TrainingRow], NDArray[np.int64]],
     answers: Sequence[TrainingExample],
 ) -> None:
-    """Raise `UnsupportedError` unless torch's model says what the artifact says.
+    """Raise `UnsupportedError` unless torch's model and the artifact mostly agree.
 
-    Of a resumed run, too: the drafter's files may be others by now.
+    A resumed run is checked too: the drafter's files may have changed.
     """
     rows = [answer.row for answer in answers[:_PROBES]]
     model_choices, artifact_choices = (
@@ -253,6 +255,7 @@ def _expect_alike(
     if agreement < _ALIKE:
         raise UnsupportedError(
             "transformers reads these weights otherwise than the artifact does (they agree at "
-            f"{agreement:.0%} of the places), or they are others than when the run was begun. Give the "
-            "checkpoint's Hugging Face folder, and another --run-folder if the weights are others."
+            f"{agreement:.0%} of the positions), or they have changed since the run was begun. "
+            "Give the checkpoint's Hugging Face folder, and another --run-folder if the weights "
+            "have changed."
         )

@@ -1,15 +1,15 @@
-"""Where a drafter agrees with its target: one reading of an answer, instead of rounds over a link.
+"""Where a drafter agrees with its target: found by reading the answer, without rounds over a link.
 
-In:  a drafter with its bridge, a prompt, and the target's answer. Out: whether the drafter, behind
-     the prompt and the answer's first t tokens, drafts the target's next one, for each t; and what
-     follows from that.
+In:  a drafter with its bridge, a prompt, and the target's answer. Out: for each t, whether the
+     drafter drafts the target's next token after the prompt and the answer's first t tokens; and
+     figures computed from that.
 
-Drafts are only compared behind accepted ones, and these are the target's own tokens. So where both
-choose without chance, or by the same noise (`speculation.coupling`), what every protocol and window
-accepts follows from these answers alone: exactly where both have one vocabulary, but for ties,
-since wide passes round differently from those of one token. Across a bridge later drafts of a round
-stand behind its own drafts, token for token, where here the text is tokenised anew: this differs at
-times.
+A protocol compares drafts only after accepted drafts, and accepted drafts are the target's tokens.
+So if both models are greedy, or draw with the same noise (`speculation.coupling`), the agreement
+alone decides how many drafts every protocol and window accepts. With one vocabulary this is exact
+but for ties: passes over many tokens round differently from passes over one. Across a bridge it is
+nearly exact: in a round, later drafts follow the round's earlier drafts token by token; here the
+text is tokenised anew.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Ids = NDArray[np.uint32]
 Agreed = NDArray[np.bool_]
 
 GREEDY = SamplingParams(sampling=Sampling(temperature=0.0), seed=0)
-_ROWS = 64  # of logits at a time: 64 · 152k · 4 bytes are 39 MB
+_ROWS = 64  # rows of logits in one pass: 64 · 152k · 4 bytes are 39 MB
 
 
 def agreement(
     drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, sampling: SamplingParams = GREEDY
 ) -> Agreed:
-    """Compare the drafter's choice with each token of an answer [n]; bool [n].
+    """Compare the drafter's choice with each token of an answer [n]; return bool [n].
 
-    The answer is the target's under the same law. Where a drafter knows of nothing it is wrong. It
-    takes the answer as said: later ones may repeat it. `PromptTooLongError`: the drafter has no
-    room for both.
+    The target must have written the answer under the same ``sampling``. A position at which the
+    drafter drafts nothing counts as disagreement. The drafter remembers the answer, as after a
+    generation. Raises `PromptTooLongError` if prompt and answer exceed the drafter's context.
     """
     expected = np.asarray(answer, dtype=np.uint32)
     drafter.start(prompt)
@@ -50,9 +50,9 @@ def agreement(
     drafts = np.full(len(expected), -1, dtype=np.int64)
     start = len(prompt.ids)
     if isinstance(drafter, ModelDrafter):
-        predictions = _read(drafter, text, start)
+        predictions = _predict_in_wide_passes(drafter, text, start)
     else:
-        predictions = _asked(drafter, text, start)
+        predictions = _predict_one_by_one(drafter, text, start)
     for positions, logits in predictions:
         if sampling.sampling.greedy:
             drafts[positions] = logits.argmax(axis=1)
@@ -64,8 +64,10 @@ def agreement(
     return agreed
 
 
-def _asked(drafter: Drafter, text: Ids, start: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield each place of the answer i64 [1] at which a drafter knows of something, and logits."""
+def _predict_one_by_one(
+    drafter: Drafter, text: Ids, start: int
+) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+    """Yield each position i64 [1] of the answer at which the drafter drafts, with its logits."""
     no_drafts = text[:0]
     for position in range(len(text) - start):
         level = drafter.predict_next(text[: start + position], no_drafts)
@@ -73,13 +75,13 @@ def _asked(drafter: Drafter, text: Ids, start: int) -> Iterator[tuple[NDArray[np
             yield np.array([position]), level.logits
 
 
-def _read(
+def _predict_in_wide_passes(
     drafter: ModelDrafter, text: Ids, start: int
 ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield places of the answer i64 [m] and the logits [m, V] there, all places once.
+    """Yield positions i64 [m] of the answer with their logits [m, V]; each position once.
 
-    In wide passes over the whole text; after these, one by one, the places where the text so far
-    is of other tokens than as a part of the whole.
+    First come wide passes over the whole text. Then come, one by one, the positions whose text so
+    far has other tokens alone than as a part of the whole.
     """
     if start == len(text):
         return
@@ -89,8 +91,10 @@ def _read(
             f"{drafter.name} takes {drafter.context} tokens, and this prompt and its "
             f"answer are {len(full_context) + 1} of its own."
         )
-    lengths = np.empty(len(text) - start, dtype=np.int64)  # of each place's text within the whole
-    retokenized: list[tuple[int, int, NDArray[Any]]] = []  # place, what is of the whole, the rest
+    lengths = np.empty(
+        len(text) - start, dtype=np.int64
+    )  # tokens of the text before each position; -1: tokenised otherwise
+    retokenized: list[tuple[int, int, NDArray[Any]]] = []  # position, shared length, tail
     for position in range(len(lengths)):
         context = drafter.bridge.context(text[: start + position])
         shared_length = common_prefix(context, full_context)
@@ -104,16 +108,16 @@ def _read(
         if len(positions):
             logits = drafter.rows(full_context[:end], end - begin)
             yield positions, logits[lengths[positions] - begin - 1]
-    # the last ones first, so that what was read of the whole is used by all
+    # the longest shared prefix first: the passes after it reuse the cache
     for position, shared_length, tail in sorted(retokenized, key=lambda other: -other[1]):
         context = np.concatenate([full_context[:shared_length], tail])
         yield np.array([position]), drafter.rows(context, 1)
 
 
-def accepted_by_round(agreed: Agreed, window: int) -> list[int]:
-    """Count the drafts that each round of an answer accepts, with windows of so many tokens.
+def count_accepted(agreed: Agreed, window: int) -> list[int]:
+    """Count the drafts that each round of an answer accepts with windows of ``window`` tokens.
 
-    agreed: bool [n]. The last round may commit what lies beyond the answer.
+    agreed: bool [n]. The last round may commit tokens beyond the answer.
     """
     accepted, start = [], 0
     while start < len(agreed):
@@ -124,11 +128,11 @@ def accepted_by_round(agreed: Agreed, window: int) -> list[int]:
     return accepted
 
 
-def by_depth(agreed: Agreed, depths: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count how often a draft stood so deep in a run, and was right there; i64 [depths] each.
+def count_by_depth(agreed: Agreed, depths: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count the drafts at each depth of a run, and those that are right; i64 [depths] each.
 
-    agreed: bool [n]. A run begins with the answer and behind every token that was not drafted; its
-    first draft has depth 0. Deeper ones than there are count at the last depth.
+    agreed: bool [n]. A run begins with the answer and after each wrong draft; its first draft has
+    depth 0. Deeper drafts count at the last depth.
     """
     reached, right = np.zeros(depths, dtype=np.int64), np.zeros(depths, dtype=np.int64)
     wrong = np.flatnonzero(~agreed)

@@ -1,4 +1,4 @@
-"""A comparison of drafters as one picture: α by depth, survival, and tokens/s by RTT."""
+"""Draw a comparison of drafters as one picture: α by depth, survival, and tokens/s by RTT."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 from pilotfish.field.comparison import DrafterComparison
 from pilotfish.field.drafter_figures import DrafterFigures
 from pilotfish.field.drawing import Axes, panels
-from pilotfish.field.report.canvas import PlotStyle, legend_below, plain
+from pilotfish.field.report.canvas import PlotStyle, escape_math, legend_below
 from pilotfish.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
 _LETTERS = 34
 _XLABELS = ("drafts right before it", "drafts in a row", "RTT (ms)")
 _YLABELS = ("α, right there", "all of them right", "expected tokens/s")
-_APART = 0.06  # of the drafters' marks, so that none hides another
+_APART = 0.06  # distance of the drafters' marks, so that none hides another
 
 
 def draw(path: Path, comparison: DrafterComparison) -> None:
@@ -30,7 +30,10 @@ def draw(path: Path, comparison: DrafterComparison) -> None:
             _draw(depths, runs, speeds, figures, style, index)
         _label(
             depths,
-            [_group(figures.first, figures.end) for figures in comparison.drafters[0].by_depth],
+            [
+                _depth_range(figures.first, figures.end)
+                for figures in comparison.drafters[0].by_depth
+            ],
         )
         _label(runs, [str(length) for length in comparison.drafters[0].survival])
         for axes in (depths, runs):
@@ -50,9 +53,9 @@ def _draw(
     style: dict[str, Any],
     index: int,
 ) -> None:
-    """Draw one drafter into all three."""
+    """Draw one drafter into all three panels."""
     for axes, estimates in (
-        (depths, [depth.seen for depth in figures.by_depth]),
+        (depths, [depth.reliable_acceptance for depth in figures.by_depth]),
         (runs, list(figures.survival.values())),
     ):
         _points(
@@ -66,13 +69,13 @@ def _draw(
         for expected in figures.expected
     ]
     rtts_ms = [expected.rtt_s * 1e3 for expected in figures.expected]
-    _points(speeds, rtts_ms, rates, style | {"label": plain(_last(figures.name))})
+    _points(speeds, rtts_ms, rates, style | {"label": escape_math(_last_letters(figures.name))})
 
 
 def _points(
     axes: Axes, positions: Sequence[float], estimates: Sequence[Estimate], style: dict[str, Any]
 ) -> None:
-    """Draw those that are known, each with its interval."""
+    """Draw the known estimates, each with its interval."""
     x, y, below, above = [], [], [], []
     for position, (value, low, high) in zip(positions, estimates, strict=True):
         if value is not None:
@@ -83,12 +86,12 @@ def _points(
     axes.errorbar(x, y, yerr=[below, above], capsize=2, linewidth=1.2, **style)
 
 
-def _last(name: str) -> str:
-    """Shorten a name to its last letters, by which paths differ."""
+def _last_letters(name: str) -> str:
+    """Shorten a name to its last letters: paths differ at the end."""
     return name if len(name) <= _LETTERS else "…" + name[1 - _LETTERS :]
 
 
-def _group(first: int, end: int) -> str:
+def _depth_range(first: int, end: int) -> str:
     return str(first) if end == first + 1 else f"{first}–{end - 1}"
 
 

@@ -1,11 +1,11 @@
-"""Facts of this machine that latency depends on.
+"""Collect the facts of this machine that latency depends on.
 
-In: /proc, /sys, /etc and /var as they are below ``root``. Out: names and JSON values; what this
-machine does not have, or does not tell without privileges, is absent.
+In: /proc, /sys, /etc and /var below ``root``. Out: names and JSON values. A fact that this machine
+does not have, or shows only to privileged users, is absent.
 
 A Jetson's power mode is in ``/var/lib/nvpmodel/status`` ("pmode:0002"), its name in
-``/etc/nvpmodel.conf`` ("< POWER_MODEL ID=2 NAME=MODE_30W >"); ``nvpmodel -q`` says the same, but
-may need root.
+``/etc/nvpmodel.conf`` ("< POWER_MODEL ID=2 NAME=MODE_30W >"); ``nvpmodel -q`` prints the same,
+but may need root.
 """
 
 import os
@@ -104,7 +104,7 @@ def _governor(root: Path) -> str | None:
 
 
 def _gpu(root: Path) -> str | None:
-    """Return what NVIDIA's kernel driver says of the first GPU."""
+    """Return the model of the first GPU, as NVIDIA's kernel driver names it."""
     for card in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
         match = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
         if match:

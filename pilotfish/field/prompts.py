@@ -1,4 +1,4 @@
-"""The prompts of a run: a file's, or the built-in ones."""
+"""Read the prompts of a run: from a file, or the built-in ones."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.reading import reading_file
 
-# short and long answers, prose and code: what a drafter predicts well, and what it does not
+# short and long answers, prose and code: some are easy to draft, others are not
 BUILT_IN = (
     "Why is the sky blue?",
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -22,7 +22,7 @@ Question: TypeAlias = "str | list[dict[str, Any]]"  # a text, or messages up to 
 
 
 class PromptLine(NamedTuple):
-    """A line of a file of prompts: its number, and the text or the JSON object that it is."""
+    """A line of a file of prompts. content: its text, or its JSON object."""
 
     number: int
     content: str | dict[str, Any]
@@ -31,7 +31,7 @@ class PromptLine(NamedTuple):
 def read_prompts(path: Path) -> tuple[str, ...]:
     """Read the prompts of a file: one a line, or JSON lines with ``prompt`` or ``question``.
 
-    UnsupportedError says what is wrong with the file, and in which line.
+    Raises `UnsupportedError`, which names the fault and its line.
     """
     return tuple(
         line.content if isinstance(line.content, str) else text_of(path, line)
@@ -42,36 +42,38 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Read the prompts of a file as `read_prompts` does; JSON lines may also have ``messages``.
 
-    Of these, what stands behind the last user's message is left out.
+    Messages after the last user's message are dropped.
     """
     return tuple(question_of(path, line) for line in numbered_lines(path))
 
 
 def numbered_lines(path: Path) -> list[PromptLine]:
-    """Read the lines that are not empty: JSON objects if the first one begins as such, else texts.
+    """Read the non-empty lines: as JSON objects if the first begins with ``{``, else as texts.
 
-    UnsupportedError says what is wrong with the file, and in which line.
+    Raises `UnsupportedError`, which names the fault and its line.
     """
     with reading_file(
         lambda problem: UnsupportedError(f"The prompts in {path} cannot be read: {problem}.")
     ):
         try:
-            # by line feeds alone: JSON strings may hold what else ends a line in Unicode
+            # split at line feeds alone: JSON strings may contain Unicode's other line ends
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     if "\0" in text:
-        raise UnsupportedError(f"{path} is no text: it holds bytes of value 0.")
+        raise UnsupportedError(f"{path} is no text: it has bytes of value 0.")
     lines = enumerate(text.split("\n"), 1)
     numbered = [PromptLine(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
-        raise UnsupportedError(f"{path} holds no prompt: give it one a line.")
+        raise UnsupportedError(f"{path} has no prompt: write one a line.")
     if str(numbered[0].content).startswith("{"):
-        return [PromptLine(number, _object(path, number, str(line))) for number, line in numbered]
+        return [
+            PromptLine(number, _parse_object(path, number, str(line))) for number, line in numbered
+        ]
     return numbered
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
     with reading_file(
         lambda problem: UnsupportedError(f"{path}, line {number} is not JSON: {problem}.")
     ):
@@ -82,7 +84,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def text_of(path: Path, line: PromptLine, expected_keys: Sequence[str] = _KEYS) -> str:
-    """Return the text of a JSON line. named: the keys that the error tells of."""
+    """Return the text of a JSON line. expected_keys: keys that the error message names."""
     assert isinstance(line.content, dict)
     text = next((line.content[key] for key in _KEYS if key in line.content), None)
     if not isinstance(text, str) or not text.strip():

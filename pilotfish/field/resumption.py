@@ -1,7 +1,7 @@
 """Check that a run is resumed with the settings and the pair that it began with.
 
-In: a run's facts, and what is requested or found now. Out: nothing, or a `RunFileError` that says
-what differs. Drafter and keys may have moved; the drafter itself must be the same.
+In: a run's facts, and the present request, drafter and target. Out: nothing, or a `RunFileError`
+that names the difference. Drafter and keys may have moved; the drafter must be the same.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,10 @@ from pilotfish.field.run import Facts
 
 
 def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any]) -> None:
-    """asked: what was asked for, by name: settings, protocols' options, ``edge`` and ``note``."""
+    """Raise `RunFileError` for a requested setting that differs from the run's.
+
+    requested: values by name: settings, protocols' options, ``edge`` and ``note``.
+    """
     settings = facts.settings
     original = {
         **structs.asdict(settings),
@@ -30,7 +33,7 @@ def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any])
         difference = (
             "other prompts"
             if name == "prompts"
-            else f"{_said(original.get(name))}, not {_said(value)}"
+            else f"{_format_value(original.get(name))}, not {_format_value(value)}"
         )
         raise RunFileError(
             f"{path} was begun with {option} {difference}: resume it without that option, or name "
@@ -50,22 +53,22 @@ def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
                 for each_model in (original, model)
             ]
             raise RunFileError(
-                f"{path} was begun with the {role} {descriptions[0]}, and this is {descriptions[1]}: name another "
-                "file."
+                f"{path} was begun with the {role} {descriptions[0]}, and this is "
+                f"{descriptions[1]}: name another file."
             )
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe what has changed about the host since the run began, or None."""
+    """Describe how the host has changed since the run began; None if it has not."""
     changed = [
-        f"{name} {_said(before.get(name))} → {_said(now.get(name))}"
+        f"{name} {_format_value(before.get(name))} → {_format_value(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
     return ", ".join(changed) or None
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or value == "":
         return "none"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,10 +1,10 @@
-"""The target's own answers to prompts, over the wire, each once; kept in a file if one is named.
+"""Ask the target for its answer to each prompt, over the wire, and store the answers in a file.
 
-In:  a device, and what is asked. Out: the answers, as they are finished.
+In:  a device, and a request. Out: the answers, each when it is finished.
 
-The file is of JSON lines: first what is asked of which target, then an answer a line, made durable
-before the next begins. A kill or a power cut loses the running answer and no other; a line that was
-broken off is dropped when the file is resumed.
+The file has JSON lines: first the request and its target, then an answer a line, on the disk before
+the next begins. A kill or a power cut loses only the running answer; resuming drops a line that was
+cut off.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MOST_BYTES = 1 << 30
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of which target; it decides the answers.
+    """Prompts and target of a file of answers; together they determine the answers.
 
-    digest: of the target's artifact; "" from an edge that does not tell it. prompts: texts, or
+    digest: hash of the target's artifact; "" if the edge does not send one. prompts: texts, or
     messages.
     """
 
@@ -47,14 +47,14 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
     def sampling(self, prompt: int) -> SamplingParams:
-        """What the answer to this prompt is chosen by; each has draws of its own."""
+        """Return the sampling parameters of this prompt's answer; each prompt has its own seed."""
         return SamplingParams(
             sampling=Sampling(temperature=self.temperature), seed=self.seed + prompt
         )
 
 
 class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. pass_s: the median of the target's passes; left_out: why there is no answer."""
+    """One answer. pass_s: median of the target's passes, s. left_out: why there is no answer."""
 
     prompt: Annotated[int, msgspec.Meta(ge=0)]
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]] = []
@@ -65,7 +65,7 @@ class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def answer_all(
     device: Device, request: AnswerRequest, done: dict[int, TargetAnswer]
 ) -> Iterator[TargetAnswer]:
-    """Yield the answers that are not done yet; raises what `Device.generate` does."""
+    """Yield the answers that are not in ``done``; raises what `Device.generate` raises."""
     for prompt, question in enumerate(request.prompts):
         if prompt not in done:
             yield _answer(device, request, prompt, question)
@@ -92,26 +92,26 @@ def _answer(device: Device, request: AnswerRequest, prompt: int, question: Any) 
 
 
 class AnswerFile:
-    """Answers on the disk; one writer at a time. ``answers``: those that it holds, by prompt.
+    """A file of answers; one writer at a time. answers: by prompt.
 
-    vocab_size: of the target, whose tokens they are.
+    vocab_size: the target's; larger token ids are refused.
 
-    Raises `RunFileError` for a file that is there, unless it is resumed; for one that is none, or
-    was begun with something else; and while another process writes it.
+    Raises `RunFileError` if the file exists and ``resume`` is false, is no file of answers, was
+    begun with another request, or has another writer.
     """
 
     def __init__(
         self, path: Path, request: AnswerRequest, vocab_size: int, *, resume: bool
     ) -> None:
         if path.exists() and not resume:
-            raise RunFileError(
-                f"{path} is there: go on with it by --resume, or name another place."
-            )
+            raise RunFileError(f"{path} exists: go on with it by --resume, or name another place.")
         self.answers: dict[int, TargetAnswer] = {}
         if path.is_dir():
             raise RunFileError(f"{path} is a folder: name another place.")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)  # a full disk is heard of at once
+        self._file = os.fdopen(
+            descriptor, "r+b", buffering=0
+        )  # unbuffered: a full disk shows at once
         try:
             self._lock(path)
             if self._read(path, request, vocab_size):
@@ -128,7 +128,7 @@ class AnswerFile:
             raise RunFileError(f"Another process writes {path}: wait for it.") from None
 
     def _read(self, path: Path, request: AnswerRequest, vocab_size: int) -> bool:
-        """Read what is there, and cut off a line that was broken off; returns whether it is new."""
+        """Read the file, and truncate an incomplete last line; return whether the file is new."""
         if path.stat().st_size > _MOST_BYTES:
             raise RunFileError(f"{path} is larger than a file of answers can be.")
         complete, _, _ = self._file.read().rpartition(b"\n")
@@ -148,7 +148,7 @@ class AnswerFile:
         return not lines
 
     def add(self, answer: TargetAnswer) -> None:
-        """Keep an answer, durably."""
+        """Write an answer to the disk."""
         self._write(answer)
         self.answers[answer.prompt] = answer
 
@@ -176,10 +176,10 @@ def _expect_same(path: Path, header: AnswerRequest, request: AnswerRequest) -> N
         if original != value:
             difference, current = "other prompts", ""
             if name != "prompts":
-                difference = f"{name.replace('_', ' ')} {_said(original)}"
-                current = f", and this is {_said(value)}"
+                difference = f"{name.replace('_', ' ')} {_format_value(original)}"
+                current = f", and this is {_format_value(value)}"
             raise RunFileError(f"{path} was begun with {difference}{current}: name another place.")
 
 
-def _said(value: str | float) -> str:
+def _format_value(value: str | float) -> str:
     return "unknown" if value == "" else str(value)

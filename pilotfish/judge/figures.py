@@ -1,7 +1,7 @@
-"""What a sweep shows: accuracy and rounds of each setting, held against `greedy`.
+"""Compute the figures of a sweep: accuracy and rounds of each setting, compared with `greedy`.
 
-In:  the tallies of n questions. Out: figures with intervals: of differences to `greedy` on the same
-     questions, by a bootstrap over questions, seeded.
+In:  the counts of n questions. Out: figures; differences to `greedy` on the same questions have
+     intervals, by a seeded bootstrap over questions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, missed_share
-from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
+from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, mismatch_share
+from pilotfish.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
 from pilotfish.wire.protocols.protocol import PairSizes
 
 RESAMPLES = 2000
-_TAIL = 2.5  # per cent at either end of a 95 % interval
+_TAIL = 2.5  # per cent outside of a 95 % interval at either end
 _SEED = 0
 
 Doubles = NDArray[np.float64]
@@ -27,12 +27,12 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One setting over n questions.
+    """Figures of one setting over n questions.
 
-    accuracy: the share answered rightly. gained: that minus `greedy`'s. aal: committed tokens a
-    round, the correction included (wisv's AAL). aal_gained, rounds_saved: shares of `greedy`'s at
-    the same window. forgiven: of the mismatches that were decided on. rounds and tokens: means of
-    an answer. Each difference has its 95 % interval.
+    right: correct answers. gained: accuracy minus that of `greedy`. aal: committed tokens a round,
+    the correction included (wisv's AAL). aal_gained, rounds_saved: relative to `greedy` at the same
+    window. forgiven: share of the decided mismatches. rounds, tokens: means per answer. …_within:
+    95 % interval of a difference.
     """
 
     setting: SweepSetting
@@ -51,18 +51,18 @@ class Figure:
 
     @property
     def accuracy(self) -> float:
-        """The share answered rightly."""
+        """The share of correct answers."""
         return self.right / self.n
 
 
-def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> list[Figure]:
-    """Compute them of all settings, in their order.
+def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]]) -> list[Figure]:
+    """Compute the figures of all settings, in their order.
 
-    tallies: of each question those of all settings.
+    question_counts: [questions][settings].
     """
     # [questions, settings] each
     right, tokens, rounds, forgiven, decided = (
-        np.array([[getattr(one, name) for one in row] for row in tallies], dtype=np.float64)
+        np.array([[getattr(one, name) for one in row] for row in question_counts], dtype=np.float64)
         for name in ("right", "tokens", "rounds", "forgiven", "decided")
     )
     n = len(right)
@@ -105,26 +105,26 @@ def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> li
 
 
 def costs(
-    plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: ModelPace
+    plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]], pace: ModelPace
 ) -> dict[tuple[int, LinkProfile], dict[str, Cost]]:
-    """Compute what an answer takes, by setting (its number), link and protocol.
+    """Compute the mean cost of an answer, by setting number, link and protocol.
 
-    The rounds of `greedy` are also `dsd`'s, whose acceptance at temperature 0 is the same.
+    `dsd` has the rounds of `greedy`: at temperature 0 its acceptance is the same.
     """
     sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
-    missed = missed_share(one for row in tallies for one in row)
+    missed = mismatch_share(one for row in question_counts for one in row)
     results = {}
     for index, setting in enumerate(plan.settings):
-        setting_tallies = [row[index] for row in tallies]
+        setting_counts = [row[index] for row in question_counts]
         form = plan.heads[setting.head]["form"] if setting.head else "int8"
         answer_cost = partial(
-            cost, setting_tallies, pace=pace, sizes=sizes, form=form, missed=missed
+            cost, setting_counts, pace=pace, sizes=sizes, form=form, mismatch_share=missed
         )
         for profile in [setting.profile] if setting.profile else plan.profiles:
             results[index, profile] = {
                 name: Cost(
                     *(
-                        total / len(setting_tallies)
+                        total / len(setting_counts)
                         for total in answer_cost(protocol=name, link=profile.link)
                     )
                 )
@@ -136,9 +136,9 @@ def costs(
 def curve(
     plan: SweepHeader, figures: Sequence[Figure], head: str, window: int
 ) -> Mapping[float, Figure]:
-    """Find by threshold what the head does at this window over the worst link of the sweep.
+    """Select a head's figures at this window over the sweep's worst link, by threshold.
 
-    The worst is that of the least quality, where heads forgive most.
+    The worst link has the least quality; heads forgive most there.
     """
     poorest = min(plan.profiles, key=lambda figure: figure.channel.quality())
     return {

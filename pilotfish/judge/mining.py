@@ -1,14 +1,14 @@
-"""Mines traces: which mismatches change what an answer comes to (wisv §V-B, stage 1; AutoJudge).
+"""Mine mismatches: find those that change an answer's outcome (wisv §V-B, stage 1; AutoJudge).
 
-In:  a question. Out: its `Episode`. The target answers; then, from left to right, each token that
-the drafter would have said otherwise is replaced by the drafter's, and the target goes on from
-there to the end. If the outcome is another one, the mismatch is critical (y = 1) and the target's
-token is put back; if not, it is harmless, and the new answer is what is looked at further on. (So a
-label says: harmful, given that the harmless ones before it were forgiven.)
+In:  a question. Out: its `Episode`. The target answers. Then, from left to right, each token at
+which the drafter differs is replaced by the drafter's, and the target continues from there. If the
+outcome changes, the mismatch is critical (y = 1) and the target's token is restored; if not, it is
+harmless, and mining goes on along the new answer. So a label means: harmful, given that the
+harmless mismatches before it were forgiven.
 
-Ours: a mismatch *stalls* if forgiving it gains no round, and then its token is put back, too. That
-often shows at once, and what it would change is not asked. Labelled harmless, as in the paper, such
-ones teach a head to forgive line breaks for ever.
+Ours: a mismatch *stalls* if forgiving it saves no round; then the target's token is restored, too.
+Stalling is often evident at once, and then the outcome is not computed. Labelled harmless, as in
+the paper, such mismatches teach a head to forgive line breaks endlessly.
 """
 
 from __future__ import annotations
@@ -26,46 +26,48 @@ from pilotfish.judge.model_passes import Procedure, Readers
 from pilotfish.judge.question_reader import Mismatch, PairSettings, QuestionReader
 from pilotfish.judge.tasks import TASKS, Question, Task
 
-# Forgiving saves about one round. About a third of all tokens are mismatches, some of which are
-# forgiven, so four more tokens cost that round again.
+# Forgiving saves about one round. About a third of all tokens are mismatches, and some are
+# forgiven, so four more tokens cost about one round.
 SLACK = 4
-_AHEAD = 8  # tokens of the answer that the drafter looks at in one pass
+_AHEAD = 8  # tokens of the answer that the drafter reads in one pass
 
 
-class _Found(NamedTuple):
-    """A mismatch. prefix: the answer up to it, with the drafter's token.
+class _Candidate(NamedTuple):
+    """A mismatch to be labelled. prefix: the answer up to it, with the drafter's token.
 
-    stalls_plainly: whether it shows without reading on that it stalls: the target wanted to end, or
-    it wants the same token again right behind and the drafter errs there again.
+    evidently_stalls: whether it stalls without continuing the answer: the target wanted to end, or
+    it wants the same token again right after and the drafter differs there again.
     """
 
     mismatch: Mismatch
     prefix: list[int]
-    stalls_plainly: bool
+    evidently_stalls: bool
 
 
 class MineSettings(PairSettings, frozen=True, kw_only=True):
-    """What ``pilotfish judge mine`` is told."""
+    """Options of ``pilotfish judge mine``."""
 
     questions: Annotated[Path, setting('JSON lines with "question" and "answer"', metavar="FILE")]
-    out: Annotated[Path, setting("folder for a file a question", metavar="DIR")]
+    out: Annotated[
+        Path, setting("folder for the episodes, a file for each question", metavar="DIR")
+    ]
     task: Annotated[
         str,
         setting(
-            "what an answer comes to: its last number, its words, or what --checker prints",
+            "outcome of an answer: its last number, its words, or what --checker prints",
             choices=tuple(TASKS),
         ),
     ] = "gsm8k"
     checker: Annotated[
         tuple[str, ...],
         setting(
-            "task command: reads a line of JSON with question, answer and text; prints what the "
-            "text comes to; ends with 0 if that is right, with 1 if not",
+            "program of task command: reads a line of JSON with question, answer and text; prints "
+            "the text's outcome; exits with 0 if that is right, with 1 if not",
             form="command",
             metavar="COMMAND",
         ),
     ] = ()
-    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 160
+    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 160
     slack: Annotated[
         int,
         setting(
@@ -81,8 +83,7 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
     right_only: Annotated[
         bool,
         setting(
-            "take no mismatches from answers that are wrong or do not end: they have nothing to "
-            "lose"
+            "take mismatches only from answers that are right and end: others cannot become worse"
         ),
     ] = False
 
@@ -90,7 +91,7 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
 def mine(
     readers: Readers, pair: Pair, task: Task, questions: Sequence[Question], mined: MiningRecord
 ) -> Iterator[Episode]:
-    """Yield the episodes of these questions, each as soon as it is done."""
+    """Yield the episode of each question when it is done."""
 
     def begin(question: Question) -> Procedure[Episode]:
         reader = QuestionReader(question, pair, mined.most)
@@ -105,9 +106,9 @@ def episode(
 ) -> Procedure[Episode]:
     """Find one question's mismatches, and label each.
 
-    slack: tokens by which a harmless mismatch may make the answer longer; None: by any, and none
-    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, or that did
-    not come to their end: they have nothing to lose.
+    slack: tokens by which a harmless mismatch may lengthen the answer; None: any number, and no
+    mismatch stalls, as in the paper. right_only: take no mismatches from an answer that is wrong or
+    has no end, since it cannot become worse.
     """
     question = reader.question
     answer = yield from reader.finish([])
@@ -122,7 +123,7 @@ def episode(
     at = 0
     while (mismatch := (yield from _next_mismatch(reader, answer, at))) is not None:
         at = mismatch.mismatch.at + 1
-        critical, stalling = False, mismatch.stalls_plainly and slack is not None
+        critical, stalling = False, mismatch.evidently_stalls and slack is not None
         if not stalling:
             alternative = yield from reader.finish(mismatch.prefix)
             critical = task.outcome(question, reader.text(alternative)) != outcome
@@ -139,7 +140,7 @@ def episode(
 
 def _next_mismatch(
     reader: QuestionReader, answer: Sequence[int], start: int
-) -> Procedure[_Found | None]:
+) -> Procedure[_Candidate | None]:
     """Find the first mismatch from ``start`` on."""
     window = reader.window(answer[:start])
     at = start
@@ -154,10 +155,10 @@ def _next_mismatch(
                 wanted, replaced = answer[at], [*answer[:at], choice]
                 wants, hidden = yield from reader.target(replaced)
                 put_off = choice not in reader.ends and wants[0] == wanted != again
-                return _Found(
+                return _Candidate(
                     Mismatch(at, choice, wanted, state, hidden[0]),
                     replaced,
-                    stalls_plainly=put_off or wanted in reader.ends,
+                    evidently_stalls=put_off or wanted in reader.ends,
                 )
         at += len(ahead)
     return None

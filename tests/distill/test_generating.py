@@ -45,7 +45,7 @@ def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -
     assert [one.held for one in found] == [one.prompting in SELECTION.held for one in found]
     assert told == [(number, 12) for number in range(13)]
     for one in found:
-        alone = lanes.generate(one.prompting.asked, protocol="stream", max_tokens=12)
+        alone = lanes.generate(one.prompting.content, protocol="stream", max_tokens=12)
         assert one.answer == alone.tokens
         assert all(
             top[0] == label for top, label in zip(one.row.likely, one.row.labels, strict=True)
@@ -110,7 +110,7 @@ def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     for one in found:
         agreed = one.row.agreed(measurer.choices(one.row)).tolist()
         # windows of one token: each round says whether one draft agreed, and then commits one more
-        drafted = lanes.generate(one.prompting.asked, protocol="greedy", window=1, max_tokens=12)
+        drafted = lanes.generate(one.prompting.content, protocol="greedy", window=1, max_tokens=12)
         at = 0
         for round_ in drafted.rounds:
             if round_.window and at < len(agreed):

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pilotfish.cli.distill import _table
 from pilotfish.distill.answers import TrainingExample
-from pilotfish.distill.measuring import ALL, by_kind
+from pilotfish.distill.measuring import ALL, agreement_by_kind
 from pilotfish.distill.outcome import Distilled
 from pilotfish.distill.prompt_selection import DistillPrompt
 from pilotfish.distill.training_rows import TrainingRow, agreement
@@ -21,7 +21,7 @@ def answered(kind: str, number: int) -> TrainingExample:
 
 def test_a_kind_that_is_called_all_is_counted_once() -> None:
     answers = [answered(kind, number) for number, kind in enumerate([ALL, "chat", ALL])]
-    found = by_kind(answers, {one.key: np.array([one.kind == ALL]) for one in answers})
+    found = agreement_by_kind(answers, {one.key: np.array([one.kind == ALL]) for one in answers})
     assert set(found) == {ALL, "chat"}
     assert found[ALL].positions == 3
     assert found[ALL].alpha == 2 / 3

@@ -16,7 +16,7 @@ from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.cli.field.comparison_tables import print_comparison
 from pilotfish.field import comparison, comparison_picture
-from pilotfish.field.agreement import accepted_by_round
+from pilotfish.field.agreement import count_accepted
 from pilotfish.field.comparison import compare
 from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.drawing import panels
@@ -231,7 +231,7 @@ def test_rounds_are_those_of_the_answers_themselves():
     found = compared(one, rtts_s=(0.01,)).drafters[0].expected[0]
     rates = []
     for window in range(1, 17):
-        rounds = sum(len(accepted_by_round(agreed, window)) for agreed in one.agreed.values())
+        rounds = sum(len(count_accepted(agreed, window)) for agreed in one.agreed.values())
         rates.append(20 * 200 / rounds / (window * 0.004 + 0.01 + 0.04))
     assert found.rounds_per_s == pytest.approx(max(rates))
 
@@ -493,7 +493,7 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
     ("line", "said"),
     [
         (b"\xff\xfe", "not UTF-8"),
-        (b"", "holds no prompt"),
+        (b"", "has no prompt"),
         (b'{"messages": []}', "no messages"),
         (b'{"messages": [{"role": "user"}]}', "no messages"),
         (b'{"messages": [{"role": "system", "content": "x"}]}', "no messages"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pilotfish.field.papers import dssd, tslt
 from pilotfish.field.papers.dssd_tables import table1, table2
-from pilotfish.field.papers.sheet import printed
+from pilotfish.field.papers.sheet import round_as_printed
 from pilotfish.field.papers.tslt_tables import MULTIPLE, SINGLE, figure
 from pilotfish.speculation.latency import Link, communication_s
 
@@ -65,7 +65,7 @@ def test_dssd_table_1_to_the_printed_digit():
     ],
 )
 def test_printed_rounds_half_up_whatever_floating_point_adds(value, decimals, rounded):
-    assert printed(value, decimals) == rounded
+    assert round_as_printed(value, decimals) == rounded
 
 
 @given(windows, chances)

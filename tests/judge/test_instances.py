@@ -23,7 +23,7 @@ from pilotfish.judge.instances import (
     Relabelling,
     expected_share,
     instances,
-    kept_by_quality,
+    labels_by_quality,
     sample_channels,
     split,
 )
@@ -64,7 +64,7 @@ def test_only_critical_labels_are_relaxed(seed: int, floor: float, temperature: 
 
 def test_the_poorer_the_channel_the_fewer_labels_stay() -> None:
     found = instances(MINED, episodes(60), InstanceOptions(channels=20))
-    rows = kept_by_quality(found)
+    rows = labels_by_quality(found)
     assert sum(row.channels for row in rows) == 60 * 20
     assert sum(row.critical for row in rows) == 20 * found.critical.sum()
     assert sum(row.kept for row in rows) == found.rejected.sum()

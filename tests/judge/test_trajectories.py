@@ -166,7 +166,7 @@ def test_rounds_add_up_to_the_answer(models: JudgedPair) -> None:
                 assert one.accepted <= one.drafted <= course.window
                 assert one.decided - one.forgiven == (one.accepted < one.drafted)
                 assert one.mismatched is not None
-                assert one.decided <= one.mismatched <= one.decided + one.behind
+                assert one.decided <= one.mismatched <= one.decided + one.after_rejection
 
 
 def test_reading_windows_whole_changes_nothing_else(models: JudgedPair) -> None:

@@ -1,8 +1,8 @@
-"""specfed's payloads and bounds, with two workers made up by Zipf's law.
+"""specfed's payloads and bounds, for two workers with Zipf distributions.
 
 The paper's figures 2 and 3 are measured on models; so are ours, in `field.papers.specfed_measured`.
-Here both reconstructions are worked out on distributions that we chose, and held against the
-bounds, which hold for any.
+This module computes both reconstructions for distributions that we chose, and compares them with
+the bounds, which hold for any distribution.
 """
 
 from pathlib import Path
@@ -69,17 +69,17 @@ def zipf(exponent: float, wobble: float) -> Values:
 
 
 def workers() -> Values:
-    """Both workers' distributions, [2, V]."""
+    """Return both workers' distributions, [2, V]."""
     return np.stack([zipf(1.4, 0.0), zipf(1.3, 1.0)])
 
 
 def drafter() -> Values:
-    """The drafter's distribution, [V]."""
+    """Return the drafter's distribution, [V]."""
     return zipf(1.2, 2.0)
 
 
 def payloads() -> Sheet:
-    """Bytes a worker and window, and how long they take, against K."""
+    """Tabulate bytes and upload time of a worker's window against K."""
     full = upload_bits(LENGTH + 1, VOCABULARY, VOCABULARY, PROBABILITY_BITS) / 8.0
     rows: list[dict[str, Value]] = []
     for top_k in KEPT:
@@ -95,20 +95,20 @@ def payloads() -> Sheet:
     return Sheet("payloads", "What a worker uploads a window", columns, rows)
 
 
-def _rebuilt(p: Values, top_ids: list[NDArray[np.integer]], scheme: str) -> Values:
+def _rebuild(p: Values, top_ids: list[NDArray[np.integer]], scheme: str) -> Values:
     rebuild = eq_5_renormalised if scheme == "renormalised" else eq_6_spread
     return np.stack([rebuild(*worker) for worker in zip(p, top_ids, strict=True)])
 
 
 def distortion(top_k: int) -> dict[str, Value]:
-    """Errors of both reconstructions with K = count, and their bounds."""
+    """Compute the errors of both reconstructions with K = top_k, and their bounds."""
     p, q = workers(), drafter()
     top_ids = [largest(worker, top_k) for worker in p]
     retained = np.array([eq_4_retained(*worker) for worker in zip(p, top_ids, strict=True)])
     aggregate = eq_1_aggregate(WEIGHTS, p)
     row: dict[str, Value] = {"kept": top_k, "retained_1": retained[0], "retained_2": retained[1]}
     for scheme in ("renormalised", "spread"):
-        rebuilt = _rebuilt(p, top_ids, scheme)
+        rebuilt = _rebuild(p, top_ids, scheme)
         merged = eq_1_aggregate(WEIGHTS, rebuilt)
         row[f"local_error_1_{scheme}"] = eq_8_error(rebuilt[0], p[0])
         row[f"bias_{scheme}"] = eq_8_error(merged, aggregate)
@@ -123,7 +123,7 @@ def distortion(top_k: int) -> dict[str, Value]:
 
 
 def distortions() -> Sheet:
-    """`distortion` against K."""
+    """Tabulate `distortion` against K."""
     columns: dict[str, tuple[str, int | None]] = {
         "kept": ("K", 0),
         "retained_1": ("ρ₁", 3),
@@ -140,7 +140,7 @@ def distortions() -> Sheet:
 
 
 def bounds() -> Sheet:
-    """The bounds as functions of the retained masses and of the first worker's weight."""
+    """Tabulate the bounds against the retained masses and the first worker's weight."""
     rows: list[dict[str, Value]] = []
     for retained in ((0.8, 0.8), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.99, 0.99)):
         for first in (0.5, 0.8):
@@ -167,7 +167,7 @@ def bounds() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Uplink time against K and rate; bias against K, worked out; figures 2 and 3, measured."""
+    """Draw uplink time and computed bias against K, and the measured figures 2 and 3."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     time_path, bias_path = folder / "specfed_uplink.png", folder / "specfed_bias.png"

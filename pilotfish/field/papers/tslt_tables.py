@@ -1,4 +1,4 @@
-"""tslt's figures 5 and 6 as tables, and its two misprints, from `field.papers.tslt`."""
+"""tslt's figures 5 and 6 as tables, and its two misprints, with `field.papers.tslt`."""
 
 import math
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ def _bits(top_k: int) -> float:
 
 
 def figure(candidates: _Candidates) -> Sheet:
-    """Speed-up against uplink rate, a column for each K."""
+    """Tabulate the speed-up against the uplink rate, a column for each K."""
     rows: list[dict[str, Value]] = [
         {
             "uplink_mbps": mbps,
@@ -116,7 +116,7 @@ def figure(candidates: _Candidates) -> Sheet:
 
 
 def payloads() -> Sheet:
-    """What a round uploads and yields for each K, and from what rate on it pays."""
+    """Tabulate upload and tokens of a round for each K, and the rate from which it pays."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
         for top_k in KEPT:
@@ -148,7 +148,7 @@ def payloads() -> Sheet:
 
 
 def totals() -> Sheet:
-    """(41): seconds of an answer at each rate, computing and communicating."""
+    """Tabulate (41): seconds of an answer at each rate, computing and communicating."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
         for top_k in KEPT:
@@ -179,7 +179,7 @@ def totals() -> Sheet:
 
 
 def misprints(rates_mbps: Sequence[int] = (1, 10, 100, 1000)) -> Sheet:
-    """(9) and (28) as printed beside N/T, as speed-ups, for K = 320."""
+    """Compare (9) and (28) as printed with N/T, as speed-ups, for K = 320."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
         alpha, bits = candidates.alpha(320), _bits(320)
@@ -204,7 +204,7 @@ def misprints(rates_mbps: Sequence[int] = (1, 10, 100, 1000)) -> Sheet:
         "eq_9_as_printed": ("(9) as printed", 3),
         "eq_28_as_printed": ("(28) as printed", 3),
     }
-    return Sheet("misprints", "Speed-up for K = 320: what holds and what is printed", columns, rows)
+    return Sheet("misprints", "Speed-up for K = 320: N/T and the printed forms", columns, rows)
 
 
 def draw(folder: Path) -> list[Path]:

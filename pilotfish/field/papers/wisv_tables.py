@@ -1,4 +1,4 @@
-"""wisv's Table I and figure 4, printed and by the model, from `field.papers.wisv`."""
+"""wisv's Table I and figure 4, as printed and by the model of `field.papers.wisv`."""
 
 import math
 from pathlib import Path
@@ -50,7 +50,7 @@ FIGURE4_METHODS = ("greedy", "reject", "fh", "sh")
 
 
 class TableCell(NamedTuple):
-    """What Table I prints of one method, window and rate."""
+    """Printed figures of Table I for one method, window and rate."""
 
     latency_s: float
     aal: float
@@ -128,7 +128,7 @@ _REMARKS = (
 
 
 def acceptance(aal: float, window: int) -> float:
-    """α for which a round of γ = window commits so many tokens, by tslt (8); bisection."""
+    """Find the α for which a round of γ = window commits ``aal`` tokens, by tslt (8); bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -137,7 +137,7 @@ def acceptance(aal: float, window: int) -> float:
 
 
 def mismatches(window: int, mbps: int) -> tuple[float, float]:
-    """Expected positions that differ from the target's argmax, and the chance of any."""
+    """Expected positions that differ from the target's argmax, and the probability of any."""
     alpha = acceptance(CELLS[window, "greedy", mbps].aal, window)
     return window * (1.0 - alpha), 1.0 - alpha**window
 
@@ -218,7 +218,7 @@ def table1() -> Sheet:
 
 
 def figure4() -> Sheet:
-    """Latency against window in the four settings, and which hidden upload is the quicker."""
+    """Tabulate latency against window in the four settings, and the faster hidden upload."""
     rows: list[dict[str, Value]] = []
     for mbps, rtt_ms in SETTINGS:
         for window in WINDOWS:
@@ -239,13 +239,13 @@ def figure4() -> Sheet:
 
 
 def break_even_rtt_ms(window: int, mbps: int) -> float:
-    """The RTT at which FH and SH take equally long: below it SH is quicker."""
+    """Compute the RTT at which FH and SH take equally long; below it SH is faster."""
     full, selective = (communication_s(method, window, mbps, 0.0) for method in ("fh", "sh"))
     return max(0.0, full - selective) * 1e3 / mismatches(window, mbps)[1]
 
 
 def thresholds() -> Sheet:
-    """What §VII-B's one threshold, RTT > 10 ms → FH, would have to be at each rate and window."""
+    """Tabulate the break-even RTT at each rate and window; §VII-B has one threshold, 10 ms → FH."""
     rows: list[dict[str, Value]] = [
         {"rate_mbps": mbps, "window": window, "rtt_ms": break_even_rtt_ms(window, mbps)}
         for mbps in RATES_MBPS
@@ -261,7 +261,7 @@ def thresholds() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Figure 4's four panels."""
+    """Draw figure 4's four panels."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     paths = []

@@ -1,4 +1,4 @@
-"""Plot what `auto` chose: its cost beside that of every fixed choice, and its predictions.
+"""Plot the choices of `auto`: its cost against every fixed choice, and its predictions.
 
 In: `Hindsight` of one run. Out: files, and their descriptions in words.
 """
@@ -9,20 +9,20 @@ from pilotfish.field.drawing import MARKERS, PALETTE, MaxNLocator, plot
 from pilotfish.field.report.canvas import (
     WIDTH,
     Picture,
+    escape_math,
     format_counts,
     legend_below,
-    plain,
     title,
     whiskers,
 )
 from pilotfish.field.report.hindsight import Alternative, Hindsight
 
-_ROW = 0.27  # inches
-_ROWS = 7  # of which there is room for so many at least
+_ROW = 0.27  # height of a row, inches
+_ROWS = 7  # least rows that the plot has room for
 
 
 def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
-    """Plot what `auto` took, as a line, and every alternative, measured and forecast."""
+    """Plot the time of `auto`, as a line, and of every alternative, measured and forecast."""
     if hindsight is None:
         return None
     rows = [a for a in hindsight.alternatives if a.fixed is not None or a.forecast_ms is not None]
@@ -68,12 +68,12 @@ def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture |
         axes.set_yticks(range(len(rows)), [_row_name(a) for a in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(left=0)
-        axes.set_xlabel(axes.get_xlabel(), loc="right")  # long names leave it little room
+        axes.set_xlabel(axes.get_xlabel(), loc="right")  # long row names leave little room
         legend_below(axes)
     return Picture(
         path=path,
         alt=f"{run}: time per committed token in ms of each protocol and window γ in tokens, "
-        f"measured and as auto expected it, beside what auto took; {finding} ({n}).",
+        f"measured and forecast by auto, and the time that auto took; {finding} ({n}).",
     )
 
 
@@ -85,17 +85,18 @@ def _cost(alternative: Alternative) -> float:
 
 def _row_name(alternative: Alternative) -> str:
     chosen = f" (chosen {alternative.chosen}×)" if alternative.chosen else ""
-    return plain(f"{alternative.configuration}{chosen}")
+    return escape_math(f"{alternative.configuration}{chosen}")
 
 
 def _against_best(hindsight: Hindsight) -> str:
     if hindsight.best is None or hindsight.best.fixed is None:
         return ""
-    return f", the best fixed choice ({hindsight.best.configuration}) {hindsight.best.fixed.median:.1f}"
+    best = hindsight.best
+    return f", the best fixed choice ({best.configuration}) {hindsight.best.fixed.median:.1f}"
 
 
 def predictions(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
-    """Plot predicted against measured, a point an answer; None where nothing was predicted."""
+    """Plot measured against predicted time, a point an answer; None without predictions."""
     if hindsight is None or not hindsight.predicted or hindsight.error is None:
         return None
     finding = f"predictions are off by {100 * hindsight.error:.0f} % in the median"

@@ -1,6 +1,6 @@
 """Plot latency against window, within a run and between runs.
 
-In: the figures of runs. Out: files, and a description of each in words (the alternative text).
+In: the figures of runs. Out: files, and their descriptions in words (the alternative text).
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from pilotfish.field.report.canvas import (
     WIDTH,
     Picture,
     PlotStyle,
+    escape_math,
     format_counts,
     legend_below,
-    plain,
     shorten,
     title,
     whiskers,
@@ -44,7 +44,7 @@ def latency(
         (WIDTH, 3.9),
     ) as axes:
         for i, protocol in enumerate(protocols):
-            offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)  # so that intervals do not cover
+            offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)  # so that intervals do not overlap
             points = sorted(
                 (columns.index(_column(f)) + offset, spread)
                 for f, spread in measured
@@ -72,7 +72,7 @@ def _lowest(all_figures: Sequence[Figures]) -> str:
 def _line(
     axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
 ) -> None:
-    """Draw medians with intervals, joined where the protocol has windows to compare."""
+    """Draw medians with intervals, joined by a line; one point alone gets a dotted level."""
     for x, spread in points:
         axes.errorbar(
             x,
@@ -82,7 +82,7 @@ def _line(
             capsize=2,
             linewidth=1,
         )
-    if len(points) == 1:  # a level to hold the others against
+    if len(points) == 1:  # a level to compare with
         axes.axhline(
             points[0][1].median, color=styles.colour_of(protocol), linewidth=0.8, linestyle=":"
         )
@@ -92,7 +92,7 @@ def _line(
         color=styles.colour_of(protocol),
         marker=styles.marker_of(protocol),
         linewidth=1.4,
-        label=plain(protocol),
+        label=escape_math(protocol),
     )
 
 
@@ -102,7 +102,7 @@ def _column(figures: Figures) -> str:
 
 
 def _columns(all_figures: Sequence[Figures]) -> list[str]:
-    """Order windows from short to long, then adaptive ones, then protocols without."""
+    """Order windows from short to long, then ``auto``, then none."""
 
     def order(window: WindowSetting | None) -> tuple[int, int]:
         return (0, window) if isinstance(window, int) else (1 if window == "auto" else 2, 0)
@@ -114,7 +114,7 @@ def _columns(all_figures: Sequence[Figures]) -> list[str]:
 def compare_runs(
     path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyle
 ) -> Picture | None:
-    """Plot runs below each other, each protocol at its best window; None for less than two."""
+    """Plot a row for each run, each protocol at its best window; None for fewer than two runs."""
     measured = [(run, best) for run, spread in runs if (best := _best_windows(spread))]
     if len(measured) < 2:
         return None
@@ -128,7 +128,7 @@ def compare_runs(
     ) as axes:
         protocols = protocols_of([f for _, best in measured for f, _ in best])
         for i, protocol in enumerate(protocols):
-            offset = 0.5 * ((i + 0.5) / len(protocols) - 0.5)  # so that points do not cover
+            offset = 0.5 * ((i + 0.5) / len(protocols) - 0.5)  # so that points do not overlap
             points = [
                 (row + offset, spread)
                 for row, (_, best) in enumerate(measured)
@@ -136,7 +136,9 @@ def compare_runs(
                 if f.configuration.protocol == protocol
             ]
             _dots(axes, points, protocol, styles)
-        axes.set_yticks(range(len(measured)), [plain(shorten(run, 18)) for run, _ in measured])
+        axes.set_yticks(
+            range(len(measured)), [escape_math(shorten(run, 18)) for run, _ in measured]
+        )
         axes.set_ylim(len(measured) - 0.4, -0.6)
         axes.set_xlim(left=0)
         legend_below(axes, 4)
@@ -161,7 +163,7 @@ def _dots(
         marker=styles.marker_of(protocol),
         s=22,
         zorder=3,
-        label=plain(protocol),
+        label=escape_math(protocol),
     )
 
 

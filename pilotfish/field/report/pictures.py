@@ -1,4 +1,4 @@
-"""All plots of a report, their order and their headings."""
+"""Draw all plots of a report."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,32 +10,32 @@ from pilotfish.field.report.canvas import Picture, PlotStyle
 from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.timeline import timeline
 
-_KINDS = 7  # of plots of a run
+_KINDS = 7  # plots of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """The pictures of a report by kind, each with one per run that has it, in the runs' order.
+    """The pictures of a report by kind: one for each run that has it, in the runs' order.
 
-    compared: one of all runs, where there are several.
+    compared: one picture for all runs; empty for a single run.
     """
 
     compared: list[Picture]
     latency: list[Picture]
     stages: list[Picture]
     depths: list[Picture]
-    freight: list[Picture]
+    bytes_per_token: list[Picture]
     link: list[Picture]
-    otherwise: list[Picture]
+    alternatives: list[Picture]
     predictions: list[Picture]
 
 
 def draw(
     runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
 ) -> Gallery:
-    """Draw everything into a folder; file names begin with the run's number and its name.
+    """Draw all plots into a folder; file names begin with the run's number and its name.
 
-    show: called after each plot with how many of how many are done.
+    show: callback after each plot, with the numbers of plots drawn and of all plots.
     """
     styles = PlotStyle(f.configuration.protocol for run in runs for f in run.figures)
     done = 0
@@ -61,9 +61,11 @@ def draw(
         depths=each(
             "acceptance", lambda path, run: plots.depths(path, run.name, run.figures, styles)
         ),
-        freight=each("bytes", lambda path, run: plots.freight(path, run.name, run.figures)),
+        bytes_per_token=each(
+            "bytes", lambda path, run: plots.bytes_per_token(path, run.name, run.figures)
+        ),
         link=each("link", lambda path, run: timeline(path, run.name, run.answers)),
-        otherwise=each(
+        alternatives=each(
             "auto",
             lambda path, run: choice_plots.alternatives(path, run.name, run.hindsight),
         ),

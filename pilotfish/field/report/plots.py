@@ -1,6 +1,6 @@
-"""Plot what was measured: one PNG each, units on both axes, n in the title.
+"""Plot the stages, acceptance and bytes of a run: units on both axes, n in the title.
 
-In: the figures of one run. Out: files, and a description of each in words (the alternative text).
+In: the figures of one run. Out: PNG files, and their descriptions in words (the alternative text).
 """
 
 import math
@@ -22,21 +22,21 @@ from pilotfish.field.report.canvas import (
     WIDTH,
     Picture,
     PlotStyle,
+    escape_math,
     format_counts,
     legend_below,
-    plain,
     title,
 )
 from pilotfish.field.report.figures import Figures, protocols_of
 from pilotfish.field.report.statistics import PositionCounts, share_interval
 
-_ROW = 0.27  # inches a row of a chart with one row for each (protocol, window)
-_ROWS = 7  # of which there is room for so many at least
-FEW = 10  # a share of fewer rounds says too little to be drawn
+_ROW = 0.27  # height of a row, one for each (protocol, window); inches
+_ROWS = 7  # least rows that a plot has room for
+FEW = 10  # rounds; a share of fewer is not drawn
 
 
 def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Plot where the time of a committed token goes: a bar for each (protocol, window)."""
+    """Plot the time per committed token by stage: a bar for each (protocol, window)."""
     measured = [f for f in all_figures if f.stages_ms]
     if not measured:
         return None
@@ -70,7 +70,9 @@ def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | No
 
 def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
     """Place a row for each (protocol, window), the first one on top."""
-    axes.set_yticks(range(len(all_figures)), [plain(str(f.configuration)) for f in all_figures])
+    axes.set_yticks(
+        range(len(all_figures)), [escape_math(str(f.configuration)) for f in all_figures]
+    )
     axes.set_ylim(len(all_figures) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
 
@@ -80,10 +82,12 @@ def depths(
 ) -> Picture | None:
     """Plot acceptance by depth: rounds that reach each depth, and rounds that accept it.
 
-    All windows of a protocol together, each depth over the rounds that drafted so far; shares of
-    fewer than `FEW` rounds are not drawn. None where nothing was drafted.
+    All windows of a protocol are pooled; a depth counts the rounds that drafted it. Shares of fewer
+    than `FEW` rounds are not drawn. Returns None without drafts.
     """
-    pooled = {protocol: _pooled(all_figures, protocol) for protocol in protocols_of(all_figures)}
+    pooled = {
+        protocol: _pool_positions(all_figures, protocol) for protocol in protocols_of(all_figures)
+    }
     measured = {protocol: counts for protocol, counts in pooled.items() if counts}
     if not measured:
         return None
@@ -96,9 +100,7 @@ def depths(
         path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4)
     ) as (reached, accepted):
         for i, (protocol, counts) in enumerate(measured.items()):
-            offset = 0.2 * (
-                (i + 0.5) / len(measured) - 0.5
-            )  # so that equals do not cover each other
+            offset = 0.2 * ((i + 0.5) / len(measured) - 0.5)  # so that equal points do not overlap
             _depths(reached, accepted, counts, offset, protocol, styles)
         for axes in (reached, accepted):
             axes.set_ylim(0, 104)
@@ -127,7 +129,7 @@ def _depths(
         color=colour,
         marker=marker,
         linewidth=1.4,
-        label=plain(protocol),
+        label=escape_math(protocol),
     )
     enough = [p for p in counts if p.reached >= FEW]
     shares = [100 * p.accepted / p.reached for p in enough]
@@ -139,7 +141,7 @@ def _depths(
         accepted.vlines(p.depth + offset, 100 * low, 100 * high, color=colour, linewidth=0.8)
 
 
-def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
+def _pool_positions(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
     """Pool the positions of all windows of a protocol."""
     counts = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
     return [
@@ -153,8 +155,8 @@ def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[PositionCount
     ]
 
 
-def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Plot bytes of a committed token, up and down, on a log scale; None if nothing was sent."""
+def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+    """Plot bytes per committed token, up and down, on a log scale; None if nothing was sent."""
     measured = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
     if not measured:
         return None
@@ -181,7 +183,9 @@ def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | N
             rows = [row for row, value in enumerate(values) if value]
             sizes = [values[row] for row in rows]
             axes.scatter(sizes, rows, color=colour, marker=marker, s=26, label=name)
-        _decades(axes, [value for direction in directions for value in direction[3] if value])
+        _scale_by_decades(
+            axes, [value for direction in directions for value in direction[3] if value]
+        )
         _rows(axes, measured)
         legend_below(axes)
     return Picture(
@@ -191,8 +195,8 @@ def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | N
     )
 
 
-def _decades(axes: Axes, values: Sequence[float]) -> None:
-    """Set a log scale between powers of ten, so that it has two labels at least."""
+def _scale_by_decades(axes: Axes, values: Sequence[float]) -> None:
+    """Set a log scale between powers of ten, so that it has at least two labels."""
     axes.set_xscale("log")
     axes.set_xlim(
         10.0 ** math.floor(math.log10(0.9 * min(values))),

@@ -43,12 +43,12 @@ def write(
 
 
 def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
-    """Render the page; every text that comes from a file is escaped."""
+    """Render the page; escape all text from files."""
     # autoescape: values are text unless the template marks them as HTML
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["embedded"] = _embedded
+    environment.filters["embedded"] = _embed
     environment.filters["groups"] = _groups
     return environment.from_string(TEMPLATE).render(
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -68,7 +68,7 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
     )
 
 
-def _embedded(picture: Picture) -> str:
+def _embed(picture: Picture) -> str:
     """Encode the PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
 
@@ -101,7 +101,8 @@ def _auto_summary(run: MeasuredRun) -> str:
     hindsight = run.hindsight
     if hindsight is None or hindsight.auto is None:
         return "auto has no answer with steady rounds."
-    text = f"auto took {hindsight.auto.median:.1f} ms per committed token (median, n = {hindsight.auto.n})"
+    auto = hindsight.auto
+    text = f"auto took {auto.median:.1f} ms per committed token (median, n = {auto.n})"
     if (
         hindsight.best is not None
         and hindsight.best.fixed is not None
@@ -112,7 +113,7 @@ def _auto_summary(run: MeasuredRun) -> str:
             f"{hindsight.best.configuration} at {hindsight.best.fixed.median:.1f} ms"
         )
     else:
-        text += "; no fixed choice of the same run to hold it against"
+        text += "; the run has no fixed choice to compare it with"
     if hindsight.error is not None:
         text += f". Its predictions were off by {hindsight.error * 100:.0f} % in the median"
     return text + "."
