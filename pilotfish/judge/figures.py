@@ -62,14 +62,16 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
     """
     # [questions, settings] each
     right, tokens, rounds, forgiven, decided = (
-        np.array([[getattr(one, name) for one in row] for row in question_counts], dtype=np.float64)
+        np.array(
+            [[getattr(counts, name) for counts in row] for row in question_counts], dtype=np.float64
+        )
         for name in ("right", "tokens", "rounds", "forgiven", "decided")
     )
     n = len(right)
     # [resamples, questions]: how often each question was drawn
     samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
-    base = {one.window: column for column, one in enumerate(plan.settings) if one.head is None}
-    baselines = [base[one.window] for one in plan.settings]
+    greedy = {s.window: column for column, s in enumerate(plan.settings) if s.head is None}
+    baselines = [greedy[setting.window] for setting in plan.settings]
 
     def differences(weights: Doubles) -> Doubles:
         """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings]."""
@@ -112,7 +114,7 @@ def costs(
     `dsd` has the rounds of `greedy`: at temperature 0 its acceptance is the same.
     """
     sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
-    missed = mismatch_share(one for row in question_counts for one in row)
+    missed = mismatch_share(counts for row in question_counts for counts in row)
     results = {}
     for index, setting in enumerate(plan.settings):
         setting_counts = [row[index] for row in question_counts]

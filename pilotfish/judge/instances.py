@@ -135,12 +135,14 @@ class Instances:
     @property
     def links(self) -> NDArray[np.float64]:
         """Features of the channels, f64 [q, K, 4]."""
-        return np.array([[one.features() for one in some] for some in self.channels])
+        return np.array(
+            [[channel.features() for channel in channels] for channels in self.channels]
+        )
 
     @property
     def qualities(self) -> NDArray[np.float64]:
         """Quality of the channels, f64 [q, K]."""
-        return np.array([[one.quality() for one in some] for some in self.channels])
+        return np.array([[channel.quality() for channel in channels] for channels in self.channels])
 
     def subset(self, keys: Collection[str]) -> Instances:
         """Select the instances of these questions."""

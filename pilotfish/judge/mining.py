@@ -97,8 +97,10 @@ def mine(
         reader = QuestionReader(question, pair, mined.most)
         return episode(reader, task, mined.slack, right_only=mined.right_only)
 
-    for _, found in readers.run([(one.key, partial(begin, one)) for one in questions]):
-        yield found
+    for _, mined_episode in readers.run(
+        [(question.key, partial(begin, question)) for question in questions]
+    ):
+        yield mined_episode
 
 
 def episode(

@@ -181,7 +181,7 @@ def draw(folder: Path) -> list[Path]:
         axes.set_xticks([32, 320, 3200, 32000], ["32", "320", "3200", "32000"])
         axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
         axes.legend()
-    rows = [distortion(kept) for kept in KEPT[:-1]]
+    rows = [distortion(top_k) for top_k in KEPT[:-1]]
     title = "Bias of the aggregate\nclosed form, two Zipf workers (ours)"
     lines = {"bias_bound": "bound (17)", "bias_renormalised": "renormalised (5)"}
     lines["bias_spread"] = "spread (6)"
