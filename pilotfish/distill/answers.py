@@ -71,13 +71,13 @@ class TrainingExampleFile:
         complete = data.rfind(b"\n") + 1
         decoder = msgspec.json.Decoder(TrainingExample)
         for number, line in enumerate(data[:complete].split(b"\n")[:-1], 1):
-            with reading_file(partial(self._damaged, number)):
+            with reading_file(partial(self._damage_error, number)):
                 example = decoder.decode(line)
             self.answers[example.key] = example
         if complete < len(data):
             os.truncate(self.path, complete)
 
-    def _damaged(self, number: int, problem: str) -> RunFileError:
+    def _damage_error(self, number: int, problem: str) -> RunFileError:
         return RunFileError(
             f"{self.path} is not a file of answers, or its line {number} is damaged: {problem}. "
             "Delete that line to have its prompt answered again, or name another --run-folder."

@@ -80,7 +80,7 @@ def measure_agreement(
 
     def read() -> Iterator[tuple[str, NDArray[np.bool_]]]:
         for number, answer in enumerate(answers, 1):
-            yield answer.key, answer.row.agreed(measurer.choices(answer.row))
+            yield answer.key, answer.row.compare_choices(measurer.choices(answer.row))
             progress(number)
 
     return agreement_by_kind(answers, dict(read()))

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.field.prompts import PromptLine, numbered_lines, question_of
+from pilotfish.field.prompts import PromptLine, question_of, read_lines
 
 # built-in kinds that are never trained on, to show forgetting
 UNTRAINED = ("stories", "translation")
@@ -136,7 +136,7 @@ def read_prompts(path: Path) -> list[DistillPrompt]:
     A JSON line may have a "kind"; the default is the file's name. Raises `UnsupportedError`, which
     names the faulty line.
     """
-    return [_parse_prompt(path, line) for line in numbered_lines(path)]
+    return [_parse_prompt(path, line) for line in read_lines(path)]
 
 
 def _parse_prompt(path: Path, line: PromptLine) -> DistillPrompt:

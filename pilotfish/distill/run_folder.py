@@ -69,7 +69,7 @@ class RunFolder:
             os.close(lock)
 
     def _read(self) -> dict[str, Any]:
-        with reading_file(partial(_damaged, self._facts_file)):
+        with reading_file(partial(_damage_error, self._facts_file)):
             try:
                 return msgspec.json.decode(read_content(self._facts_file), type=dict[str, _Facts])
             except FileNotFoundError:
@@ -114,7 +114,9 @@ class RunFolder:
 
     def read_shared_ids(self) -> NDArray[np.int64] | None:
         """Read the drafter's ids that the target has too, ascending; None: all ids."""
-        with reading_file(partial(_damaged, self._shared_file)):  # ValueError: a truncated file
+        with reading_file(
+            partial(_damage_error, self._shared_file)
+        ):  # ValueError: a truncated file
             ids = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
         return ids if len(ids) else None
 
@@ -130,7 +132,7 @@ class RunFolder:
         """
         if not self.learning.exists():
             return []
-        with reading_file(partial(_damaged, self.learning)):
+        with reading_file(partial(_damage_error, self.learning)):
             data = read_content(self.learning)
             complete = data[: data.rfind(b"\n") + 1]
             lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(complete)
@@ -155,7 +157,7 @@ class RunFolder:
         return self.path / f"checkpoint-{step:07}.safetensors"
 
 
-def _damaged(path: Path, problem: str) -> RunFileError:
+def _damage_error(path: Path, problem: str) -> RunFileError:
     return RunFileError(
         f"{path} is not a run's, or is damaged: {problem}. Name another --run-folder."
     )

@@ -31,7 +31,7 @@ def rate_at(step: int, total: int, planned: int) -> float:
 
 def rows_at(step: int, rows: Sequence[TrainingRow], batch: int, seed: int) -> list[TrainingRow]:
     """Choose the rows of a step; each epoch reads each row once, in its own random order."""
-    epoch, at = divmod(step, steps_of_epoch(len(rows), batch))
+    epoch, batch_index = divmod(step, steps_of_epoch(len(rows), batch))
     draw = random.Random(f"{seed}:{epoch}")
     order = [rows[index] for index in draw.sample(range(len(rows)), len(rows))]
     batches: list[list[TrainingRow]] = []
@@ -39,4 +39,4 @@ def rows_at(step: int, rows: Sequence[TrainingRow], batch: int, seed: int) -> li
         alike = sorted(order[start : start + _SORTED * batch], key=lambda row: len(row.ids))
         batches += [alike[first : first + batch] for first in range(0, len(alike), batch)]
     draw.shuffle(batches)
-    return batches[at]
+    return batches[batch_index]

@@ -185,7 +185,7 @@ class Trainer:
         for number, (example, choices) in enumerate(
             zip(self._validation, all_choices, strict=True), 1
         ):
-            agreed[example.key] = example.row.agreed(choices)
+            agreed[example.key] = example.row.compare_choices(choices)
             report("evaluating on held-out answers", number, len(self._validation), None)
         kinds = agreement_by_kind(self._validation, agreed)
         alpha = kinds[ALL].alpha

@@ -51,7 +51,7 @@ class TrainingRow(msgspec.Struct, frozen=True):
         """The tokens [l] with position and label, as indices below n."""
         return np.flatnonzero((self.places >= 0) & (np.array(self.labels, np.int64) >= 0))
 
-    def agreed(self, choices: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def compare_choices(self, choices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Compare a drafter's choices [n] with the labels, bool [n]; NOWHERE never agrees."""
         matches: NDArray[np.bool_] = choices == np.array(self.labels, np.int64)
         return (choices >= 0) & matches

@@ -165,7 +165,7 @@ def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[
     drafter.prefill(committed)
     drafts: list[int] = []
 
-    def timed() -> float:
+    def make_draft() -> float:
         if len(drafts) == count:
             drafts.clear()
         draft_ids: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
@@ -178,4 +178,4 @@ def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[
         drafts.append(token)
         return taken_s
 
-    return timed
+    return make_draft

@@ -35,7 +35,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     """
     return tuple(
         line.content if isinstance(line.content, str) else text_of(path, line)
-        for line in numbered_lines(path)
+        for line in read_lines(path)
     )
 
 
@@ -44,10 +44,10 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
     Messages after the last user's message are dropped.
     """
-    return tuple(question_of(path, line) for line in numbered_lines(path))
+    return tuple(question_of(path, line) for line in read_lines(path))
 
 
-def numbered_lines(path: Path) -> list[PromptLine]:
+def read_lines(path: Path) -> list[PromptLine]:
     """Read the non-empty lines: as JSON objects if the first begins with ``{``, else as texts.
 
     Raises `UnsupportedError`, which names the fault and its line.

@@ -65,7 +65,7 @@ class Recorder:
             # file is empty again, as `has_begun` finds.
             database.executescript(f"BEGIN; {creation_sql()}")
             with database:
-                database.executemany("INSERT INTO facts VALUES (?, ?)", _encoded(facts).items())
+                database.executemany("INSERT INTO facts VALUES (?, ?)", _encode(facts).items())
             database.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             os.close(lock)
@@ -239,7 +239,7 @@ def _later_values(round_: Round) -> Iterator[Any]:
             yield later_values[column] if column in later_values else round_.notes.get(column, 0)
 
 
-def _encoded(facts: Facts) -> dict[str, str]:
+def _encode(facts: Facts) -> dict[str, str]:
     """Encode every fact as name and JSON value."""
     return {name: _json(getattr(facts, name)) for name in facts.__dataclass_fields__}
 

@@ -111,17 +111,18 @@ def replay(
         )
     return [
         Replay(
-            configuration=each,
-            n=len(groups[each]),
-            measured_s=median((steady_token_ms(a) or 0.0) * 1e-3 for a in groups[each]),
+            configuration=configuration,
+            n=len(groups[configuration]),
+            measured_s=median((steady_token_ms(a) or 0.0) * 1e-3 for a in groups[configuration]),
             modelled_s=[
                 median(
-                    replay_token_s(steady_rounds(a), link, draft_s, verify_s) for a in groups[each]
+                    replay_token_s(steady_rounds(a), link, draft_s, verify_s)
+                    for a in groups[configuration]
                 )
                 for link in links
             ],
         )
-        for each in sorted(groups, key=order)
+        for configuration in sorted(groups, key=order)
     ]
 
 

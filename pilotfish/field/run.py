@@ -219,10 +219,10 @@ class Run:
 
         warm_up: include warm-up answers. finished: leave unfinished answers out.
         """
-        wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
+        condition = "(finished OR ?) AND (NOT warm_up OR ?)"
         with reporting_damage(self.path):
             rows = self._database.execute(
-                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {wanted} ORDER BY id",
+                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {condition} ORDER BY id",
                 (not finished, warm_up),
             ).fetchall()
         for row in rows:

@@ -252,7 +252,7 @@ def observe(
         answer: list[int] = []
         positions: list[Position] = []
         drafts, start = reader.window(answer), 0
-        while len(answer) < settings.max_tokens and not reader.ended(answer):
+        while len(answer) < settings.max_tokens and not reader.has_ended(answer):
             reading = yield drafts.read(answer[start:])
             row = truncate(drafts.logits(reading)[0], drafter, ROW_TOKENS).row(0)
             logits = yield from reader.logits(answer)

@@ -118,18 +118,18 @@ def episode(
     outcome = task.outcome(question, reader.text(answer))
     right = task.right(question, outcome)
     labelled: list[LabelledMismatch] = []
-    if right_only and not (right and reader.ended(original)):
+    if right_only and not (right and reader.has_ended(original)):
         return Episode.from_mismatches(
             question.key, labelled, answer=original, outcome=outcome, right=right
         )
-    at = 0
-    while (mismatch := (yield from _next_mismatch(reader, answer, at))) is not None:
-        at = mismatch.mismatch.at + 1
+    position = 0
+    while (mismatch := (yield from _next_mismatch(reader, answer, position))) is not None:
+        position = mismatch.mismatch.at + 1
         critical, stalling = False, mismatch.evidently_stalls and slack is not None
         if not stalling:
             alternative = yield from reader.finish(mismatch.prefix)
             critical = task.outcome(question, reader.text(alternative)) != outcome
-            endless = reader.ended(answer) and not reader.ended(alternative)
+            endless = reader.has_ended(answer) and not reader.has_ended(alternative)
             longer = slack is not None and (endless or len(alternative) > len(answer) + slack)
             stalling = longer and not critical
             if not critical and not stalling:
@@ -145,22 +145,22 @@ def _next_mismatch(
 ) -> Procedure[_Candidate | None]:
     """Find the first mismatch from ``start`` on."""
     window = reader.window(answer[:start])
-    at = start
-    while at < len(answer):
-        ahead = list(takewhile(reader.can_draft, answer[at : at + _AHEAD]))
-        reading = yield window.read(answer[start : at + len(ahead)], len(ahead) + 1)
-        for offset, choice in enumerate(window.choices(reading).tolist()[: len(answer) - at]):
-            if choice != answer[at + offset]:
-                at += offset
-                reading = yield window.read([*answer[start:at], choice])
+    position = start
+    while position < len(answer):
+        ahead = list(takewhile(reader.can_draft, answer[position : position + _AHEAD]))
+        reading = yield window.read(answer[start : position + len(ahead)], len(ahead) + 1)
+        for offset, choice in enumerate(window.choices(reading).tolist()[: len(answer) - position]):
+            if choice != answer[position + offset]:
+                position += offset
+                reading = yield window.read([*answer[start:position], choice])
                 again, state = int(window.choices(reading)[0]), reading.hidden[0].copy()
-                wanted, replaced = answer[at], [*answer[:at], choice]
+                wanted, replaced = answer[position], [*answer[:position], choice]
                 wants, hidden = yield from reader.target(replaced)
                 put_off = choice not in reader.ends and wants[0] == wanted != again
                 return _Candidate(
-                    Mismatch(at, choice, wanted, state, hidden[0]),
+                    Mismatch(position, choice, wanted, state, hidden[0]),
                     replaced,
                     evidently_stalls=put_off or wanted in reader.ends,
                 )
-        at += len(ahead)
+        position += len(ahead)
     return None

@@ -121,10 +121,10 @@ class QuestionReader:
 
     def text(self, answer: Sequence[int]) -> str:
         """Decode the answer, without its end token."""
-        tokens = answer[:-1] if self.ended(answer) else answer
+        tokens = answer[:-1] if self.has_ended(answer) else answer
         return self._tokenizer.decode(list(tokens))
 
-    def ended(self, answer: Sequence[int]) -> bool:
+    def has_ended(self, answer: Sequence[int]) -> bool:
         """Whether the answer ends with an end token."""
         return bool(answer) and answer[-1] in self.ends
 
@@ -145,11 +145,11 @@ class QuestionReader:
 
     def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
         """Continue the answer to its end with the target alone."""
-        whole = list(answer)
-        while len(whole) < self.most and not self.ended(whole):
-            choices, _ = yield from self.target(whole)
-            whole.append(int(choices[0]))
-        return whole
+        tokens = list(answer)
+        while len(tokens) < self.most and not self.has_ended(tokens):
+            choices, _ = yield from self.target(tokens)
+            tokens.append(int(choices[0]))
+        return tokens
 
     # The drafter, in a window that starts after ``committed``
 

@@ -41,7 +41,7 @@ def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
     ]
 
 
-def recommended(
+def recommend_threshold(
     points: list[CurvePoint], harmful: NDArray[np.floating], risk: float
 ) -> CurvePoint | None:
     """Find the largest threshold that forgives at most the share ``risk`` of harmful mismatches.

@@ -36,7 +36,7 @@ from pilotfish.engines.engine_errors import EngineError
 from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, MinedSettings, split
 from pilotfish.judge.model_passes import Floats
-from pilotfish.judge.thresholds import auc, curve, recommended, share
+from pilotfish.judge.thresholds import auc, curve, recommend_threshold, share
 from pilotfish.speculation.channel import FEATURES
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _describe(
     good = head.logits(validation_set.drafter, validation_set.target, validation_set.tokens, GOOD)
     poor = head.logits(validation_set.drafter, validation_set.target, validation_set.tokens, POOR)
     points = curve(logits)
-    chosen = recommended(points, good[validation_set.harmful], options.risk)
+    chosen = recommend_threshold(points, good[validation_set.harmful], options.risk)
     bound = -math.inf if chosen is None else chosen.logit or 0.0
     record: dict[str, Value] = {
         **msgspec.structs.asdict(options),

@@ -135,7 +135,7 @@ class _Mismatch:
         self._drafter, self._target = drafter[None], target[None]
         self._scored: dict[Score, Floats] = {}  # logits, shared by judges of different thresholds
 
-    def rejected(self, course: WalkSettings) -> bool:
+    def rejected_by(self, course: WalkSettings) -> bool:
         judge = course.judge
         if judge is None or course.strict:
             return True
@@ -174,7 +174,7 @@ class _Tree:
         branches = [_Branch([], walkers)]
         while branches:
             branch = branches.pop()
-            if len(branch.answer) == self._reader.most or self._reader.ended(branch.answer):
+            if len(branch.answer) == self._reader.most or self._reader.has_ended(branch.answer):
                 for walker in branch.walkers:
                     walker.end(branch.answer)
             else:
@@ -227,7 +227,7 @@ class _Tree:
                 choices_by_token[draft] = yield from self._target([*answer, draft])
             mismatch = _Mismatch(draft, target_token, draft_state, choices_by_token[draft].state)
         for walker in walkers:
-            forgiven = judged and not mismatch.rejected(walker.course)
+            forgiven = judged and not mismatch.rejected_by(walker.course)
             walker.decide(
                 accepted=draft == target_token or forgiven, mismatch=draft != target_token
             )
@@ -258,7 +258,7 @@ class _Tree:
     ) -> Procedure[list[bool]]:
         """Find the mismatches of a whole window, each after the drafted tokens before it."""
         drafted: list[int] = []
-        while len(drafted) < room and not self._reader.ended(drafted):
+        while len(drafted) < room and not self._reader.has_ended(drafted):
             drafted.append((yield from self._draft(window, drafted)).choice)
         choices, _ = yield from self._reader.target([*answer, *drafted], len(drafted) + 1)
         return [token != choice for token, choice in zip(drafted, choices.tolist(), strict=False)]

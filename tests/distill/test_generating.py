@@ -108,7 +108,7 @@ def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     engine = EngineSettings(threads=1)
     measurer = Measurer(pair.draft, lanes.context, engine, None)
     for one in found:
-        agreed = one.row.agreed(measurer.choices(one.row)).tolist()
+        agreed = one.row.compare_choices(measurer.choices(one.row)).tolist()
         # windows of one token: each round says whether one draft agreed, and then commits one more
         drafted = lanes.generate(one.prompting.content, protocol="greedy", window=1, max_tokens=12)
         at = 0
@@ -136,5 +136,5 @@ def test_an_answer_too_long_for_the_drafter_is_left_out(lanes: Device, tmp_path:
 def test_of_an_answer_without_tokens_nothing_is_said(pair: Pair) -> None:
     measurer = Measurer(pair.draft, 32, EngineSettings(threads=1), None)
     row = TrainingRow([1, 2, 3], 3, [], [], [], [])
-    assert row.agreed(measurer.choices(row)).dtype == np.bool_
+    assert row.compare_choices(measurer.choices(row)).dtype == np.bool_
     assert len(measurer.choices(row)) == len(row.learnable) == 0

@@ -62,5 +62,5 @@ def _text(hits: list[bool]) -> str:
 def test_where_the_drafter_is_not_asked_or_has_no_such_token_it_does_not_agree() -> None:
     row = TrainingRow([7, 8, 9], 1, [0, NOWHERE, 2], [8, 9, NOWHERE], [[]] * 3, [[]] * 3)
     said = np.array([8, NOWHERE, NOWHERE])
-    assert row.agreed(said).tolist() == [True, False, False]
+    assert row.compare_choices(said).tolist() == [True, False, False]
     assert row.learnable.tolist() == [0]

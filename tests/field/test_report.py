@@ -117,7 +117,7 @@ def test_an_unmeasured_link_is_said_not_drawn(tmp_path):
     assert gallery.link == []
     text = page([read_run(path)], gallery)
     assert "not measured: RTT, jitter, goodput up, goodput down, retransmissions, signal." in text
-    assert "no answer was asked for under protocol auto" in text
+    assert "the run has no answer under protocol auto" in text
 
 
 def test_the_link_over_time_has_what_was_measured(tmp_path):

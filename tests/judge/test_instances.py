@@ -178,7 +178,7 @@ def test_stalling_is_rejected_under_any_channel() -> None:
 def test_what_cannot_be_learnt_from_is_told() -> None:
     with pytest.raises(UnsupportedError, match="no mismatch"):
         instances(MINED, [episode(0, count=0)], InstanceOptions())
-    with pytest.raises(UnsupportedError, match="q-4 are 8 and 40 wide, not 24 and 40"):
+    with pytest.raises(UnsupportedError, match="q-4 have widths 8 and 40, not 24 and 40"):
         instances(MINED, [episode(1), episode(4, width=8)], InstanceOptions())
     with pytest.raises(UnsupportedError, match="takes two"):
         split(["one"], 0.2, 0)

@@ -63,7 +63,7 @@ def _matching_row(
     )
 
 
-def measured() -> Sheet:
+def measurements() -> Sheet:
     """Tabulate the measurements."""
     columns: dict[str, tuple[str, int | None]] = {
         "nodes": ("N", 0),

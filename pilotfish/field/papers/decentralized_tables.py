@@ -145,7 +145,7 @@ def draw(folder: Path) -> list[Path]:
 PAPER = Paper(
     title="Decentralized speculative decoding (DSD): communication latency into throughput",
     constants=_CONSTANTS,
-    sheets=lambda: [node_scaling(), claims(), decentralized_measured.measured()],
+    sheets=lambda: [node_scaling(), claims(), decentralized_measured.measurements()],
     remarks=_REMARKS,
     draw=draw,
 )

@@ -32,7 +32,7 @@ ROWS: list[dict[str, Value]] = [
 ]
 
 
-def measured() -> Sheet:
+def measurements() -> Sheet:
     """Tabulate the measurements; a terminal shows only some K."""
     columns: dict[str, tuple[str, int | None]] = {
         "workers": ("M", 0),

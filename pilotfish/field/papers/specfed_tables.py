@@ -200,7 +200,7 @@ def draw(folder: Path) -> list[Path]:
 PAPER = Paper(
     title="SpecFed: Federated Inference with Speculative Decoding and Compressed Transmission",
     constants=_CONSTANTS,
-    sheets=lambda: [payloads(), distortions(), bounds(), specfed_measured.measured()],
+    sheets=lambda: [payloads(), distortions(), bounds(), specfed_measured.measurements()],
     remarks=_REMARKS,
     draw=draw,
 )

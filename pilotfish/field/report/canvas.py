@@ -36,8 +36,8 @@ class PlotStyle:
 
     def marker_of(self, protocol: str) -> str:
         """Return a marker; protocols of the same colour have different markers."""
-        at = self._order.index(protocol)
-        return MARKERS[(at + at // len(PALETTE)) % len(MARKERS)]
+        index = self._order.index(protocol)
+        return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
 
 
 def escape_math(text: str) -> str:

@@ -70,7 +70,10 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
     groups: dict[Configuration, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.configuration, []).append(answer)
-    return [_figures(each, groups[each]) for each in sorted(groups, key=order)]
+    return [
+        _figures(configuration, groups[configuration])
+        for configuration in sorted(groups, key=order)
+    ]
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:

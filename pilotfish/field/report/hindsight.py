@@ -84,15 +84,15 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
                 forecasts.setdefault(configuration, []).append(predicted_ms)
     alternatives = [
         Alternative(
-            configuration=each,
-            chosen=len(chosen.get(each, [])),
-            forecasts=len(forecasts.get(each, [])),
-            forecast_ms=median(forecasts[each]) if each in forecasts else None,
-            measured=spread([ms for a in chosen.get(each, []) if (ms := steady_token_ms(a))]),
-            fixed=spread(fixed.get(each, [])),
-            reason=_last_reason(chosen.get(each, [])),
+            configuration=choice,
+            chosen=len(chosen.get(choice, [])),
+            forecasts=len(forecasts.get(choice, [])),
+            forecast_ms=median(forecasts[choice]) if choice in forecasts else None,
+            measured=spread([ms for a in chosen.get(choice, []) if (ms := steady_token_ms(a))]),
+            fixed=spread(fixed.get(choice, [])),
+            reason=_last_reason(chosen.get(choice, [])),
         )
-        for each in sorted({*chosen, *fixed, *forecasts}, key=order)
+        for choice in sorted({*chosen, *fixed, *forecasts}, key=order)
     ]
     choices = [(a.choice, steady_token_ms(a)) for a in auto_answers if a.choice is not None]
     return Hindsight(

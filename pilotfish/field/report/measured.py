@@ -83,7 +83,7 @@ def with_unique_names(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
 
 def _auto_json(hindsight: Hindsight) -> dict[str, Any]:
     values = asdict(hindsight)
-    values["alternatives"] = [flatten(each) for each in values["alternatives"]]
+    values["alternatives"] = [flatten(alternative) for alternative in values["alternatives"]]
     best = hindsight.best.configuration if hindsight.best is not None else None
     values["best_fixed"] = None if best is None else best._asdict()
     return {**values, "behind_best_fixed": hindsight.excess, "median_error": hindsight.error}

@@ -109,7 +109,7 @@ def _auto_summary(run: MeasuredRun) -> str:
         and hindsight.excess is not None
     ):
         text += (
-            f", {_compared(hindsight.excess)} the best fixed choice of the same run, "
+            f", {_format_excess(hindsight.excess)} the best fixed choice of the same run, "
             f"{hindsight.best.configuration} at {hindsight.best.fixed.median:.1f} ms"
         )
     else:
@@ -119,7 +119,7 @@ def _auto_summary(run: MeasuredRun) -> str:
     return text + "."
 
 
-def _compared(excess: float) -> str:
+def _format_excess(excess: float) -> str:
     if abs(excess) < 0.005:
         return "as much as"
     return f"{abs(excess) * 100:.0f} % {'more' if excess > 0 else 'less'} than"

@@ -145,15 +145,15 @@ def choices(hindsight: Hindsight) -> Table:
         ],
         rows=[
             [
-                str(each.configuration),
-                f"{each.chosen}×" if each.chosen else NONE,
-                number(each.forecast_ms),
-                median(each.measured),
-                median(each.fixed),
-                interval(each.fixed),
-                each.reason or NONE,
+                str(alternative.configuration),
+                f"{alternative.chosen}×" if alternative.chosen else NONE,
+                number(alternative.forecast_ms),
+                median(alternative.measured),
+                median(alternative.fixed),
+                interval(alternative.fixed),
+                alternative.reason or NONE,
             ]
-            for each in hindsight.alternatives
+            for alternative in hindsight.alternatives
         ],
     )
 
@@ -214,7 +214,7 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
 
 def _span(began_s: float, ended_s: float) -> str:
     """Format begin and end; an end on the same day has the time only."""
-    began, ended = (datetime.fromtimestamp(at, timezone.utc) for at in (began_s, ended_s))
+    began, ended = (datetime.fromtimestamp(time_s, timezone.utc) for time_s in (began_s, ended_s))
     until = "%H:%M" if began.date() == ended.date() else "%Y-%m-%d %H:%M"
     return f"{began:%Y-%m-%d %H:%M} to {ended:{until}}"
 
