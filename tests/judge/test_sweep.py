@@ -130,7 +130,7 @@ def test_passes_between_measured_widths_are_interpolated() -> None:
 
 def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
     one = [tally(True, CourseRound(10, 3, 0, 1, None))]
-    args: dict[str, Any] = {"form": "int4", "missed": 0.5}
+    args: dict[str, Any] = {"form": "int4", "mismatch_share": 0.5}
     greedy, dsd, full = (cost(one, name, LINK, PACE, SIZES, **args) for name in (GREEDY, DSD, FULL))
     assert dsd.up - greedy.up == 4 * 151_665 * 10
     assert dsd.seconds - greedy.seconds == pytest.approx(8 * (dsd.up - greedy.up) / 2e7)
@@ -142,7 +142,7 @@ def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
 def test_selective_asks_once_where_there_are_mismatches() -> None:
     clean = CourseRound(10, 10, 0, 0, None)
     dirty = CourseRound(10, 4, 1, 2, None)  # 5 tokens behind
-    args: dict[str, Any] = {"form": "int8", "missed": 0.4}
+    args: dict[str, Any] = {"form": "int8", "mismatch_share": 0.4}
     some = [tally(True, *[clean] * 3, *[dirty] * 2)]
     greedy, found = (cost(some, name, LINK, PACE, SIZES, **args) for name in (GREEDY, SELECTIVE))
     states = 2 * (2 + 0.4 * 5)
