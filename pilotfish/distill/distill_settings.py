@@ -10,7 +10,7 @@ import msgspec
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
-from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill import prompt_selection
 from pilotfish.distill.training_choices import TrainingChoices
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.wire.messages import MAX_LOGPROBS
@@ -115,24 +115,28 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         """The run's folder."""
         return self.run_folder or self.out.with_name(f"{self.out.name}-run")
 
-    def select_prompts(self) -> tuple[asking.Selection, str]:
+    def select_prompts(self) -> tuple[prompt_selection.Selection, str]:
         """Read and select the prompts; return them and their digest."""
-        file_prompts = [prompt for path in self.prompts for prompt in asking.read_prompts(path)]
-        mixed = self.built_in
-        if mixed is None:
-            mixed = 100 if file_prompts else len(asking.built_in())
-        if not file_prompts and not mixed:
+        file_prompts = [
+            prompt for path in self.prompts for prompt in prompt_selection.read_prompts(path)
+        ]
+        most_built_in = self.built_in
+        if most_built_in is None:
+            most_built_in = 100 if file_prompts else len(prompt_selection.built_in())
+        if not file_prompts and not most_built_in:
             raise UnsupportedError("There is nothing to ask: give --prompts, or --built-in.")
-        chosen = asking.select(
+        selection = prompt_selection.select(
             file_prompts,
-            asking.built_in(),
+            prompt_selection.built_in(),
             most_from_files=self.count,
-            most_built_in=mixed,
+            most_built_in=most_built_in,
             held=self.held,
-            measure_only=[prompt for path in self.measure for prompt in asking.read_prompts(path)],
+            measure_only=[
+                prompt for path in self.measure for prompt in prompt_selection.read_prompts(path)
+            ],
         )
-        keys = [prompt.key for prompt in [*chosen.learnt, *chosen.held]]
-        return chosen, hashlib.sha256("".join(keys).encode()).hexdigest()
+        keys = [prompt.key for prompt in [*selection.learnt, *selection.held]]
+        return selection, hashlib.sha256("".join(keys).encode()).hexdigest()
 
     def answer_facts(self, prompts_digest: str) -> dict[str, Any]:
         """Return the options that determine a run's answers."""

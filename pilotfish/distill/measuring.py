@@ -15,7 +15,7 @@ from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
 
-_AT_ONCE = 64  # rows of logits at a time; 64 over 150,000 tokens are 40 MB
+_AT_ONCE = 64  # rows of logits in one pass; 64 over 150,000 tokens are 40 MB
 ALL = "all"
 
 

@@ -114,9 +114,8 @@ class RunFolder:
 
     def read_shared_ids(self) -> NDArray[np.int64] | None:
         """Read the drafter's ids that the target has too, ascending; None: all ids."""
-        with reading_file(
-            partial(_damage_error, self._shared_file)
-        ):  # ValueError: a truncated file
+        # a truncated file raises ValueError
+        with reading_file(partial(_damage_error, self._shared_file)):
             ids = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
         return ids if len(ids) else None
 

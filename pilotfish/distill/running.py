@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.device import Device
-from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill import prompt_selection
 from pilotfish.distill.answer_collector import AnswerCollector
 from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
 from pilotfish.distill.distill_settings import DistillSettings
@@ -114,7 +114,7 @@ def _collect_answers(
     settings: DistillSettings,
     folder: RunFolder,
     before: Artifact,
-    selection: asking.Selection,
+    selection: prompt_selection.Selection,
     progress: StageReport,
 ) -> tuple[list[TrainingExample], int]:
     """Collect the missing answers; return all, and the number of prompts too long."""

@@ -81,7 +81,7 @@ class Trainer:
         self._optimizer = self._adamw()
         self._step, self._total = 0, self._most_steps
         self._best = Best(0, -1.0)
-        self._looks_since_best = 0  # looks since the best one
+        self._looks_since_best = 0  # evaluations since the best one
         self._resume()
 
     # Steps
