@@ -69,8 +69,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         | None
     ) = None
     run_folder: (
-        Annotated[Path, setting("the run's folder (default: beside --out, OUT-run)", metavar="DIR")]
-        | None
+        Annotated[Path, setting("the run's folder (default: OUT-run)", metavar="DIR")] | None
     ) = None
     prompts: Annotated[
         tuple[Path, ...],

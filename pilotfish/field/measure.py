@@ -47,12 +47,10 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
     """Options of ``pilotfish field measure`` besides the matrix (`field.run.MatrixSettings`)."""
 
     out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
-    resume: Annotated[bool, setting("go on with the run file, if it has been begun")] = False
+    resume: Annotated[bool, setting("go on with the run file, if it exists")] = False
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
     edge: (
-        Annotated[
-            str, setting("tcp://HOST:PORT; protocol local alone needs none", metavar="ADDRESS")
-        ]
+        Annotated[str, setting("tcp://HOST:PORT; not needed for protocol local", metavar="ADDRESS")]
         | None
     ) = None
     keys: (
@@ -71,18 +69,18 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
             Path,
             setting(
                 "a prompt a line, or JSON lines with 'prompt' or 'question' "
-                f"(default: {len(BUILT_IN)} that come with Pilotfish)",
+                f"(default: {len(BUILT_IN)} built-in prompts)",
                 metavar="FILE",
             ),
         ]
         | None
     ) = None
     note: (
-        Annotated[str, setting("kept in the file, shown in the report", metavar="TEXT")] | None
+        Annotated[str, setting("a remark on the run; the report shows it", metavar="TEXT")] | None
     ) = None
     patience_s: Annotated[
         float,
-        setting("how long an edge that went away is waited for", gt=0, metavar="SECONDS"),
+        setting("how long to wait for a lost edge", gt=0, metavar="SECONDS"),
     ] = 60.0
 
 

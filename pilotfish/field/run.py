@@ -79,7 +79,7 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
     ] = 1
     max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 64
     temperature: Annotated[float, setting("0 is greedy (default)", metavar="T")] = 0.0
-    seed: Annotated[int, setting("repeat r draws by N + r", ge=0)] = 0
+    seed: Annotated[int, setting("seed; repeat r draws with N + r", ge=0)] = 0
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 

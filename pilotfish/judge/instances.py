@@ -59,7 +59,12 @@ class Relabelling(Struct, frozen=True, array_like=True):
     ] = KAPPA
     floor: Annotated[
         float,
-        setting("critical labels that stay under the poorest channel", ge=0, le=1, metavar="SHARE"),
+        setting(
+            "share of critical labels that stay under the poorest channel",
+            ge=0,
+            le=1,
+            metavar="SHARE",
+        ),
     ] = FLOOR
     temperature: Annotated[
         float,

@@ -65,11 +65,16 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, setting("stop after this many epochs without a better validation loss", ge=1)
     ] = 12
     validation: Annotated[
-        float, setting("questions kept for validation", ge=0, le=1, metavar="SHARE")
+        float, setting("share of questions for validation", ge=0, le=1, metavar="SHARE")
     ] = 0.2
     risk: Annotated[
         float,
-        setting("harmful mismatches that may be forgiven, see below", ge=0, le=1, metavar="SHARE"),
+        setting(
+            "share of harmful mismatches that may be forgiven, see below",
+            ge=0,
+            le=1,
+            metavar="SHARE",
+        ),
     ] = 0.05
     seed: int = 0
     link: Annotated[
