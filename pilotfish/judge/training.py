@@ -96,7 +96,7 @@ class TrainSettings(MinedSettings, frozen=True, kw_only=True):
 def train(
     name: str,
     mined: MiningRecord,
-    all_instances: Instances,
+    instances: Instances,
     sampling: InstanceOptions,
     options: TrainingOptions,
     progress: Progress = lambda done, most: None,
@@ -107,39 +107,36 @@ def train(
     the most epochs. Raises `UnsupportedError` if there is too little data, and `EngineError` if
     torch is not installed.
     """
-    training_keys, validation_keys = split(all_instances.keys, options.validation, options.seed)
-    training_set, validation_set = (
-        all_instances.subset(training_keys),
-        all_instances.subset(validation_keys),
-    )
+    training_keys, validation_keys = split(instances.keys, options.validation, options.seed)
+    training, validation = instances.subset(training_keys), instances.subset(validation_keys)
     card = HeadCard(
         name=name,
         drafter=ModelIdentity(**mined.drafter),
         target=ModelIdentity(**mined.target),
         features="tokens" if options.tokens else "states",
-        link=_link_scale(training_set) if options.link else None,
+        link=_link_scale(training) if options.link else None,
         hidden=sampling.form,
         threshold=0.0,
         training=Training(
-            questions=len(all_instances.keys),
-            examples=all_instances.rejected.size,
+            questions=len(instances.keys),
+            examples=instances.rejected.size,
             task=mined.task,
             seed=options.seed,
         ),
     )
-    tensors, epochs = _fit(card, training_set, validation_set, options, progress)
+    tensors, epochs = _fit(card, training, validation, options, progress)
     record: dict[str, Value] = {
         "slack": mined.slack,
         "right_only": mined.right_only,
         "epochs": epochs,
         "kept_out": len(validation_keys),
     }
-    return _describe(DecisionHead(card, tensors), validation_set, sampling, options, record)
+    return _describe(DecisionHead(card, tensors), validation, sampling, options, record)
 
 
 def _describe(
     head: DecisionHead,
-    validation_set: Instances,
+    validation: Instances,
     sampling: InstanceOptions,
     options: TrainingOptions,
     record_so_far: dict[str, Value],
@@ -147,12 +144,12 @@ def _describe(
     """Return the head with its curve, threshold and record. record_so_far: part of the record."""
     # [n, K] and [n]
     logits = np.stack(
-        [_logits(head, validation_set, k) for k in range(validation_set.rejected.shape[1])], axis=1
+        [_logits(head, validation, k) for k in range(validation.rejected.shape[1])], axis=1
     )
-    good = head.logits(validation_set.drafter, validation_set.target, validation_set.tokens, GOOD)
-    poor = head.logits(validation_set.drafter, validation_set.target, validation_set.tokens, POOR)
+    good = head.logits(validation.drafter, validation.target, validation.tokens, GOOD)
+    poor = head.logits(validation.drafter, validation.target, validation.tokens, POOR)
     points = curve(logits)
-    chosen = recommend_threshold(points, good[validation_set.harmful], options.risk)
+    chosen = recommend_threshold(points, good[validation.harmful], options.risk)
     bound = -math.inf if chosen is None else chosen.logit or 0.0
     record: dict[str, Value] = {
         **msgspec.structs.asdict(options),
@@ -163,14 +160,14 @@ def _describe(
         **record_so_far,
         "forgiven_good": share(good <= bound),
         "forgiven_poor": share(poor <= bound),
-        "harmful_forgiven_good": share(good[validation_set.harmful] <= bound),
+        "harmful_forgiven_good": share(good[validation.harmful] <= bound),
     }
     card = msgspec.structs.replace(
         head.card,
         threshold=0.0 if chosen is None else chosen.threshold,
         curve=points,
         training=msgspec.structs.replace(
-            head.card.training, auc=auc(good, validation_set.harmful), options=record
+            head.card.training, auc=auc(good, validation.harmful), options=record
         ),
     )
     return DecisionHead(card, head.tensors)
