@@ -180,7 +180,7 @@ def test_what_cannot_be_learnt_from_is_told() -> None:
         instances(MINED, [episode(0, count=0)], InstanceOptions())
     with pytest.raises(UnsupportedError, match="q-4 have widths 8 and 40, not 24 and 40"):
         instances(MINED, [episode(1), episode(4, width=8)], InstanceOptions())
-    with pytest.raises(UnsupportedError, match="takes two"):
+    with pytest.raises(UnsupportedError, match="at least two questions"):
         split(["one"], 0.2, 0)
     with pytest.raises(UnsupportedError, match="seed"):
         sample_channels(1, -1, "q")
