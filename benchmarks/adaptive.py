@@ -49,7 +49,7 @@ from _pair_runs import Results, pair_name
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.device_runtime.plan import Options
 from pilotfish.field.report.statistics import share_interval
-from pilotfish.judge.tasks import TASKS, Question, Task, make_task, read_questions
+from pilotfish.judge.tasks import TASKS, Question, Task, make_task, read_task_questions
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 ALONE = "stream"
@@ -235,7 +235,7 @@ def _asked(args: argparse.Namespace) -> tuple[Task | None, list[Question]]:
         ]
     name, path = args.task
     task = make_task(name)
-    return task, read_questions(Path(path), task)[: args.count]
+    return task, read_task_questions(Path(path), task)[: args.count]
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

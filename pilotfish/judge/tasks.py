@@ -133,7 +133,7 @@ def _line_error(fault: str, problem: str) -> UnsupportedError:
     return UnsupportedError(f"{fault}: {problem}.")
 
 
-def read_questions(path: Path, task: Task) -> list[Question]:
+def read_task_questions(path: Path, task: Task) -> list[Question]:
     """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
     parsed = []
     with reading_file(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):

@@ -37,7 +37,7 @@ from pilotfish.field.prompts import read_questions
 from pilotfish.field.target_answers import AnswerFile, AnswerRequest
 from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.sweep_file import SweepFile
-from pilotfish.judge.tasks import Exact, read_questions
+from pilotfish.judge.tasks import Exact, read_task_questions
 from pilotfish.wire.keys import read_public
 from tests.conftest import Pair
 from tests.engines.test_damaged_files import RELAXATION
@@ -97,7 +97,7 @@ FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "list.toml": ('late = "drop"\n[[worker]]\naddress = "tcp://a:1"\n', lambda path: read_node_list(
         path, Federation)),
     "config.toml": ("threads = 1\n", lambda path: list(configuration._flags(path))),
-    "q.jsonl": ({"question": "a", "answer": "1"}, lambda path: read_questions(path, Exact())),
+    "q.jsonl": ({"question": "a", "answer": "1"}, lambda path: read_task_questions(path, Exact())),
     "prompts.jsonl": (MESSAGES, lambda path: (read_questions(path), read_asked(path))),
     "texts.jsonl": ({"answer": "a"}, lambda path: list(read_texts(path))),
     "texts.txt": ("words\n", lambda path: list(read_texts(path))),

@@ -29,7 +29,7 @@ from pilotfish.judge.calibrating import (
 )
 from pilotfish.judge.instances import split
 from pilotfish.judge.question_reader import OpenPair, model_card
-from pilotfish.judge.tasks import Question, make_task, read_questions
+from pilotfish.judge.tasks import Question, make_task, read_task_questions
 
 _EXAMPLE = """\
 Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _asked(told: CalibrateSettings) -> list[Question]:
     if told.task is not None:
-        return read_questions(told.prompts, make_task(told.task))[: told.count]
+        return read_task_questions(told.prompts, make_task(told.task))[: told.count]
     prompts = read_prompts(told.prompts)[: told.count]
     return [Question(f"{told.prompts.stem}-{n}", one, "") for n, one in enumerate(prompts, 1)]
 

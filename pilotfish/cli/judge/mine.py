@@ -13,7 +13,7 @@ from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.judge.episodes import Episode, MiningRecord, episodes, finished_questions
 from pilotfish.judge.mining import MineSettings, mine
 from pilotfish.judge.question_reader import OpenPair, model_card
-from pilotfish.judge.tasks import make_task, read_questions
+from pilotfish.judge.tasks import make_task, read_task_questions
 
 _EXAMPLE = """\
 example:
@@ -49,7 +49,7 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     told = from_args(args, MineSettings)
     task = make_task(told.task, told.checker)
-    asked = read_questions(told.questions, task)[: told.count]
+    asked = read_task_questions(told.questions, task)[: told.count]
     opened = OpenPair(told.draft, told.target)
     opened.require_hidden_states()
     mined = MiningRecord(

@@ -21,7 +21,7 @@ from pilotfish.judge.figures import curve, figures
 from pilotfish.judge.question_reader import OpenPair, count_tokens, model_card
 from pilotfish.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.judge.sweeping import SweepSettings, settings_of, sweep
-from pilotfish.judge.tasks import make_task, read_questions
+from pilotfish.judge.tasks import make_task, read_task_questions
 
 _Value = TypeVar("_Value")
 _EXAMPLE = """\
@@ -79,7 +79,7 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
     draft, target = _given(told.draft, "draft"), _given(told.target, "target")
     names, asked_for = _given(told.heads, "head"), _given(told.questions, "questions")
     task = make_task(told.task, told.checker)
-    asked = read_questions(asked_for, task)[: told.count]
+    asked = read_task_questions(asked_for, task)[: told.count]
     opened = OpenPair(draft, target)
     opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
