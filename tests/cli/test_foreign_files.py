@@ -109,7 +109,9 @@ FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "tekken.json": (TEKKEN, lambda path: tekken_tokenizer_json(path.parent)),
     "run.json": ({"settings": {"a": 1}}, learnt),
     "answers.jsonl": ({"prompts": ["a"], **ASKING}, answered),
-    "mined.json": (MINED | {"drafter": {}, "target": {}}, lambda path: MiningRecord.read(path.parent)),
+    "mined.json": (
+        MINED | {"drafter": {}, "target": {}}, lambda path: MiningRecord.read(path.parent)
+    ),
     "sweep.jsonl": ({"pace": {"draft_s": 1.0, "verify_s": {"1": 1.0}}}, SweepFile),
 }  # fmt: skip
 
