@@ -193,7 +193,7 @@ class Trainer:
             {
                 "step": self._step,
                 "alpha": alpha,
-                "kinds": {kind: example.alpha for kind, example in kinds.items()},
+                "kinds": {kind: agreement.alpha for kind, agreement in kinds.items()},
             }
         )
         self._looks_since_best += 1
